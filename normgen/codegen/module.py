@@ -1,0 +1,86 @@
+"""What the emitter hands on: CUDA text, its kernels in launch order, and how to call each of them.
+
+The layers below (NVRTC, driver, CPU executor) see names, sizes and argument lists, never a formula.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Source(StrEnum):
+    """Where a kernel argument comes from at launch."""
+
+    TENSOR = "tensor"  # pointer to tensor `key`; null when a nullable one is not given
+    PITCH = "pitch"  # long long: row stride of tensor `key`, in elements
+    ROWS = "rows"  # int
+    COLS = "cols"  # int
+    SCALAR = "scalar"  # float: scalar `key` of the spec
+    WORKSPACE = "workspace"  # pointer to the workspace plus `offset` bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Param:
+    """One kernel parameter, in ABI order."""
+
+    name: str
+    ctype: str  # as in the text: "const float*", "long long", "int", "float"
+    source: Source
+    key: str = ""
+    offset: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """How to size a launch; everything but the row count is fixed when the text is emitted."""
+
+    threads: int
+    rows_per_block: int = 1
+    cluster: int = 1  # consecutive blocks (x) that share a row
+    persistent: int = 0  # blocks per SM; 0: one block (or cluster) per row tile
+    shared_bytes: int = 0  # dynamic shared memory
+    blocks: int = 0  # a fixed grid, whatever rows is; 0: by rows
+
+    def grid(self, *, rows: int, sm_count: int) -> int:
+        """Blocks in x for that many rows."""
+        if self.blocks:
+            return self.blocks
+        tiles = -(-rows // self.rows_per_block)
+        if self.persistent:
+            tiles = min(tiles, max(1, self.persistent * sm_count // self.cluster))
+        return tiles * self.cluster
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """One `extern "C" __global__` entry of a module."""
+
+    name: str
+    params: tuple[Param, ...]
+    launch: Launch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Module:
+    """One translation unit.
+
+    instructions   prelude of hardware instructions (inline PTX); the CPU executor replaces it by its own
+    text           the kernels and their portable helpers: the same for every executor
+    kernels        in launch order, on one stream
+    min_arch       lowest sm_NN the text builds for
+    headers        CUDA headers the text includes ("cooperative_groups.h"), usually none
+    workspace_bytes  scratch memory all kernels share, zeroed once before the first call
+    """
+
+    instructions: str
+    text: str
+    kernels: tuple[Kernel, ...]
+    min_arch: int = 75
+    headers: tuple[str, ...] = ()
+    workspace_bytes: int = 0
+
+    @property
+    def source(self) -> str:
+        """The whole text for NVRTC or nvcc."""
+        return self.instructions + self.text

@@ -1,0 +1,108 @@
+"""What the space, the emitter and the cost model must know of a GPU, as plain facts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from normgen.errors import UsageError, did_you_mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """Facts of one GPU model. Bandwidths are measured copies where we have them, else the vendor's figure."""
+
+    name: str
+    arch: int  # compute capability as sm_NN: 90 for 9.0
+    sm_count: int
+    l2_bytes: int
+    shared_per_block: int  # the most dynamic shared memory one block may ask for
+    shared_per_sm: int
+    dram_gb_per_s: float  # bytes read + written
+    sm_clock_ghz: float
+    registers_per_sm: int = 65536
+    threads_per_sm: int = 2048
+    blocks_per_sm: int = 32
+
+    @property
+    def sm(self) -> str:
+        return f"sm_{self.arch}"
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+TARGETS: dict[str, Device] = {
+    "h200": Device(
+        name="NVIDIA H200",
+        arch=90,
+        sm_count=132,
+        l2_bytes=60 << 20,
+        shared_per_block=227 << 10,
+        shared_per_sm=228 << 10,
+        dram_gb_per_s=4200.0,
+        sm_clock_ghz=1.98,
+    ),
+    "h100": Device(
+        name="NVIDIA H100 80GB HBM3",
+        arch=90,
+        sm_count=132,
+        l2_bytes=50 << 20,
+        shared_per_block=227 << 10,
+        shared_per_sm=228 << 10,
+        dram_gb_per_s=2900.0,
+        sm_clock_ghz=1.98,
+    ),
+    "a100": Device(
+        name="NVIDIA A100-SXM4-80GB",
+        arch=80,
+        sm_count=108,
+        l2_bytes=40 << 20,
+        shared_per_block=163 << 10,
+        shared_per_sm=164 << 10,
+        dram_gb_per_s=1750.0,
+        sm_clock_ghz=1.41,
+    ),
+    "b200": Device(
+        name="NVIDIA B200",
+        arch=100,
+        sm_count=148,
+        l2_bytes=126 << 20,
+        shared_per_block=227 << 10,
+        shared_per_sm=228 << 10,
+        dram_gb_per_s=7000.0,
+        sm_clock_ghz=1.96,
+    ),
+    "l4": Device(
+        name="NVIDIA L4",
+        arch=89,
+        sm_count=58,
+        l2_bytes=48 << 20,
+        shared_per_block=99 << 10,
+        shared_per_sm=100 << 10,
+        dram_gb_per_s=260.0,
+        sm_clock_ghz=2.04,
+        threads_per_sm=1536,
+        blocks_per_sm=24,
+    ),
+    "t4": Device(
+        name="Tesla T4",
+        arch=75,
+        sm_count=40,
+        l2_bytes=4 << 20,
+        shared_per_block=64 << 10,
+        shared_per_sm=64 << 10,
+        dram_gb_per_s=260.0,
+        sm_clock_ghz=1.59,
+        threads_per_sm=1024,
+        blocks_per_sm=16,
+    ),
+}
+
+
+def target(name: str) -> Device:
+    """The named target a machine without a GPU compiles and predicts for."""
+    found = TARGETS.get(name.lower())
+    if found is None:
+        raise UsageError("unknown target GPU", received=name, hint=did_you_mean(name, TARGETS))
+    return found

@@ -1,0 +1,90 @@
+"""Every error normgen raises on purpose: the rule that broke, what was received, and a hint.
+
+Each class carries the exit code the command line ends with (see `normgen --help`):
+0 ok, 2 usage, 3 nothing valid found, 4 verification failed, 5 slower than before, 6 no usable GPU,
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class NormgenError(Exception):
+    """One sentence with the rule that broke, then what was received, then a hint."""
+
+    exit_code = 2
+
+    def __init__(self, rule: str, *, received: str | None = None, hint: str | None = None) -> None:
+        self.rule = rule
+        self.received = received
+        self.hint = hint
+        parts = [rule]
+        if received is not None:
+            parts.append(f"received: {received}")
+        if hint is not None:
+            parts.append(f"hint: {hint}")
+        super().__init__("\n  ".join(parts))
+
+
+class UsageError(NormgenError):
+    """A command-line option or a Python argument does not fit."""
+
+
+class SpecError(NormgenError):
+    """A spec file breaks a rule; the message starts with `file:line:`."""
+
+    def __init__(
+        self,
+        rule: str,
+        *,
+        file: str,
+        line: int | None = None,
+        received: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        self.file = file
+        self.line = line
+        where = file if line is None else f"{file}:{line}"
+        super().__init__(f"{where}: {rule}", received=received, hint=hint)
+
+
+class ProgramError(NormgenError):
+    """A RowProgram breaks a rule of the IR: a compiler pass is wrong, or a formula cannot be lowered."""
+
+
+class NothingValidError(NormgenError):
+    """No candidate of the search space is legal, compiles and is right."""
+
+    exit_code = 3
+
+
+class VerificationError(NormgenError):
+    """A kernel's result misses the accuracy contract of its spec."""
+
+    exit_code = 4
+
+
+class CompileError(NormgenError):
+    """The CUDA or the host compiler refused the emitted text; `log` is its output."""
+
+    exit_code = 3
+
+    def __init__(self, rule: str, *, log: str, received: str | None = None, hint: str | None = None) -> None:
+        self.log = log
+        super().__init__(rule, received=received, hint=hint)
+
+
+class NoDeviceError(NormgenError):
+    """No usable CUDA device, driver or NVRTC library."""
+
+    exit_code = 6
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The hint for an unknown name: the closest known one first, then all of them."""
+    names = sorted(known)
+    listed = "known names: " + ", ".join(names)
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean '{close[0]}'? {listed}" if close else listed

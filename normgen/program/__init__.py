@@ -1,0 +1,1 @@
+"""The RowProgram: what is computed on a row, with nothing said about threads."""

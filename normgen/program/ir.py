@@ -1,0 +1,218 @@
+"""RowProgram: SSA over rows in four statement forms.
+
+    load   x : elem                              stored dtype -> float32
+    reduce x_sum : row = sum(x)                  over a monoid; row: elem -> row, col: elem -> col
+    map    y : elem = (x - mean) * rstd          any sympy expression over earlier values
+    store  y                                     float32 -> stored dtype
+
+A value's kind is the join of what it reads: scalar < row, col < elem. `cols` (the symbol COLS) and the
+scalars may appear in every expression. Symbols are `symbol(name)`; a name is defined once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import sympy as sp
+
+from normgen.errors import ProgramError
+from normgen.program.monoid import Monoid, symbol
+from normgen.spec import Kind
+
+COLS = sp.Symbol("cols", positive=True, integer=True)
+
+
+@dataclass(frozen=True)
+class Load:
+    """The tensor's name is the value's name."""
+
+    name: str
+    kind: Kind
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """One monoid over elem arguments. `names` has one value per state component of the monoid."""
+
+    names: tuple[str, ...]
+    kind: Kind  # ROW: over the columns of a row; COL: over all rows
+    monoid: Monoid
+    args: tuple[sp.Expr, ...]
+
+
+@dataclass(frozen=True)
+class Map:
+    name: str
+    kind: Kind
+    expr: sp.Expr
+
+
+@dataclass(frozen=True)
+class Store:
+    """Write value `value` to `tensor`; its kind is the value's."""
+
+    tensor: str
+    value: str
+    kind: Kind
+
+
+Statement = Load | Reduce | Map | Store
+
+
+@dataclass(frozen=True)
+class RowProgram:
+    """A checked sequence of statements; `scalars` are its run-time numbers (eps)."""
+
+    name: str
+    statements: tuple[Statement, ...]
+    scalars: tuple[str, ...] = ()
+
+    @property
+    def loads(self) -> tuple[Load, ...]:
+        return tuple(s for s in self.statements if isinstance(s, Load))
+
+    @property
+    def reduces(self) -> tuple[Reduce, ...]:
+        return tuple(s for s in self.statements if isinstance(s, Reduce))
+
+    @property
+    def row_reduces(self) -> tuple[Reduce, ...]:
+        return tuple(r for r in self.reduces if r.kind is Kind.ROW)
+
+    @property
+    def col_reduces(self) -> tuple[Reduce, ...]:
+        return tuple(r for r in self.reduces if r.kind is Kind.COL)
+
+    @property
+    def maps(self) -> tuple[Map, ...]:
+        return tuple(s for s in self.statements if isinstance(s, Map))
+
+    @property
+    def stores(self) -> tuple[Store, ...]:
+        return tuple(s for s in self.statements if isinstance(s, Store))
+
+    def __str__(self) -> str:
+        return "\n".join([f"program {self.name}({', '.join(self.scalars)})", *map(show_statement, self.statements)])
+
+
+def defined_names(statement: Statement) -> tuple[str, ...]:
+    match statement:
+        case Load(name=name) | Map(name=name):
+            return (name,)
+        case Reduce(names=names):
+            return names
+        case Store():
+            return ()
+
+
+def used_exprs(statement: Statement) -> tuple[sp.Expr, ...]:
+    match statement:
+        case Load():
+            return ()
+        case Map(expr=expr):
+            return (expr,)
+        case Reduce(args=args):
+            return args
+        case Store(value=value):
+            return (symbol(value),)
+
+
+def used_names(statement: Statement) -> frozenset[str]:
+    """Names of the values and scalars a statement reads (never `cols`)."""
+    return frozenset(s.name for e in used_exprs(statement) for s in e.free_symbols if s != COLS)
+
+
+def value_kinds(program: RowProgram) -> dict[str, Kind]:
+    """Kind of every value and scalar of the program."""
+    kinds: dict[str, Kind] = dict.fromkeys(program.scalars, Kind.SCALAR)
+    for statement in program.statements:
+        if not isinstance(statement, Store):
+            kinds.update((name, statement.kind) for name in defined_names(statement))
+    return kinds
+
+
+def join(kinds: Iterable[Kind]) -> Kind:
+    """The kind of an expression over values of these kinds: row with col gives elem."""
+    seen = set(kinds) - {Kind.SCALAR}
+    if not seen:
+        return Kind.SCALAR
+    return seen.pop() if len(seen) == 1 else Kind.ELEM
+
+
+def stage_of(program: RowProgram) -> dict[str, int]:
+    """How many dependent row reductions each value waits for: 0 for loads, s for the result of stage s."""
+    stages: dict[str, int] = dict.fromkeys(program.scalars, 0)
+    for statement in program.statements:
+        need = max((stages[n] for n in used_names(statement)), default=0)
+        is_row_reduce = isinstance(statement, Reduce) and statement.kind is Kind.ROW
+        for name in defined_names(statement):
+            stages[name] = need + (1 if is_row_reduce else 0)
+    return stages
+
+
+def looks(program: RowProgram) -> int:
+    """How often the row must be looked at: its stages, plus one if elem or col results need them."""
+    stages = stage_of(program)
+    row_stages = max((stages[n] for r in program.row_reduces for n in r.names), default=0)
+    needs_final = any(s.kind is Kind.ELEM for s in program.stores) or bool(program.col_reduces)
+    return row_stages + (1 if needs_final else 0)
+
+
+def check(program: RowProgram) -> RowProgram:
+    """Raise ProgramError unless the program obeys every rule of the IR; return it unchanged."""
+    kinds: dict[str, Kind] = dict.fromkeys(program.scalars, Kind.SCALAR)
+    for statement in program.statements:
+        text = show_statement(statement)
+        for name in sorted(used_names(statement)):
+            if name not in kinds:
+                raise ProgramError("a value must be defined before it is used", received=f"{name} in: {text}")
+        read = join(kinds[n] for n in used_names(statement))
+        for rule in _broken_rules(statement, read):
+            raise ProgramError(rule, received=text)
+        for name in defined_names(statement):
+            if name in kinds or name == COLS.name:
+                raise ProgramError("a value is defined once", received=f"{name} in: {text}")
+            assert not isinstance(statement, Store)
+            kinds[name] = statement.kind
+    stored = [s.tensor for s in program.stores]
+    if len(stored) != len(set(stored)):
+        raise ProgramError("a tensor is stored once", received=", ".join(stored))
+    return program
+
+
+def _broken_rules(statement: Statement, read: Kind) -> Iterator[str]:
+    match statement:
+        case Reduce(names=names, kind=kind, monoid=monoid, args=args):
+            if kind not in (Kind.ROW, Kind.COL):
+                yield "a reduction gives a row or a col value"
+            if len(names) != len(monoid.state) or len(args) != len(monoid.args):
+                wants = f"{len(monoid.args)} argument(s) and gives {len(monoid.state)} value(s)"
+                yield f"monoid '{monoid.name}' takes {wants}"
+            if kind is Kind.COL and monoid.name != "sum":
+                yield "column reductions are sums"
+            if kind is Kind.COL and read not in (Kind.ELEM, Kind.ROW):
+                yield "a column reduction reads elem or row values"
+        case Map(kind=kind):
+            if read is not kind and not (read is Kind.SCALAR or kind is Kind.ELEM):
+                yield f"this map's kind is {read.value}"
+        case Store(kind=kind):
+            if read is not kind:
+                yield f"a store has its value's kind, here {read.value}"
+        case Load(kind=kind):
+            if kind is Kind.SCALAR:
+                yield "scalars are not loaded; they are arguments"
+
+
+def show_statement(statement: Statement) -> str:
+    match statement:
+        case Load(name=name, kind=kind):
+            return f"  load   {name} : {kind.value}"
+        case Reduce(names=names, kind=kind, monoid=monoid, args=args):
+            suffix = "_rows" if kind is Kind.COL else ""
+            listed = ", ".join(map(str, args))
+            return f"  reduce {', '.join(names)} : {kind.value} = {monoid.name}{suffix}({listed})"
+        case Map(name=name, kind=kind, expr=expr):
+            return f"  map    {name} : {kind.value} = {expr}"
+        case Store(tensor=tensor, value=value):
+            return f"  store  {tensor}" if tensor == value else f"  store  {tensor} = {value}"

@@ -1,0 +1,119 @@
+"""Reductions as monoids: state, identity, lift, combine. One tree implementation serves all of them.
+
+A monoid's expressions are sympy over the symbols below; `Recipe.lets` names shared terms, so that the
+emitted CUDA reads like hand-written code.
+
+    lift     argument symbols `x`, `y`, ...            -> one expression per state component
+    combine  symbols `a_<component>`, `b_<component>`  -> one expression per state component
+    step     state components and argument symbols     -> the state after one more element
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import sympy as sp
+
+
+def symbol(name: str) -> sp.Symbol:
+    """The sympy symbol of a named value; every value is real."""
+    return sp.Symbol(name, real=True)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """`lets` in order, then one result per state component; a let may use the lets before it."""
+
+    results: tuple[sp.Expr, ...]
+    lets: tuple[tuple[str, sp.Expr], ...] = ()
+
+
+@dataclass(frozen=True)
+class Monoid:
+    """An associative, commutative reduction (up to rounding)."""
+
+    name: str
+    args: tuple[str, ...]
+    state: tuple[str, ...]
+    identity: tuple[sp.Expr, ...]
+    lift: Recipe
+    combine: Recipe
+    step: Recipe
+    doc: str = field(default="", compare=False)
+
+
+_a, _b, _x = symbol("a_value"), symbol("b_value"), symbol("x")
+_value = symbol("value")
+LOWEST = symbol("LOWEST")  # the most negative finite float32: an identity of max that survives subtraction
+
+
+def _single(name: str, identity: sp.Expr, combine: sp.Expr, lift: sp.Expr, step: sp.Expr, doc: str) -> Monoid:
+    return Monoid(
+        name=name,
+        args=("x",),
+        state=("value",),
+        identity=(identity,),
+        lift=Recipe((lift,)),
+        combine=Recipe((combine,)),
+        step=Recipe((step,)),
+        doc=doc,
+    )
+
+
+SUM = _single("sum", sp.Integer(0), _a + _b, _x, _value + _x, "Σ x")
+MAX = _single("max", -sp.oo, sp.Max(_a, _b), _x, sp.Max(_value, _x), "max x")
+ABSMAX = _single("absmax", sp.Integer(0), sp.Max(_a, _b), sp.Abs(_x), sp.Max(_value, sp.Abs(_x)), "max |x|")
+
+
+def _welford() -> Monoid:
+    n, mean, m2 = symbol("n"), symbol("mean"), symbol("m2")
+    na, ma, sa = symbol("a_n"), symbol("a_mean"), symbol("a_m2")
+    nb, mb, sb = symbol("b_n"), symbol("b_mean"), symbol("b_m2")
+    total, delta, new_mean, share = (symbol(s) for s in ("total", "delta", "new_mean", "share"))
+    return Monoid(
+        name="welford",
+        args=("x",),
+        state=("n", "mean", "m2"),
+        identity=(sp.Integer(0),) * 3,
+        lift=Recipe((sp.Integer(1), _x, sp.Integer(0))),
+        combine=Recipe(
+            (total, ma + delta * share, sa + sb + delta * delta * na * share),
+            lets=(
+                ("total", na + nb),
+                ("delta", mb - ma),
+                ("share", nb / sp.Max(total, 1)),  # max: two empty states merge to an empty one
+            ),
+        ),
+        step=Recipe(
+            (total, new_mean, m2 + delta * (_x - new_mean)),
+            lets=(("total", n + 1), ("delta", _x - mean), ("new_mean", mean + delta / total)),
+        ),
+        doc="(n, mean, M2): Welford 1962, merged by Chan, Golub and LeVeque 1983, eq. 2.1",
+    )
+
+
+def _online_softmax() -> Monoid:
+    top, total = symbol("max"), symbol("sum")
+    ta, tb, sa, sb = symbol("a_max"), symbol("b_max"), symbol("a_sum"), symbol("b_sum")
+    new_max = symbol("new_max")
+    return Monoid(
+        name="online_softmax",
+        args=("x",),
+        state=("max", "sum"),
+        identity=(LOWEST, sp.Integer(0)),
+        lift=Recipe((_x, sp.Integer(1))),
+        combine=Recipe(
+            (new_max, sa * sp.exp(ta - new_max) + sb * sp.exp(tb - new_max)),
+            lets=(("new_max", sp.Max(ta, tb)),),
+        ),
+        step=Recipe(
+            (new_max, total * sp.exp(top - new_max) + sp.exp(_x - new_max)),
+            lets=(("new_max", sp.Max(top, _x)),),
+        ),
+        doc="(max, Σ exp(x - max)): Milakov and Gimelshein 2018, alg. 3",
+    )
+
+
+WELFORD = _welford()
+ONLINE_SOFTMAX = _online_softmax()
+MONOIDS: dict[str, Monoid] = {m.name: m for m in (SUM, MAX, ABSMAX, WELFORD, ONLINE_SOFTMAX)}

@@ -1,0 +1,121 @@
+"""The knobs of one kernel, frozen."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from normgen.errors import UsageError, did_you_mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """How one kernel runs.
+
+    threads_per_row  1 = a thread owns a row; <= 32 = a (sub-)warp, shuffles only; above = whole warps
+    rows_per_block   rows side by side in one block
+    cluster          blocks that share one row through distributed shared memory (sm_90+)
+    reduce_with      shuffle | cooperative_groups | shared_tree: how the threads of a row combine
+    vector           elements of one access to the first row input (bytes: vector * element size)
+    variance         two_pass | sum_of_squares | shifted | welford: the rewrite of a variance
+    softmax          two_pass | online: the rewrite of a softmax denominator
+    hold             registers | shared | hybrid | reload: where a row waits between looks
+    copy             direct | cp_async | bulk: how a row reaches the SM
+    edges            exact | masked | peel: cols % vector == 0; a masked last vector; a scalar head and tail
+    persistent       blocks per SM of a grid that loops over rows; 0 = one block per row tile
+    stages           rows in flight in the persistent loop
+    unroll           vectors per loop trip when the row is not held in registers; 0 = all
+    load, store      cache hints of the elem tensors
+    params           early | late | kept: when the column parameters are read
+    blocks_per_sm    launch bound: the least number of blocks that must fit an SM; 0 = none
+    columns          how column reductions (dweight, dbias) are summed over blocks
+    """
+
+    threads_per_row: int = 256
+    rows_per_block: int = 1
+    cluster: int = 1
+    reduce_with: str = "shuffle"
+    vector: int = 1
+    variance: str = "two_pass"
+    softmax: str = "two_pass"
+    hold: str = "reload"
+    copy: str = "direct"
+    edges: str = "exact"
+    persistent: int = 0
+    stages: int = 1
+    unroll: int = 1
+    load: str = "default"
+    store: str = "default"
+    params: str = "late"
+    blocks_per_sm: int = 0
+    columns: str = "partials_two_kernels"
+
+    @property
+    def threads(self) -> int:
+        """Threads per block."""
+        return self.threads_per_row * self.rows_per_block
+
+    @property
+    def strategy(self) -> str:
+        """thread_per_row, warp_per_row, block_per_row or cluster_per_row, as reports name it."""
+        if self.cluster > 1:
+            return "cluster_per_row"
+        if self.threads_per_row == 1:
+            return "thread_per_row"
+        return "warp_per_row" if self.threads_per_row <= 32 else "block_per_row"
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def key(self) -> str:
+        """Twelve hex digits that name this schedule in files and kernel names."""
+        return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()[:12]
+
+    def __str__(self) -> str:
+        """Only what differs from the default, shortest first to read: `threads_per_row=32 vector=4 ...`."""
+        default = Schedule()
+        changed = ((f.name, getattr(self, f.name)) for f in fields(self))
+        shown = [f"{name}={value}" for name, value in changed if value != getattr(default, name)]
+        return " ".join(shown) or "default"
+
+
+KNOBS: dict[str, tuple[Any, ...]] = {
+    "threads_per_row": (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
+    "rows_per_block": (1, 2, 4, 8, 16, 32, 64, 128, 256),
+    "cluster": (1, 2, 4, 8, 16),
+    "reduce_with": ("shuffle", "cooperative_groups", "shared_tree"),
+    "vector": (1, 2, 4, 8, 16),
+    "variance": ("two_pass", "sum_of_squares", "shifted", "welford"),
+    "softmax": ("two_pass", "online"),
+    "hold": ("registers", "shared", "hybrid", "reload"),
+    "copy": ("direct", "cp_async", "bulk"),
+    "edges": ("exact", "masked", "peel"),
+    "persistent": (0, 1, 2, 3, 4, 6, 8, 12, 16),
+    "stages": (1, 2, 3, 4),
+    "unroll": (0, 1, 2, 4, 8),
+    "load": ("default", "streaming", "cache_global", "no_allocate", "evict_first", "evict_last"),
+    "store": ("default", "streaming", "cache_global", "evict_first"),
+    "params": ("early", "late", "kept"),
+    "blocks_per_sm": (0, 1, 2, 3, 4, 6, 8),
+    "columns": (
+        "atomic",
+        "shared_atomic",
+        "partials_two_kernels",
+        "partials_last_block",
+    ),
+}
+
+
+def schedule_from(values: Mapping[str, Any]) -> Schedule:
+    """A schedule from a mapping of knobs; unknown knobs and values are errors."""
+    for name, value in values.items():
+        if name not in KNOBS:
+            raise UsageError("unknown knob", received=name, hint=did_you_mean(name, KNOBS))
+        if value not in KNOBS[name]:
+            allowed = ", ".join(map(str, KNOBS[name]))
+            raise UsageError(f"knob '{name}' takes one of: {allowed}", received=repr(value))
+    return Schedule(**values)

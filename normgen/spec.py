@@ -1,0 +1,100 @@
+"""A spec: one row-wise operation as a TOML file of tensors, formulas and a search space."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Kind(StrEnum):
+    """The shape of a value: elem [rows, cols], row [rows], col [cols], scalar []."""
+
+    ELEM = "elem"
+    ROW = "row"
+    COL = "col"
+    SCALAR = "scalar"
+
+
+class Role(StrEnum):
+    """What a tensor is to the operation; the role fixes its kind and direction."""
+
+    INPUT = "input"  # elem, read
+    PARAMETER = "parameter"  # col, read
+    STATISTIC = "statistic"  # row, written, always f32
+    OUTPUT = "output"  # elem, written
+
+    @property
+    def kind(self) -> Kind:
+        return {Role.PARAMETER: Kind.COL, Role.STATISTIC: Kind.ROW}.get(self, Kind.ELEM)
+
+    @property
+    def is_written(self) -> bool:
+        return self in (Role.STATISTIC, Role.OUTPUT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tensor:
+    """One tensor of a spec. `absent` is the formula an optional read tensor stands for when not given."""
+
+    name: str
+    role: Role
+    optional: bool = False
+    absent: str | None = None
+    dtypes: tuple[str, ...] = ()  # allowed stored dtypes, by name
+    follows: str | None = None  # default dtype: that of this tensor
+    doc: str = ""
+    line: int = 0
+
+    @property
+    def kind(self) -> Kind:
+        return self.role.kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Formula:
+    """`name = text`, as the author wrote it."""
+
+    name: str
+    text: str
+    line: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """One operation: what a TOML file under specs/ says, checked.
+
+    `knobs` is the default search space: knob name -> values, as the Schedule names them.
+    `saved` names the statistics the backward pass reads; the rest it recomputes.
+    """
+
+    name: str
+    summary: str
+    paper: str = ""
+    tensors: tuple[Tensor, ...]
+    scalars: tuple[tuple[str, float], ...] = ()  # name, default
+    formulas: tuple[Formula, ...]
+    knobs: dict[str, tuple[Any, ...]] = field(default_factory=dict, hash=False)
+    accuracy_rows: tuple[str, ...] = ()  # row families the accuracy contract covers; () = all
+    saved: tuple[str, ...] = ()
+    file: str = ""
+    sha256: str = ""
+
+    def tensor(self, name: str) -> Tensor:
+        return next(t for t in self.tensors if t.name == name)
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        return tuple(t for t in self.tensors if t.role is Role.INPUT)
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        return tuple(t for t in self.tensors if t.role is Role.PARAMETER)
+
+    @property
+    def statistics(self) -> tuple[Tensor, ...]:
+        return tuple(t for t in self.tensors if t.role is Role.STATISTIC)
+
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        return tuple(t for t in self.tensors if t.role is Role.OUTPUT)
