@@ -1,6 +1,7 @@
 """RowProgram: SSA over rows in four statement forms.
 
     load   x : elem                              stored dtype -> float32
+    load   x_first : row = x[0]                  the first element of each row (of x: elem; of a col: element 0)
     reduce x_sum : row = sum(x)                  over a monoid; row: elem -> row, col: elem -> col
     map    y : elem = (x - mean) * rstd          any sympy expression over earlier values
     store  y                                     float32 -> stored dtype
@@ -25,10 +26,20 @@ COLS = sp.Symbol("cols", positive=True, integer=True)
 
 @dataclass(frozen=True)
 class Load:
-    """The tensor's name is the value's name."""
+    """The tensor's name is the value's name, unless `first_of` names the tensor.
+
+    A load with `first_of` broadcasts the tensor's column 0 over its row: the pivot of a shifted variance. Its
+    kind is ROW, also for a col tensor, and it belongs to stage 0.
+    """
 
     name: str
     kind: Kind
+    first_of: str = ""
+
+    @property
+    def tensor(self) -> str:
+        """The tensor that is read."""
+        return self.first_of or self.name
 
 
 @dataclass(frozen=True)
@@ -202,17 +213,23 @@ def _broken_rules(statement: Statement, read: Kind) -> Iterator[str]:
         case Load(kind=kind):
             if kind is Kind.SCALAR:
                 yield "scalars are not loaded; they are arguments"
+            if statement.first_of and kind is not Kind.ROW:
+                yield "the first element of a row is a row value"
+
+
+def _show(expr: sp.Expr) -> str:
+    return str(sp.sstr(expr, full_prec=False))
 
 
 def show_statement(statement: Statement) -> str:
     match statement:
-        case Load(name=name, kind=kind):
-            return f"  load   {name} : {kind.value}"
+        case Load(name=name, kind=kind, first_of=first_of):
+            return f"  load   {name} : {kind.value}" + (f" = {first_of}[0]" if first_of else "")
         case Reduce(names=names, kind=kind, monoid=monoid, args=args):
             suffix = "_rows" if kind is Kind.COL else ""
-            listed = ", ".join(map(str, args))
+            listed = ", ".join(map(_show, args))
             return f"  reduce {', '.join(names)} : {kind.value} = {monoid.name}{suffix}({listed})"
         case Map(name=name, kind=kind, expr=expr):
-            return f"  map    {name} : {kind.value} = {expr}"
+            return f"  map    {name} : {kind.value} = {_show(expr)}"
         case Store(tensor=tensor, value=value):
             return f"  store  {tensor}" if tensor == value else f"  store  {tensor} = {value}"
