@@ -237,8 +237,10 @@ def _backward_tensors(
         dtype = stored[tensor.name]
         return TensorUse(name=f"d{tensor.name}", kind=tensor.kind, dtype=dtype, is_written=is_written)
 
+    for name in set(reads or ()) - {t.name for t in here}:
+        raise UsageError("a tensor cannot be both read and absent", received=name)
     wanted = {t.name for t in sources} | set(spec.saved) if reads is None else set(reads)
-    forward = _by_role(spec.tensors, Role.OUTPUT, Role.INPUT, Role.PARAMETER, Role.STATISTIC)
+    forward = _by_role(here, Role.OUTPUT, Role.INPUT, Role.PARAMETER, Role.STATISTIC)
     return (
         *(gradient(t, True) for t in wrt),
         *(gradient(t, False) for t in outputs),

@@ -7,7 +7,8 @@
     store  y                                     float32 -> stored dtype
 
 A value's kind is the join of what it reads: scalar < row, col < elem. `cols` (the symbol COLS) and the
-scalars may appear in every expression. Symbols are `symbol(name)`; a name is defined once.
+scalars may appear in every expression. sympy's Max and Min mean IEEE 754-2019 maximum and minimum: NaN if an
+argument is NaN (the clamp of a variance must not hide a NaN row). Symbols are `symbol(name)`; a name is defined once.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import sympy as sp
 
 from normgen.errors import ProgramError
 from normgen.program.monoid import Monoid, symbol
+from normgen.program.printing import show_expr
 from normgen.spec import Kind
 
 COLS = sp.Symbol("cols", positive=True, integer=True)
@@ -217,19 +219,15 @@ def _broken_rules(statement: Statement, read: Kind) -> Iterator[str]:
                 yield "the first element of a row is a row value"
 
 
-def _show(expr: sp.Expr) -> str:
-    return str(sp.sstr(expr, full_prec=False))
-
-
 def show_statement(statement: Statement) -> str:
     match statement:
         case Load(name=name, kind=kind, first_of=first_of):
             return f"  load   {name} : {kind.value}" + (f" = {first_of}[0]" if first_of else "")
         case Reduce(names=names, kind=kind, monoid=monoid, args=args):
             suffix = "_rows" if kind is Kind.COL else ""
-            listed = ", ".join(map(_show, args))
+            listed = ", ".join(map(show_expr, args))
             return f"  reduce {', '.join(names)} : {kind.value} = {monoid.name}{suffix}({listed})"
         case Map(name=name, kind=kind, expr=expr):
-            return f"  map    {name} : {kind.value} = {_show(expr)}"
+            return f"  map    {name} : {kind.value} = {show_expr(expr)}"
         case Store(tensor=tensor, value=value):
             return f"  store  {tensor}" if tensor == value else f"  store  {tensor} = {value}"

@@ -103,6 +103,7 @@ class _Lowering:
 
     def map(self, name: str, expr: sp.Expr) -> sp.Expr:
         self.kinds[name] = self.kind_of(expr)
+        self.shared.setdefault(("part", expr), symbol(name))
         self.statements.append(Map(name, self.kinds[name], expr))
         return symbol(name)
 
