@@ -217,7 +217,8 @@ class KernelBuilder:
             return ()
         start = "vector * kVector - shift" if self.layout.shifted else "vector * kVector"
         first = "step > 0 && " if self.layout.shifted else ""
-        return (f"const int column = {start};", f"const bool whole = {first}step < kWholeSteps;")
+        whole_steps = "whole_steps" if self.problem.any_cols else "kWholeSteps"
+        return (f"const int column = {start};", f"const bool whole = {first}step < {whole_steps};")
 
     @property
     def elem_guard(self) -> str:
@@ -251,7 +252,8 @@ class KernelBuilder:
         if final:
             by_name = {m.name: m for m in maps}
             for store in self.elem_stores:
-                head.append(f"float {store.tensor}_values[kVector];")
+                unset = " = {}" if self.layout.partial else ""  # masked elements are packed too
+                head.append(f"float {store.tensor}_values[kVector]{unset};")
                 source = by_name.get(store.value)
                 inline = source is not None and not self.is_read_in_loop(store.value, maps)
                 text = printer.text(source.expr) if inline and source else self.names[store.value]
@@ -338,11 +340,17 @@ class KernelBuilder:
         printer = Printer(self.names)
         for statement in self.program.statements:
             if isinstance(statement, Load) and statement.kind is Kind.ROW and stage == 0:
-                lines.append(f"const float {self.names[statement.name]} = {statement.name}[valid_row];")
+                lines.append(f"const float {self.names[statement.name]} = {self.row_load(statement)};")
             if isinstance(statement, Map) and statement.kind in (Kind.ROW, Kind.SCALAR):
                 if self.stages[statement.name] == stage:
                     lines.append(f"const float {self.names[statement.name]} = {printer.text(statement.expr)};")
         return lines
+
+    def row_load(self, load: Load) -> str:
+        if load.first_of is None:
+            return f"{load.name}[valid_row]"
+        of_row = self.kinds[load.first_of] is Kind.ELEM
+        return f"element(read_default<1>({load.first_of}{'_row' if of_row else ''}), 0)"
 
     def row_store_lines(self) -> list[str]:
         stores = [s for s in self.program.stores if s.kind is Kind.ROW]
@@ -409,7 +417,7 @@ class KernelBuilder:
             lines.append("const bool active = row < rows;  // idle rows recompute the last row and store nothing")
             lines.append("const int valid_row = active ? row : rows - 1;")
             valid = "valid_row"
-        elif any(ld.kind is Kind.ROW for ld in self.program.loads):
+        elif any(ld.kind is Kind.ROW and ld.first_of is None for ld in self.program.loads):
             lines.append("const int valid_row = row;")
         for tensor in self.problem.elem_tensors:
             const = "" if tensor.is_written else "const "
@@ -442,9 +450,9 @@ class KernelBuilder:
             lines.append(f"const int row = {start};")
         if self.problem.any_cols:
             lines.append("const int vectors = (cols + kVector - 1) / kVector;")
-            lines.append("const int kSteps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;")
+            lines.append("const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;")
             if self.layout.partial:
-                lines.append("const int kWholeSteps = cols / kVector / kThreadsPerRow;")
+                lines.append("const int whole_steps = cols / kVector / kThreadsPerRow;")
         if self.double_slots:
             lines.append("int parity = 0;")
         out.lines(*lines)
@@ -515,7 +523,9 @@ class KernelBuilder:
         reads = len(self.look_loads) if s.hold == "reload" else 1
         per_block = f", {s.rows_per_block} rows a block" if s.rows_per_block > 1 else ""
         times = {1: "once", 2: "twice"}.get(reads, f"{reads} times")
-        return (f"{self.problem.spec.name} {self.problem.direction.value}, {size}: {owner}{per_block}; it is read {times}.",)
+        return (
+            f"{self.problem.spec.name} {self.problem.direction.value}, {size}: {owner}{per_block}; it is read {times}.",
+        )
 
     def view(self) -> KernelView:
         s = self.schedule
@@ -531,6 +541,7 @@ class KernelBuilder:
             constants=self.constants(),
             shared=self.shared_lines(),
             prologue=self.prologue().done(),
+            steps="steps" if self.problem.any_cols else "kSteps",
             row_loop=loop,
             body=self.body().done(),
         )

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 from normgen.codegen import prelude
 from normgen.codegen.builder import WARP, KernelBuilder
 from normgen.codegen.module import Kernel, Launch, Module
 from normgen.problem import Problem
+from normgen.program import rewrites
+from normgen.program.hoist import hoist_row_divisions
 from normgen.program.ir import RowProgram
+from normgen.program.lower import lower
 from normgen.schedule.schedule import Schedule
 
 
@@ -18,14 +22,33 @@ def kernel_name(problem: Problem, schedule: Schedule) -> str:
     return f"{problem.name}_{cols}_{schedule.strategy}_{schedule.key[:6]}"
 
 
+@cache
+def written_program(problem: Problem) -> RowProgram:
+    """The problem's program as its author wrote it, before any rewrite."""
+    return lower(problem.spec, present=problem.present)
+
+
+def passes_of(problem: Problem, schedule: Schedule) -> list[tuple[str, RowProgram]]:
+    """The program after every pass, named: what `normgen show --ir` prints."""
+    steps = rewrites.passes(written_program(problem), schedule)
+    return [*steps, ("hoist row divisions", hoist_row_divisions(steps[-1][1]))]
+
+
+def emit(problem: Problem, schedule: Schedule) -> Module:
+    """CUDA text for a problem under a schedule."""
+    return emit_program(problem, passes_of(problem, schedule)[-1][1], schedule)
+
+
 def emit_program(problem: Problem, program: RowProgram, schedule: Schedule) -> Module:
     """The module of a program that is already rewritten for `schedule`."""
     builder = KernelBuilder(problem, program, schedule, kernel_name(problem, schedule))
     view = builder.view()
     method = reduction_method(schedule) if builder.states else "none"
     kernel = prelude.environment().get_template("kernel.cu.j2").render(kernel=view)
-    reduce = prelude.environment().get_template("reduce.cu.j2").render(
-        states=builder.states, method=method, shuffles=method in ("lanes", "block_shuffle")
+    reduce = (
+        prelude.environment()
+        .get_template("reduce.cu.j2")
+        .render(states=builder.states, method=method, shuffles=method in ("lanes", "block_shuffle"))
     )
     vectors = vectors_text(problem, schedule)
     headers = ("cooperative_groups.h", "cooperative_groups/reduce.h") if method.startswith("cooperative") else ()
@@ -81,14 +104,18 @@ def vectors_text(problem: Problem, schedule: Schedule) -> str:
     partial = schedule.edges != "exact"
     writes = [schedule.store] if any(t.is_written for t in problem.elem_tensors) else []
     shared_writes = ["default"] if schedule.hold == "shared" else []
-    return prelude.environment().get_template("vectors.cu.j2").render(
-        dtypes=sorted({t.dtype.name for t in problem.tensors}),
-        ctypes=sorted({t.dtype.ctype for t in problem.tensors}),
-        reads=reads,
-        writes=sorted({*writes, *shared_writes}),
-        partial=partial,
-        partial_reads=reads,
-        partial_writes=sorted(set(writes)),
+    return (
+        prelude.environment()
+        .get_template("vectors.cu.j2")
+        .render(
+            dtypes=sorted({t.dtype.name for t in problem.tensors}),
+            ctypes=sorted({t.dtype.ctype for t in problem.tensors}),
+            reads=reads,
+            writes=sorted({*writes, *shared_writes}),
+            partial=partial,
+            partial_reads=reads,
+            partial_writes=sorted(set(writes)),
+        )
     )
 
 

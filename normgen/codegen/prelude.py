@@ -66,13 +66,17 @@ def environment() -> jinja2.Environment:
 
 def instructions(*, dtypes: Iterable[str], loads: Iterable[str], stores: Iterable[str], features: Iterable[str]) -> str:
     """The hardware-instruction part: only what this kernel uses, in a fixed order."""
-    return environment().get_template("instructions.cu.j2").render(
-        dtypes=sorted(dtypes),
-        loads=[h for h in ("default", "streaming", "cache_global", "no_allocate", *POLICIES) if h in set(loads)],
-        stores=[h for h in ("default", "streaming", "cache_global", *POLICIES) if h in set(stores)],
-        features=sorted(features),
-        load_builtins=LOAD_BUILTINS,
-        store_builtins=STORE_BUILTINS,
-        policies=POLICIES,
-        words=WORDS,
+    return (
+        environment()
+        .get_template("instructions.cu.j2")
+        .render(
+            dtypes=sorted(dtypes),
+            loads=[h for h in ("default", "streaming", "cache_global", "no_allocate", *POLICIES) if h in set(loads)],
+            stores=[h for h in ("default", "streaming", "cache_global", *POLICIES) if h in set(stores)],
+            features=sorted(features),
+            load_builtins=LOAD_BUILTINS,
+            store_builtins=STORE_BUILTINS,
+            policies=POLICIES,
+            words=WORDS,
+        )
     )

@@ -99,9 +99,7 @@ def _print_recipe(
 
 def _assignments(reduce: Reduce, targets: list[str], results: list[str]) -> list[str]:
     """Components whose new value reads another component are assigned first, while that still holds its old value."""
-    order = sorted(
-        range(len(targets)), key=lambda i: not any(t in results[i] for j, t in enumerate(targets) if j != i)
-    )
+    order = sorted(range(len(targets)), key=lambda i: not any(t in results[i] for j, t in enumerate(targets) if j != i))
     lines = []
     for i in order:
         added = results[i].removeprefix(f"{targets[i]} + ")

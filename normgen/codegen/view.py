@@ -62,6 +62,7 @@ class KernelView:
     params: tuple[str, ...]
     launch_bounds: str
     constants: tuple[tuple[str, str, str], ...]  # name, value, comment
+    steps: str  # name of the number of vectors a thread owns
     shared: tuple[str, ...] = ()
     prologue: tuple[Section, ...] = ()
     row_loop: str = ""

@@ -30,9 +30,7 @@ def steps_per_lane(problem: Problem, s: Schedule) -> int:
 
 def held_bytes_per_thread(problem: Problem, s: Schedule) -> int:
     """Bytes of row inputs a thread keeps between looks."""
-    return steps_per_lane(problem, s) * s.vector * sum(
-        t.dtype.bytes for t in problem.elem_tensors if not t.is_written
-    )
+    return steps_per_lane(problem, s) * s.vector * sum(t.dtype.bytes for t in problem.elem_tensors if not t.is_written)
 
 
 def param_bytes_per_thread(problem: Problem, s: Schedule) -> int:
@@ -65,9 +63,7 @@ def _vector_width(problem: Problem, s: Schedule, device: Device) -> str | None:
 
 
 def _edges(problem: Problem, s: Schedule, _: Device) -> str | None:
-    aligned = all(
-        problem.row_alignment(t) >= min(16, s.vector * t.dtype.bytes) for t in problem.elem_tensors
-    )
+    aligned = all(problem.row_alignment(t) >= min(16, s.vector * t.dtype.bytes) for t in problem.elem_tensors)
     divides = problem.cols % s.vector == 0 and not problem.any_cols
     if s.edges == "exact" and problem.any_cols and s.vector > 1:
         return "cols is a run-time value: vectors need a masked tail"
@@ -108,7 +104,9 @@ def _hold(problem: Problem, s: Schedule, device: Device) -> str | None:
     if s.hold == "shared":
         needed = s.threads * held_bytes_per_thread(problem, s)
         if needed > device.shared_per_block - 4096:
-            return f"the rows of a block need {needed} bytes of shared memory; {device.name} has {device.shared_per_block}"
+            return (
+                f"the rows of a block need {needed} bytes of shared memory; {device.name} has {device.shared_per_block}"
+            )
         if any(s.vector * t.dtype.bytes < 4 for t in elem_inputs):
             return "shared slots of less than 4 bytes a thread conflict on banks: use a wider vector or registers"
     if s.hold == "hybrid":
@@ -121,6 +119,8 @@ def _params_registers(problem: Problem, s: Schedule, _: Device) -> str | None:
         return None
     if param_bytes_per_thread(problem, s) == 0:
         return "there are no column parameters to load early"
+    if s.params == "kept" and s.edges == "peel":
+        return "kept parameters meet every row at another shift when the head is peeled"
     if s.hold != "registers" and param_bytes_per_thread(problem, s) // 4 > MAX_HELD_REGISTERS:
         return "the column parameters of a thread do not fit its registers"
     return None
@@ -211,54 +211,41 @@ STRUCTURAL: tuple[Rule, ...] = (
     _copy,
     _hold,
 )
-FREE: tuple[Rule, ...] = (_params_registers, _hold, _persistent, _reduce_with, _unroll, _launch_bound, _hints)
+FREE: tuple[Rule, ...] = (
+    _any_cols,
+    _params_registers,
+    _hold,
+    _persistent,
+    _reduce_with,
+    _unroll,
+    _launch_bound,
+    _hints,
+)
 
 
-def _plain(s: Schedule) -> bool:
-    """No hints, no early parameters, one block per row tile: a point worth one measurement, not a subspace."""
-    return s.load == "default" and s.store == "default" and s.params == "late" and s.persistent == 0
-
-
-def _search_wide_tiles(_: Problem, s: Schedule, __: Device) -> str | None:
+def searched_tile(_: Problem, s: Schedule, __: Device) -> str | None:
+    """Search policy for structural knobs: legal, but not worth a measurement."""
     if s.rows_per_block > 1 and s.threads > 256:
         return "not searched: several rows side by side beyond 256 threads a block"
     return None
 
 
-def _search_historic(_: Problem, s: Schedule, __: Device) -> str | None:
-    if (s.reduce_with != "shuffle" or s.threads_per_row == 1) and not (_plain(s) and s.unroll <= 1):
-        return "not searched: thread per row, shared_tree and cooperative_groups only without hints, early parameters, a persistent grid"
-    return None
+def plain_only(problem: Problem, s: Schedule) -> str | None:
+    """Why this structure is searched only without hints, early parameters and a persistent grid; None: with all.
 
-
-def _search_reread(problem: Problem, s: Schedule, _: Device) -> str | None:
-    small = held_bytes_per_thread(problem, s) <= 64
-    if s.hold != "registers" and small and not _plain(s):
-        return "not searched: a row of at most 64 bytes a thread, not held in registers, with hints or a persistent grid"
-    return None
-
-
-def _search_narrow(problem: Problem, s: Schedule, _: Device) -> str | None:
-    width = s.vector * problem.dtype.bytes
+    Such points are worth one measurement each (they are the steps of the classic optimisation ladder, or win in
+    a corner), not a subspace of their own.
+    """
+    if s.reduce_with != "shuffle" or s.threads_per_row == 1:
+        return "not searched: thread per row, shared_tree, cooperative_groups with hints, early parameters, a persistent grid"
     wide_is_legal = problem.cols * problem.dtype.bytes % 16 == 0 and problem.align % 16 == 0
-    if width < 8 and wide_is_legal and not _plain(s):
-        return "not searched: accesses of less than 8 bytes where 16 are possible, with hints or a persistent grid"
+    if s.vector * problem.dtype.bytes < 8 and wide_is_legal:
+        return "not searched: accesses below 8 bytes where 16 are possible, with hints, early parameters, a persistent grid"
+    if s.hold != "registers" and held_bytes_per_thread(problem, s) <= 64 and not problem.any_cols:
+        return "not searched: a short row not held in registers, with hints, early parameters, a persistent grid"
+    if s.variance in ("welford", "shifted") and s.hold == "registers":
+        return "not searched: one-look variances of a row in registers, with hints, early parameters, a persistent grid"
     return None
-
-
-def _search_variance(problem: Problem, s: Schedule, _: Device) -> str | None:
-    if s.variance in ("welford", "shifted") and s.hold == "registers" and not _plain(s):
-        return "not searched: one-look variance methods on a row already in registers, with hints or a persistent grid"
-    return None
-
-
-SEARCH: tuple[Rule, ...] = (
-    _search_wide_tiles,
-    _search_historic,
-    _search_narrow,
-    _search_reread,
-    _search_variance,
-)
 
 
 def refusal(problem: Problem, schedule: Schedule, device: Device, rules: tuple[Rule, ...] | None = None) -> str | None:

@@ -10,7 +10,17 @@ from typing import Any
 from normgen.device import Device
 from normgen.errors import NothingValidError
 from normgen.problem import Problem
-from normgen.schedule.legality import FREE, SEARCH, STRUCTURAL, held_bytes_per_thread, refusal, steps_per_lane
+from normgen.program.lower import lower
+from normgen.program.rewrites import applicable
+from normgen.schedule.legality import (
+    FREE,
+    STRUCTURAL,
+    held_bytes_per_thread,
+    plain_only,
+    refusal,
+    searched_tile,
+    steps_per_lane,
+)
 from normgen.schedule.schedule import KNOBS, Schedule
 
 # What a spec that says nothing searches. Knobs that are not listed keep the schedule's default.
@@ -27,10 +37,22 @@ DEFAULT_KNOBS: dict[str, tuple[Any, ...]] = {
     "unroll": (0, 1, 4),
     "load": ("default", "streaming", "no_allocate"),
     "store": ("default", "streaming"),
-    "params": ("early", "late", "kept"),
+    "params": ("late", "early", "kept"),
     "blocks_per_sm": (0,),
 }
-STRUCTURAL_KNOBS = ("threads_per_row", "rows_per_block", "cluster", "vector", "hold", "edges", "copy", "persistent", "stages")
+STRUCTURAL_KNOBS = (
+    "threads_per_row",
+    "rows_per_block",
+    "cluster",
+    "vector",
+    "hold",
+    "edges",
+    "copy",
+    "persistent",
+    "stages",
+)
+METHOD_KNOBS = ("reduce_with", "variance", "softmax")
+FREE_KNOBS = tuple(name for name in KNOBS if name not in (*STRUCTURAL_KNOBS, *METHOD_KNOBS))
 
 
 @dataclass(kw_only=True)
@@ -68,31 +90,36 @@ def knob_values(problem: Problem, rewrites: Mapping[str, tuple[str, ...]]) -> di
     return values
 
 
-def space(problem: Problem, device: Device, *, rewrites: Mapping[str, tuple[str, ...]] | None = None) -> Space:
-    """Enumerate the search space of `problem` on `device`.
-
-    rewrites  knob -> values that change this program (see normgen.program.rewrites.applicable)
-    """
-    values = knob_values(problem, rewrites or {})
+def space(problem: Problem, device: Device) -> Space:
+    """Enumerate the search space of `problem` on `device`."""
+    values = knob_values(problem, applicable(lower(problem.spec, present=problem.present)))
     legal: list[Schedule] = []
     refusals: dict[str, Refusal] = {}
-    free = [name for name in values if name not in STRUCTURAL_KNOBS]
-    for base in _points(Schedule(params="late", unroll=1), STRUCTURAL_KNOBS, values):
-        reason = refusal(problem, base, device, (*STRUCTURAL, SEARCH[0]))
+    for structure in _points(Schedule(params="late", unroll=1), STRUCTURAL_KNOBS, values):
+        reason = refusal(problem, structure, device, (*STRUCTURAL, searched_tile))
         if reason is not None:
-            _count(refusals, reason, base)
+            _count(refusals, reason, structure)
             continue
-        for schedule in _points(base, free, values):
-            reason = refusal(problem, schedule, device, (*SEARCH, *FREE))
-            if reason is None:
-                legal.append(schedule)
-            else:
-                _count(refusals, reason, schedule)
+        for base in _points(structure, METHOD_KNOBS, values):
+            plain = plain_only(problem, base)
+            if plain is not None:
+                _count(refusals, plain, base)
+            if plain is not None and base.persistent:
+                continue
+            lists = (
+                {n: v[:1] for n, v in values.items()} | {"unroll": values["unroll"]} if plain is not None else values
+            )
+            for schedule in _points(base, FREE_KNOBS, lists):
+                reason = refusal(problem, schedule, device, FREE)
+                if reason is None:
+                    legal.append(schedule)
+                else:
+                    _count(refusals, reason, schedule)
     ordered = sorted(refusals.values(), key=lambda r: (-r.count, r.reason))
     return Space(problem=problem, device=device, legal=tuple(legal), refusals=tuple(ordered))
 
 
-def _points(base: Schedule, names: tuple[str, ...] | list[str], values: Mapping[str, tuple[Any, ...]]) -> Iterator[Schedule]:
+def _points(base: Schedule, names: tuple[str, ...], values: Mapping[str, tuple[Any, ...]]) -> Iterator[Schedule]:
     for combination in itertools.product(*(values[n] for n in names)):
         yield replace(base, **dict(zip(names, combination, strict=True)))
 
@@ -110,7 +137,9 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
     Raises NothingValidError if no schedule is legal, which would be a hole in the space.
     """
     widths = [v for v in (16, 8, 4, 2, 1) if v * problem.dtype.bytes <= 16]
-    for hold, vector, edges in itertools.product(("registers", "shared", "reload"), widths, ("exact", "masked", "peel")):
+    for hold, vector, edges in itertools.product(
+        ("registers", "shared", "reload"), widths, ("exact", "masked", "peel")
+    ):
         for threads in _thread_preference(problem, vector):
             schedule = Schedule(
                 threads_per_row=threads,
