@@ -317,7 +317,7 @@ class KernelBuilder:
         names = " and ".join(load.name for load in self.held)
         out.loop(
             Loop(
-                comment=f"The row of {names} is read once and waits in {where}; each thread reads back only its own part.",
+                comment=f"The row of {names} is read once and waits in {where}; each thread reads back its own part.",
                 unroll=self.unroll,
                 guard=self.guard,
                 head=tuple(head),
@@ -341,9 +341,9 @@ class KernelBuilder:
         for statement in self.program.statements:
             if isinstance(statement, Load) and statement.kind is Kind.ROW and stage == 0:
                 lines.append(f"const float {self.names[statement.name]} = {self.row_load(statement)};")
-            if isinstance(statement, Map) and statement.kind in (Kind.ROW, Kind.SCALAR):
-                if self.stages[statement.name] == stage:
-                    lines.append(f"const float {self.names[statement.name]} = {printer.text(statement.expr)};")
+            narrow = isinstance(statement, Map) and statement.kind in (Kind.ROW, Kind.SCALAR)
+            if narrow and isinstance(statement, Map) and self.stages[statement.name] == stage:
+                lines.append(f"const float {self.names[statement.name]} = {printer.text(statement.expr)};")
         return lines
 
     def row_load(self, load: Load) -> str:

@@ -44,8 +44,7 @@ def hoist_row_divisions(program: RowProgram) -> RowProgram:
 
 
 def _label(expr: sp.Expr) -> str:
-    names = sorted(s.name for s in expr.free_symbols if s != COLS)
-    return names[0]
+    return min(str(s.name) for s in expr.free_symbols if s != COLS)
 
 
 def _fresh(wish: str, taken: dict[str, Kind]) -> str:

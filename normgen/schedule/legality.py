@@ -15,7 +15,11 @@ from normgen.spec import Kind
 
 Rule = Callable[[Problem, Schedule, Device], str | None]
 
-MAX_HELD_REGISTERS = 160  # of 255: the rest holds addresses, state and temporaries
+
+def held_register_limit(s: Schedule, device: Device) -> int:
+    """Registers a thread may fill with row data: three quarters of what the block leaves it, less addresses and state."""
+    available = min(255, device.registers_per_sm // max(s.threads, 1) // max(1, s.blocks_per_sm))
+    return available * 3 // 4 - 12
 
 
 def vectors_per_row(problem: Problem, s: Schedule) -> int:
@@ -99,8 +103,11 @@ def _hold(problem: Problem, s: Schedule, device: Device) -> str | None:
         registers = held_bytes_per_thread(problem, s) // 4
         if s.params != "late":
             registers += param_bytes_per_thread(problem, s) // 4
-        if registers > MAX_HELD_REGISTERS:
-            return f"a thread would hold {registers} registers of row and parameters (limit {MAX_HELD_REGISTERS})"
+        limit = held_register_limit(s, device)
+        if registers > limit:
+            return (
+                f"a thread would hold {registers} registers of row and parameters; {s.threads} threads leave it {limit}"
+            )
     if s.hold == "shared":
         needed = s.threads * held_bytes_per_thread(problem, s)
         if needed > device.shared_per_block - 4096:
@@ -114,14 +121,14 @@ def _hold(problem: Problem, s: Schedule, device: Device) -> str | None:
     return None
 
 
-def _params_registers(problem: Problem, s: Schedule, _: Device) -> str | None:
+def _params_registers(problem: Problem, s: Schedule, device: Device) -> str | None:
     if s.params == "late":
         return None
     if param_bytes_per_thread(problem, s) == 0:
         return "there are no column parameters to load early"
     if s.params == "kept" and s.edges == "peel":
         return "kept parameters meet every row at another shift when the head is peeled"
-    if s.hold != "registers" and param_bytes_per_thread(problem, s) // 4 > MAX_HELD_REGISTERS:
+    if s.hold != "registers" and param_bytes_per_thread(problem, s) // 4 > held_register_limit(s, device):
         return "the column parameters of a thread do not fit its registers"
     return None
 
@@ -236,15 +243,16 @@ def plain_only(problem: Problem, s: Schedule) -> str | None:
     Such points are worth one measurement each (they are the steps of the classic optimisation ladder, or win in
     a corner), not a subspace of their own.
     """
+    extras = "hints, early parameters or a persistent grid"
     if s.reduce_with != "shuffle" or s.threads_per_row == 1:
-        return "not searched: thread per row, shared_tree, cooperative_groups with hints, early parameters, a persistent grid"
+        return "not searched: thread per row, shared_tree, cooperative_groups with " + extras
     wide_is_legal = problem.cols * problem.dtype.bytes % 16 == 0 and problem.align % 16 == 0
     if s.vector * problem.dtype.bytes < 8 and wide_is_legal:
-        return "not searched: accesses below 8 bytes where 16 are possible, with hints, early parameters, a persistent grid"
+        return "not searched: accesses below 8 bytes where 16 are possible, with " + extras
     if s.hold != "registers" and held_bytes_per_thread(problem, s) <= 64 and not problem.any_cols:
-        return "not searched: a short row not held in registers, with hints, early parameters, a persistent grid"
+        return "not searched: a short row not held in registers, with " + extras
     if s.variance in ("welford", "shifted") and s.hold == "registers":
-        return "not searched: one-look variances of a row in registers, with hints, early parameters, a persistent grid"
+        return "not searched: one-look variances of a row in registers, with " + extras
     return None
 
 

@@ -78,7 +78,7 @@ class Space:
 
 
 def knob_values(problem: Problem, rewrites: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[Any, ...]]:
-    """The values searched for every knob: the spec's, else the defaults; rewrites only where they change the program."""
+    """The values searched for every knob: the spec's, else the defaults; rewrites where they change the program."""
     default = Schedule()
     values: dict[str, tuple[Any, ...]] = {}
     for name in KNOBS:
