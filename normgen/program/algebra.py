@@ -55,6 +55,7 @@ class Algebra:
         self._known_sums: dict[Monomial, Product] = {}
         self._sum_of: dict[Monomial, sp.Symbol] = {}
         self._loads = {symbol(s.name) for s in statements if isinstance(s, Load)}
+        self._max_values = {symbol(s.names[0]) for s in statements if isinstance(s, Reduce) and s.monoid.name == "max"}
         maps = [s for s in statements if isinstance(s, Map)]
         for statement in maps:
             self.definitions[symbol(statement.name)] = statement.expr
@@ -71,17 +72,28 @@ class Algebra:
     # -- rules ---------------------------------------------------------------------------------------------
 
     def _add_shift(self, value: sp.Symbol, expr: sp.Expr) -> None:
-        """A saved y = x - rows gives x = y + rows."""
-        if value.name not in self.saved or self.kinds[value.name] is not Kind.ELEM or not expr.is_Add:
+        """A saved y = x - rows gives x = y + rows; a saved lse = max + log(s) gives max = lse - log(s)."""
+        if value.name not in self.saved or not expr.is_Add:
             return
-        elems = [t for t in expr.args if self.kind(t) is Kind.ELEM]
-        rows = [t for t in expr.args if self.kind(t) is not Kind.ELEM]
-        if len(elems) == 1 and elems[0].is_Symbol and all(self.kind(t) in (Kind.ROW, Kind.SCALAR) for t in rows):
-            logs = {s: self.definitions[s] for t in rows for s in t.free_symbols if self._is_log(s)}
-            self._shifts[elems[0]] = value - sp.Add(*rows).xreplace(logs)
+        kind = self.kinds[value.name]
+        own = [t for t in expr.args if self.kind(t) is Kind.ELEM] if kind is Kind.ELEM else self._maxima(expr.args)
+        rest = [t for t in expr.args if t not in own]
+        if len(own) != 1 or not own[0].is_Symbol or own[0].name in self.saved:
+            return
+        if all(self.kind(t) in (Kind.ROW, Kind.SCALAR) for t in rest):
+            self._shifts[own[0]] = self._with_logs(value - sp.Add(*rest))
 
-    def _is_log(self, value: sp.Symbol) -> bool:
-        return isinstance(self.definitions.get(value), sp.log)
+    def _maxima(self, terms: Iterable[sp.Expr]) -> list[sp.Expr]:
+        return [t for t in terms if t in self._max_values]
+
+    def _with_logs(self, expr: sp.Expr) -> sp.Expr:
+        """`expr` with row values that hold a logarithm written out, so that exp meets log."""
+        logs = {s: self.definitions[s] for s in expr.free_symbols if s.name not in self.saved and self._has_log(s)}
+        return expr.xreplace(logs)
+
+    def _has_log(self, value: sp.Symbol) -> bool:
+        terms = sp.Add.make_args(self.definitions.get(value, sp.Integer(0)))
+        return any(isinstance(t, sp.log) for t in terms)
 
     def _add_definition(self, value: sp.Symbol, expr: sp.Expr) -> None:
         shifted = self._shifted(expr)
@@ -166,8 +178,7 @@ class Algebra:
     def _shifted(self, expr: sp.Expr) -> sp.Expr:
         if not self._shifts or not expr.free_symbols & set(self._shifts):
             return expr
-        logs = {s: self.definitions[s] for s in expr.free_symbols if self._is_log(s)}
-        return expr.xreplace(logs).xreplace(self._shifts)
+        return self._with_logs(expr).xreplace(self._shifts)
 
     def poly(self, terms: Poly) -> Poly:
         """The canonical form of a sum."""

@@ -39,6 +39,7 @@ from normgen.program.ir import (
 from normgen.program.monoid import symbol
 from normgen.program.monomials import UNIT, Poly, add_into
 from normgen.program.normalised import fresh, name_terms
+from normgen.program.shared_terms import share_terms
 from normgen.spec import Kind
 
 _KIND_ORDER = (Kind.ELEM, Kind.COL, Kind.ROW)
@@ -88,7 +89,8 @@ def differentiate(
     _known(tuple(added), names, "only a gradient can be accumulated")
     for name in sorted(chosen, key=lambda n: _KIND_ORDER.index(inputs[n])):
         writer.gradient(f"d{name}", inputs[name], gradients.get(name, {}), accumulate=f"d{name}" in added)
-    return check(RowProgram(f"{program.name}_backward", _in_order(writer.statements, reverse), program.scalars))
+    statements = share_terms(writer.statements, reverse.kinds | reverse.algebra.kinds, reverse.taken)
+    return check(RowProgram(f"{program.name}_backward", _in_order(statements, reverse), program.scalars))
 
 
 def backward_tensors(
@@ -244,7 +246,7 @@ class _Reverse:
 
 
 def _in_order(statements: list[Statement], reverse: _Reverse) -> tuple[Statement, ...]:
-    """Loads first, then by how many row reductions a statement waits for; row reductions of a stage together."""
+    """Loads, then by how many row reductions a statement waits for, a stage's reductions together; results last."""
     stages: dict[str, int] = {}
     keys: list[tuple[int, int, int]] = []
     load_order = [*(f"d{t}" for t in reverse.sources), *reverse.loaded]
@@ -256,7 +258,7 @@ def _in_order(statements: list[Statement], reverse: _Reverse) -> tuple[Statement
         if isinstance(statement, Load):
             keys.append((-1, 0, load_order.index(statement.name)))
         else:
-            late = isinstance(statement, Store) or (isinstance(statement, Reduce) and statement.kind is Kind.COL)
-            keys.append((need, 2 if late else int(is_row_reduce), 0))
+            is_late = isinstance(statement, Store) or (isinstance(statement, Reduce) and statement.kind is Kind.COL)
+            keys.append((len(statements) if is_late else need, int(is_row_reduce), 0))
     ordered = sorted(range(len(statements)), key=lambda i: (keys[i], i))
     return tuple(statements[i] for i in ordered)

@@ -15,6 +15,7 @@ from normgen.program.ir import COLS, Load, Map, Reduce, Statement, Store, define
 from normgen.program.monoid import SUM, symbol
 from normgen.program.monomials import UNIT, Monomial, Poly, add_into, common_factor, expression, monomial, multiplied, raised
 from normgen.program.normalised import fresh
+from normgen.program.shared_terms import term_name
 from normgen.spec import Kind
 
 _MINUS_ONE = sp.Integer(-1)
@@ -61,7 +62,7 @@ class GradientWriter:
 
     def assembled(self, poly: Poly, kind: Kind, purpose: str) -> sp.Expr:
         """The factored expression of a sum: common * (coefficient * term + ...)."""
-        settled = self.algebra.settled(poly)
+        settled = self._settled(poly, purpose)
         if not settled:
             return sp.Integer(0)
         common = common_factor(settled)
@@ -76,6 +77,26 @@ class GradientWriter:
         total = self._grouped(inner, number, purpose)
         rows, rest = self.algebra.split(common)
         return sp.Mul(number, self._row_factor(rows), self._product(rest), total)
+
+    def _settled(self, poly: Poly, purpose: str) -> Poly:
+        """The poly with the named cotangents it contains: dy*w*s*xhat is dxhat*xhat where dxhat = dy*w*s."""
+        result: Poly = {}
+        for term, number in self.algebra.settled(poly).items():
+            powers = dict(term)
+            for value, definition in self.named.items():
+                if value.name != purpose and len(definition) == 1:
+                    powers = self._with_name(powers, value, *definition.items())
+            add_into(result, {monomial(powers): number})
+        return result
+
+    def _with_name(
+        self, powers: dict[sp.Expr, sp.Rational], value: sp.Symbol, definition: tuple[Monomial, sp.Expr]
+    ) -> dict[sp.Expr, sp.Rational]:
+        term, number = definition
+        is_inside = all(p.is_Integer and p * powers.get(a, 0) > 0 and abs(powers[a]) >= abs(p) for a, p in term)
+        if number != 1 or not is_inside:
+            return powers
+        return {a: p for a, p in multiplied(powers, raised(term, _MINUS_ONE), {value: sp.Integer(1)}).items() if p != 0}
 
     def _common_number(self, terms: Poly) -> sp.Expr:
         sizes = {abs(n) for n in terms.values()}
@@ -208,7 +229,7 @@ class GradientWriter:
             rest, rows = self._earliest(self.algebra.sums[value])
             return max(self._stage_of(expression(rest)) + 1, self._stage_of(expression(rows)))
         if value in self.named:
-            return max(self._stage_of(expression(term)) for term in self.algebra.settled(self.named[value]))
+            return max(self._stage_of(expression(term)) for term in self._settled(self.named[value], value.name))
         statement = None if value.name in self.loaded else self.forward.get(value.name)
         if isinstance(statement, Map):
             return self._stage_of(statement.expr)
@@ -229,6 +250,4 @@ class GradientWriter:
             return self._sum_name(self.algebra.sums[atom])
         if atom.is_Symbol:
             return str(atom.name)
-        if atom.is_Add:
-            return "_".join(sorted(s.name for s in atom.free_symbols if self.algebra.kind(s) is not Kind.SCALAR))
-        return type(atom).__name__.lower()
+        return term_name(atom)
