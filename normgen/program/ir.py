@@ -63,11 +63,12 @@ class Map:
 
 @dataclass(frozen=True)
 class Store:
-    """Write value `value` to `tensor`; its kind is the value's."""
+    """Write value `value` to `tensor`, or add it to what is there; its kind is the value's."""
 
     tensor: str
     value: str
     kind: Kind
+    accumulate: bool = False
 
 
 Statement = Load | Reduce | Map | Store
@@ -229,5 +230,7 @@ def show_statement(statement: Statement) -> str:
             return f"  reduce {', '.join(names)} : {kind.value} = {monoid.name}{suffix}({listed})"
         case Map(name=name, kind=kind, expr=expr):
             return f"  map    {name} : {kind.value} = {show_expr(expr)}"
-        case Store(tensor=tensor, value=value):
+        case Store(tensor=tensor, value=value, accumulate=accumulate):
+            if accumulate:
+                return f"  store  {tensor} += {value}"
             return f"  store  {tensor}" if tensor == value else f"  store  {tensor} = {value}"

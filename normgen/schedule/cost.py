@@ -62,7 +62,7 @@ def estimated_registers(problem: Problem, s: Schedule) -> int:
     return min(255, int(26 + held + params + s.vector))
 
 
-def blocks_resident(problem: Problem, s: Schedule, device: Device, registers: int, shared_bytes: int) -> int:
+def blocks_resident(s: Schedule, device: Device, registers: int, shared_bytes: int) -> int:
     """Blocks of this kernel that fit an SM at once."""
     by_threads = device.threads_per_sm // s.threads
     warp_registers = -(-registers * 32 // 256) * 256
@@ -129,7 +129,7 @@ def predict(
     registers = registers or estimated_registers(problem, s)
     if shared_bytes is None:
         shared_bytes = s.threads * held_bytes_per_thread(problem, s) if s.hold == "shared" else 0
-    resident = blocks_resident(problem, s, device, registers, shared_bytes)
+    resident = blocks_resident(s, device, registers, shared_bytes)
     if s.persistent:
         resident = min(resident, s.persistent)
     bandwidth = device.dram_gb_per_s * 1e3  # bytes per µs

@@ -17,7 +17,7 @@ Rule = Callable[[Problem, Schedule, Device], str | None]
 
 
 def held_register_limit(s: Schedule, device: Device) -> int:
-    """Registers a thread may fill with row data: three quarters of what the block leaves it, less addresses and state."""
+    """Registers a thread may fill with row data: three quarters of its share, less addresses and state."""
     available = min(255, device.registers_per_sm // max(s.threads, 1) // max(1, s.blocks_per_sm))
     return available * 3 // 4 - 12
 
