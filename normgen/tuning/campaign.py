@@ -205,7 +205,7 @@ class Campaign:
         twin = self.builder.twin_of(candidate)
         if twin is not None:
             candidate.outcome, candidate.times_us, candidate.error = twin.outcome, twin.times_us, twin.error
-            candidate.cubin = twin.cubin
+            candidate.module, candidate.cubin = twin.module, twin.cubin
             candidate.reason = f"same code as {twin.schedule}"
             self.run.counts["same_code"] += 1
         self.run.keep(candidate, roof_us=self._roof_us)
