@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -90,7 +90,7 @@ class Search:
         self.study = optuna.create_study(
             sampler=self._sampler, direction="minimize", study_name=study_name, storage=storage, load_if_exists=True
         )
-        self._left = set(range(len(self._legal)))
+        self._left = np.ones(len(self._legal), dtype=bool)  # not asked for yet
         self._values: dict[int, float] = {}  # index in legal -> µs
         self._failed: set[int] = set()
         self._pending: dict[int, tuple[Any, int]] = {}  # trial number -> trial, index in legal
@@ -98,9 +98,8 @@ class Search:
 
     def ask(self, count: int) -> list[Proposal]:
         """Up to `count` points nobody has been asked for; fewer, or none, when the set runs out."""
-        picked = self._queue[:count]
+        picked = self._take(self._queue[:count])
         self._queue = self._queue[count:]
-        self._left.difference_update(picked)
         if len(picked) < count:
             picked += self._choose(count - len(picked))
         return [self._proposal(i) for i in picked]
@@ -131,7 +130,7 @@ class Search:
         return len(self._values) + len(self._failed)
 
     def _proposal(self, index: int) -> Proposal:
-        self._sampler.next_point = {k: v for k, v in self._legal[index].as_dict().items() if k in self._distributions}
+        self._sampler.next_point = self._legal[index].as_dict()
         trial = self.study.ask(self._distributions)
         self._pending[trial.number] = (trial, index)
         return Proposal(number=trial.number, schedule=self._legal[index])
@@ -167,7 +166,7 @@ class Search:
         return picked + self._take(self._surrogate(count - len(picked)))
 
     def _take(self, indices: list[int]) -> list[int]:
-        self._left.difference_update(indices)
+        self._left[indices] = False
         return indices
 
     def _polish(self, count: int) -> list[int]:
@@ -175,18 +174,20 @@ class Search:
         if not self._values or count <= 0:
             return []
         best = min(self._values, key=lambda i: (self._values[i], i))
-        near = [int(i) for i in np.flatnonzero(self._distance(best) == 1) if int(i) in self._left]
-        scores = self._scores()
-        return sorted(near, key=lambda i: (-scores[i], i))[:count]
+        return self._top(self._left & (self._distance(best) == 1), count)
 
     def _surrogate(self, count: int) -> list[int]:
-        if count <= 0:
-            return []
-        scores = self._scores()
-        return sorted(self._left, key=lambda i: (-scores[i], i))[:count]
+        return self._top(self._left, count) if count > 0 else []
 
     def _anywhere(self, count: int) -> list[int]:
-        return self._random.sample(sorted(self._left), min(count, len(self._left)))
+        left = np.flatnonzero(self._left)
+        return [int(left[i]) for i in self._random.sample(range(len(left)), min(count, len(left)))]
+
+    def _top(self, allowed: np.ndarray, count: int) -> list[int]:
+        """The `count` allowed points with the highest scores, the first of equals first."""
+        candidates = np.flatnonzero(allowed)
+        order = np.argsort(-self._scores()[candidates], kind="stable")
+        return [int(i) for i in candidates[order[:count]]]
 
     def _scores(self) -> np.ndarray:
         """log l - log g of every legal point, plus the cost model's term: [legal]; higher is more promising."""
@@ -211,12 +212,12 @@ def _log_density(codes: np.ndarray, size: int) -> np.ndarray:
 
 def _encode(legal: Sequence[Schedule]) -> tuple[np.ndarray, dict[str, Any]]:
     """Codes [legal, knobs] and one categorical distribution a knob, over the values that occur."""
-    rows = [schedule.as_dict() for schedule in legal]
     columns: list[list[int]] = []
     distributions: dict[str, Any] = {}
-    for knob in rows[0]:
-        values = sorted({row[knob] for row in rows})
-        code = {value: i for i, value in enumerate(values)}
-        columns.append([code[row[knob]] for row in rows])
-        distributions[knob] = optuna.distributions.CategoricalDistribution(values)
-    return np.array(columns, dtype=np.int64).T, distributions
+    for knob in (f.name for f in fields(Schedule)):
+        values = [getattr(schedule, knob) for schedule in legal]
+        known = sorted(set(values))
+        code = {value: i for i, value in enumerate(known)}
+        columns.append([code[value] for value in values])
+        distributions[knob] = optuna.distributions.CategoricalDistribution(known)
+    return np.array(columns, dtype=np.int16).T.copy(), distributions
