@@ -9,7 +9,7 @@ value v, a bound e on the absolute error of its float32 evaluation. With u = 2^-
   exact change of f over [a - e_a, a + e_a] where f is steep.
 * Functions round by the CUDA C++ Programming Guide, table of mathematical functions, 1 ulp being at most 2u |v|:
   rsqrtf, tanhf, erff 2 ulp; logf, sqrt 1 ulp; __expf 2 + floor(|1.173 x|) ulp, which covers expf. A division may
-  be a product with a reciprocal: 1 ulp.
+  be a product with a reciprocal: 1 ulp; by a power of two it is exact.
 * A sum of n terms, in any order and by any tree. An addition node s rounds by δ_s |S_s| with |δ_s| <= u and S_s the
   partial sum there, so the error is Σ δ_s S_s to first order. Three bounds are known, T being Σ |t_i|:
   - always: Σ u |S_s| <= depth u T, as every term passes `depth` additions at most and Σ_s |S_s| <= depth T;
@@ -23,7 +23,7 @@ value v, a bound e on the absolute error of its float32 evaluation. With u = 2^-
     the data for the last three spacings. Rows where it is 4 deviations from 0 get the sum of the worst cases,
     Σ min(|t_i|, u T), or depth u T (1 - mean|t| / (2 max|t|)) where that is less: a rounding error never exceeds
     the term added, and a partial sum of k terms is at most min(k max|t|, T).
-  `depth` is n unless the caller knows the longest chain of the schedule (`chain`): then chain + log2(n / chain).
+  `depth` is n - 1, or chain - 1 + log2(n / chain) where the caller knows the longest chain of the schedule.
 * Errors of the terms themselves add up, Σ e_i. Maxima are exact: max e_i.
 * An operation whose result may exceed the largest float32 has the bound inf: nothing can be said after it.
 
@@ -118,10 +118,9 @@ class Float32Error:
 
     @property
     def depth(self) -> float:
-        """Additions a term of a row sum passes at most."""
-        if self.chain is None or self.chain >= self.cols:
-            return float(self.cols)
-        return self.chain + math.log2(self.cols / max(self.chain, 1))
+        """Additions a term of a row sum passes at most; the first term of a chain is not added to anything."""
+        chain = self.cols if self.chain is None else max(1, min(self.chain, self.cols))
+        return chain - 1 + math.log2(self.cols / chain)
 
     def constant(self, value: float) -> Bounded:
         array = np.asarray(value, dtype=np.float64)
@@ -155,7 +154,7 @@ class Float32Error:
             grown = np.abs(value) if error is None else np.abs(value) + error
             ratio = relative / np.maximum(1 - relative, 0.5)
             error = _plus(error, grown * ratio)
-        return _rounded(value, error, 2.0)
+        return _rounded(value, error, 0.0 if _is_power_of_two(b) else 2.0)
 
     def power(self, base: Bounded, exponent: float) -> Bounded:
         if exponent == 2:
@@ -250,6 +249,10 @@ class Float32Error:
         return ColumnSum(total, size, zero if arg.error is None else arg.error.sum(axis=0, keepdims=True))
 
 
+def _is_power_of_two(a: Bounded) -> bool:
+    return a.error is None and a.value.ndim == 0 and abs(float(np.frexp(a.value)[0])) == 0.5
+
+
 def _roundings(name: str, x: Array) -> float | Array:
     """Roundings of u |f(x)| each: twice the ulp of the programming guide."""
     if name == "exp":
@@ -283,6 +286,8 @@ def _propagated(name: str, a: Bounded, value: Array) -> Array | None:
 def stored(a: Bounded, dtype: DType) -> Array:
     """The bound of `a` once REARRANGED is applied and the value is stored as `dtype`."""
     size = np.abs(a.value)
+    if not size.max(initial=0.0) < np.inf:
+        size = np.where(np.isinf(size), 0.0, size)  # an infinity is stored as it is
     if a.error is None:
         bound = dtype.unit_roundoff * size
     else:
