@@ -272,8 +272,6 @@ class ColumnSums:
             "pitch": self.pitch,
             "lanes": FINISH_LANES,
             "columns": FINISH_COLUMNS,
-            "outputs": [
-                {"name": s.tensor, "lines": self.write_lines(s, "total")} for s in self.stores
-            ],
+            "outputs": [{"name": s.tensor, "lines": self.write_lines(s, "total")} for s in self.stores],
         }
         return Kernel(name=name, params=tuple(params), launch=launch), view

@@ -138,7 +138,9 @@ def _check_saved(program: RowProgram, saved: tuple[str, ...]) -> None:
 class _Reverse:
     """One sweep from the outputs to the inputs."""
 
-    def __init__(self, program: RowProgram, wrt: tuple[str, ...], saved: tuple[str, ...], sources: dict[str, Store]) -> None:
+    def __init__(
+        self, program: RowProgram, wrt: tuple[str, ...], saved: tuple[str, ...], sources: dict[str, Store]
+    ) -> None:
         self.taken = {*value_kinds(program), COLS.name, *(s.tensor for s in program.stores)}
         self.wrt = wrt
         gradients = [*(f"d{n}" for n in wrt), *(f"d{t}" for t in sources)]

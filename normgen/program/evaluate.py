@@ -63,7 +63,11 @@ class _Run:
     """The values so far, and the size they have."""
 
     def __init__(
-        self, program: RowProgram, inputs: Mapping[str, npt.ArrayLike], scalars: Mapping[str, float], dtype: np.dtype[Any]
+        self,
+        program: RowProgram,
+        inputs: Mapping[str, npt.ArrayLike],
+        scalars: Mapping[str, float],
+        dtype: np.dtype[Any],
     ) -> None:
         self.inputs = inputs
         self.dtype = dtype

@@ -13,7 +13,17 @@ import sympy as sp
 from normgen.program.algebra import Algebra
 from normgen.program.ir import COLS, Load, Map, Reduce, Statement, Store, defined_names
 from normgen.program.monoid import SUM, symbol
-from normgen.program.monomials import UNIT, Monomial, Poly, add_into, common_factor, expression, monomial, multiplied, raised
+from normgen.program.monomials import (
+    UNIT,
+    Monomial,
+    Poly,
+    add_into,
+    common_factor,
+    expression,
+    monomial,
+    multiplied,
+    raised,
+)
 from normgen.program.normalised import fresh
 from normgen.program.shared_terms import term_name
 from normgen.spec import Kind
