@@ -56,7 +56,8 @@ class ColumnSums:
     @property
     def in_shared(self) -> bool:
         """Whether the block adds up in shared memory at all."""
-        return self.how == "shared_atomic" or (self.in_registers and self.b.schedule.rows_per_block > 1)
+        side_by_side = self.in_registers and self.b.schedule.rows_per_block > 1
+        return bool(self) and (self.how == "shared_atomic" or side_by_side)
 
     @property
     def by_ticket(self) -> bool:

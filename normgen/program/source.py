@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from functools import cache
+from functools import cache, partial
 
 from normgen.errors import UsageError
 from normgen.problem import Direction, Problem, make_problem
@@ -49,25 +49,28 @@ def problem_for(
 
     Errors: UsageError for names and sizes that do not fit, ProgramError for a formula without a derivative.
     """
-    options = {"pitch": pitch, "align": align, "any_cols": any_cols, "accumulate": accumulate}
-    if direction != Direction.BACKWARD:
-        if gradients is not None or saved is not None or accumulate:
-            raise UsageError("gradients, saved and accumulate belong to the backward direction", received=direction)
-        return make_problem(
-            spec, shape=shape, dtype=dtype, dtypes=dtypes, direction=direction, without=without, **options
-        )
-    there = frozenset(t.name for t in spec.tensors) - set(without)
-    kept = tuple(n for n in (spec.saved if saved is None else saved) if n in there)
-    wrt = None if gradients is None else tuple(gradients)
-    tensors = backward_tensors(lower(spec, present=there), kept, wrt=wrt)
-    return make_problem(
+    make = partial(
+        make_problem,
         spec,
         shape=shape,
         dtype=dtype,
         dtypes=dtypes,
         direction=direction,
         without=without,
+        pitch=pitch,
+        align=align,
+        any_cols=any_cols,
+        accumulate=accumulate,
+    )
+    if direction != Direction.BACKWARD:
+        if gradients is not None or saved is not None or accumulate:
+            raise UsageError("gradients, saved and accumulate belong to the backward direction", received=direction)
+        return make()
+    there = frozenset(t.name for t in spec.tensors) - set(without)
+    kept = tuple(n for n in (spec.saved if saved is None else saved) if n in there)
+    wrt = None if gradients is None else tuple(gradients)
+    tensors = backward_tensors(lower(spec, present=there), kept, wrt=wrt)
+    return make(
         reads=[t.name for t in tensors if not t.is_written and t.name in there],
         gradients=[t.of for t in tensors if t.is_written],
-        **options,
     )
