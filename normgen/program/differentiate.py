@@ -100,7 +100,10 @@ def backward_tensors(
     wrt: tuple[str, ...] | None = None,
     cotangents: tuple[str, ...] | None = None,
 ) -> tuple[GradientTensor, ...]:
-    """Every tensor of `differentiate(program, ...)` in the order of a call: dx, dweight, dbias, dy, x, weight, mean, rstd."""
+    """Every tensor of `differentiate(program, ...)` in the order of a call.
+
+    For layernorm with saved mean and rstd: dx, dweight, dbias, dy, x, weight, mean, rstd.
+    """
     backward = differentiate(program, wrt=wrt, saved=saved, cotangents=cotangents)
     forward_inputs = {s.name for s in program.loads}
     order = [*forward_values(program)]
