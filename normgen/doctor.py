@@ -17,6 +17,24 @@ from typing import Any
 from normgen.errors import NormgenError
 
 
+REQUIRED = (
+    "cuda-core",
+    "cuda-bindings",
+    "nvidia-cuda-nvrtc",
+    "nvidia-cuda-runtime",
+    "nvidia-cuda-cccl",
+    "sympy",
+    "optuna",
+    "jinja2",
+    "numpy",
+    "ml_dtypes",
+    "rich",
+    "click",
+    "platformdirs",
+)
+_PROBE = b'extern "C" __global__ void probe(float* y) { y[threadIdx.x] = 1.0f; }'
+
+
 class Status(StrEnum):
     OK = "ok"
     WARN = "warn"  # works without it, with less
@@ -97,15 +115,13 @@ def _safely(name: str, look: Callable[[], Check]) -> Check:
 
 
 def _python() -> Check:
-    found = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
-    if sys.version_info < (3, 11):
-        return Check(name="python", status=Status.FAIL, found=found, advice="normgen needs Python 3.11 or later")
+    found = f"{platform.python_version()} on {platform.system()} {platform.machine()}, {sys.executable}"
     return Check(name="python", status=Status.OK, found=found)
 
 
 def _packages() -> Check:
     present, missing = [], []
-    for requirement in metadata_requirements():
+    for requirement in REQUIRED:
         try:
             present.append(f"{requirement} {metadata.version(requirement)}")
         except metadata.PackageNotFoundError:
@@ -114,25 +130,6 @@ def _packages() -> Check:
         found = f"missing: {', '.join(missing)}"
         return Check(name="packages", status=Status.FAIL, found=found, advice=f"pip install {' '.join(missing)}")
     return Check(name="packages", status=Status.OK, found=", ".join(present))
-
-
-def metadata_requirements() -> tuple[str, ...]:
-    """Names of the packages normgen needs at run time."""
-    return (
-        "cuda-core",
-        "cuda-bindings",
-        "nvidia-cuda-nvrtc",
-        "nvidia-cuda-runtime",
-        "nvidia-cuda-cccl",
-        "sympy",
-        "optuna",
-        "jinja2",
-        "numpy",
-        "ml_dtypes",
-        "rich",
-        "click",
-        "platformdirs",
-    )
 
 
 def _driver() -> Check:
@@ -179,6 +176,10 @@ def _nvrtc() -> Check:
         advice = "pip install nvidia-cuda-nvrtc"
         return Check(name="nvrtc", status=Status.FAIL, found=error.received or error.rule, advice=advice)
     found = f"{version[0]}.{version[1]}, sm_{archs[0]} to sm_{archs[-1]}, {path}"
+    probe = nvrtc.compile_text(_PROBE, name="probe.cu", options=(f"--gpu-architecture=sm_{archs[-1]}",))
+    if probe.error:
+        advice = "reinstall nvidia-cuda-nvrtc"
+        return Check(name="nvrtc", status=Status.FAIL, found=f"{path}: {probe.error}: {probe.log}", advice=advice)
     try:
         supported, gpus = driver_version(), devices()
     except NormgenError:
