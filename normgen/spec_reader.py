@@ -232,7 +232,8 @@ class _Reader:
             raise self.error(
                 "'follows' names a tensor", (*path, "follows"), received=value, hint=did_you_mean(value, table)
             )
-        if value == name or _role(table[value]) not in ("input", None) or _follows(table[value]) is not None:
+        is_leader = value != name and _role(table[value]) in ("input", None) and _follows(table[value]) is None
+        if first_input is not None and not is_leader:
             hint = "follow an input that has its own dtypes"
             raise self.error("a tensor follows the dtype of an input", (*path, "follows"), received=value, hint=hint)
         return str(value)

@@ -43,9 +43,10 @@ def lower(spec: Spec, *, present: frozenset[str] | None = None) -> RowProgram:
     lowering = _Lowering(spec, present)
     for formula in spec.formulas:
         lowering.define(formula.name)
+    stores = [lowering.store(tensor) for tensor in stored]
     program = RowProgram(
         name=spec.name,
-        statements=(*lowering.loads(), *lowering.statements, *(lowering.store(t) for t in stored)),
+        statements=(*lowering.loads(), *lowering.statements, *stores),
         scalars=tuple(name for name, _ in spec.scalars),
     )
     return check(without_dead_code(check(program)))
@@ -79,15 +80,11 @@ class _Lowering:
         return tuple(Load(t.name, t.kind) for t in read)
 
     def store(self, tensor: Tensor) -> Store:
-        """Store a written tensor; a value of a smaller kind is broadcast by a map of its own."""
+        """Store a written tensor; a value of a smaller kind, or a constant, is broadcast first."""
         name, kind = tensor.name, tensor.kind
-        value = self.values[name]
-        if value == symbol(name) and self.kinds[name] is kind:
-            return Store(name, name, kind)
-        own = name if name not in self.kinds else self.fresh(f"{name}_{kind.value}")
-        self.statements.append(Map(own, kind, value))
-        self.kinds[own] = kind
-        return Store(name, own, kind)
+        if self.values[name] != symbol(name):
+            self.statements.append(Map(name, kind, self.values[name]))
+        return Store(name, name, kind)
 
     # names
 
@@ -135,13 +132,16 @@ class _Lowering:
         )
 
     def named(self, name: str, tree: Expression) -> sp.Expr:
-        """The value of a formula, under the author's name unless it is a constant."""
+        """The value of a formula, under the author's name unless it is a constant or is stored with a larger kind."""
+        written = {t.name: t.kind for t in self.spec.tensors if t.role.is_written}.get(name)
         if isinstance(tree, Call) and tree.function in ("sum", "max", "absmax"):
-            expr = self.reduction(name, tree, wish=name)
+            expr = self.reduction(name, tree, wish=None if written is Kind.ELEM else name)
         else:
             expr = self.expr(name, tree)
         if expr == symbol(name) or expr.is_number:
             return expr
+        if written is not None and self.kind_of(expr) is not written:
+            return self.part(name, expr)
         return self.map(name, expr)
 
     def part(self, owner: str, expr: sp.Expr) -> sp.Expr:
