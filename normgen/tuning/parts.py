@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from normgen.codegen.module import Module
 from normgen.device import Device, target
@@ -12,7 +13,6 @@ from normgen.problem import Problem
 from normgen.schedule.schedule import Schedule
 
 if TYPE_CHECKING:
-    from normgen.cuda.compiler import Cubin
     from normgen.schedule.space import Space
 
 
@@ -40,12 +40,35 @@ def emit(problem: Problem, schedule: Schedule) -> Module:
     return emit_module(problem, schedule)
 
 
-def predicted_us(problem: Problem, schedule: Schedule, device: Device, cubin: Cubin | None = None) -> float:
-    """The cost model's µs; with a cubin it knows the registers of the first kernel."""
+@cache
+def stages_of(problem: Problem) -> int:
+    """The longest chain of dependent row reductions in the program as its author wrote it."""
+    from normgen.codegen.emit import written_program
+    from normgen.program.ir import stage_of
+
+    program = written_program(problem)
+    stages = stage_of(program)
+    return max((stages[name] for reduce in program.row_reduces for name in reduce.names), default=0)
+
+
+def predicted_us(
+    problem: Problem, schedule: Schedule, device: Device, figures: Mapping[str, Any] | None = None
+) -> float:
+    """The cost model's µs; with a kernel's figures (`run.resources_of`) it need not guess its registers."""
     from normgen.schedule.cost import predict
 
-    resources = next(iter(cubin.resources.values())) if cubin is not None else None
-    return predict(problem, schedule, device, resources).us
+    stages = stages_of(problem)
+    if figures is None:
+        return predict(problem, schedule, device, stages=stages).us
+    return predict(
+        problem,
+        schedule,
+        device,
+        stages=stages,
+        registers=int(figures["registers"]),
+        spill_bytes=int(figures["spill_bytes"]),
+        shared_bytes=int(figures["static_shared_bytes"]) + int(figures["dynamic_shared_bytes"]),
+    ).us
 
 
 def find_gpu(device: int | str | None) -> tuple[int, Device] | None:

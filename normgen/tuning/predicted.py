@@ -73,7 +73,7 @@ def rank(run: Run, candidates: list[Candidate]) -> list[Candidate]:
     """By the cost model that now knows the registers; a kernel that spills comes after all that do not."""
     fit = [c for c in candidates if c.outcome is None and c.cubin is not None]
     for candidate in fit:
-        candidate.predicted_us = parts.predicted_us(run.problem, candidate.schedule, run.device, candidate.cubin)
+        candidate.predicted_us = parts.predicted_us(run.problem, candidate.schedule, run.device, candidate.resources[0])
         candidate.outcome = Outcome.PREDICTED
         if spilled := spills(candidate.resources):
             candidate.reason = f"{spilled} bytes of registers spill"
