@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from normgen import verify
-from normgen.cuda.runtime import Bound, DeviceBuffer, Stream
+from normgen.codegen.module import Module
+from normgen.cuda.compiler import compile_module
+from normgen.cuda.runtime import Bound, DeviceBuffer, LoadedModule, Stream
+from normgen.device import Device
 from normgen.problem import Problem
 from normgen.spec import Kind
 from normgen.verify import Buffer, Verdict
@@ -80,3 +83,14 @@ class DeviceCheck:
         elements = CHECKED_ELEMENTS_FULL if full else CHECKED_ELEMENTS
         rows = max(1, elements // self.problem.cols)
         return verify.check(self.problem, self._inputs, self._outputs, rows=rows)
+
+
+def check_on_gpu(problem: Problem, module: Module, facts: Device, *, index: int, seed: int) -> Verdict:
+    """Compile, load and check one kernel on GPU `index`, as thoroughly as a finalist of the tuner."""
+    loaded = LoadedModule(module, compile_module(module, facts.arch), device=index)
+    checks = DeviceCheck(problem, index=index, seed=seed)
+    stream = Stream(index)
+    workspace = DeviceBuffer(module.workspace_bytes, device=index)
+    workspace.fill(0)
+    stream.wait_for(0)
+    return checks.run(loaded.bind().set(workspace=workspace.pointer), stream, full=True)

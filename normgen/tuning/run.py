@@ -212,6 +212,6 @@ def misfit(resources: Sequence[Mapping[str, Any]], device: Device) -> str | None
     return None
 
 
-def spills(resources: Sequence[Mapping[str, Any]]) -> int:
-    """Bytes of registers that the kernels keep in local memory."""
-    return sum(int(figures["spill_bytes"]) for figures in resources)
+def local_bytes(resources: Sequence[Mapping[str, Any]]) -> int:
+    """Bytes a thread keeps in local memory: spilled registers, and arrays the compiler could not keep in any."""
+    return sum(int(figures["spill_bytes"]) + int(figures["stack_bytes"]) for figures in resources)
