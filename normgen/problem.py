@@ -141,15 +141,9 @@ def make_problem(
     Errors: UsageError for a name, dtype, shape, pitch or alignment that does not fit.
     """
     rows, cols = parse_shape(shape) if isinstance(shape, str) else fold_shape(shape)
-    known = [t.name for t in spec.tensors]
-    for name in (*without, *(dtypes or {}), *(reads or ()), *(gradients or ())):
-        if name not in known:
-            raise UsageError(f"spec '{spec.name}' has no such tensor", received=name, hint=did_you_mean(name, known))
     if direction not in list(Direction):
         raise UsageError("unknown direction", received=direction, hint=did_you_mean(direction, Direction))
-    for name in without:
-        if not spec.tensor(name).optional:
-            raise UsageError(f"tensor '{name}' of spec '{spec.name}' is not optional", received=f"without {name}")
+    _check_names(spec, (*without, *(dtypes or {}), *(reads or ()), *(gradients or ())), without)
     stored = _stored_dtypes(spec, dtype, dtypes or {})
     here = [t for t in spec.tensors if t.name not in without]
     if direction == Direction.FORWARD:
@@ -168,6 +162,16 @@ def make_problem(
         any_cols=any_cols,
         accumulate=accumulate,
     )
+
+
+def _check_names(spec: Spec, named: Iterable[str], without: Collection[str]) -> None:
+    known = [t.name for t in spec.tensors]
+    for name in named:
+        if name not in known:
+            raise UsageError(f"spec '{spec.name}' has no such tensor", received=name, hint=did_you_mean(name, known))
+    for name in without:
+        if not spec.tensor(name).optional:
+            raise UsageError(f"tensor '{name}' of spec '{spec.name}' is not optional", received=f"without {name}")
 
 
 def _stored_dtypes(spec: Spec, first: str, given: Mapping[str, str]) -> dict[str, DType]:

@@ -92,6 +92,13 @@ def test_a_folder_of_the_user_comes_before_the_built_in_specs(tmp_path) -> None:
     assert list_specs([tmp_path])["softmax"].parent == tmp_path
 
 
+def test_a_spec_found_by_name_must_have_that_name(tmp_path) -> None:
+    (tmp_path / "other.toml").write_text(TEN_LINES)
+    assert load(tmp_path / "other.toml").name == "l2norm"
+    with pytest.raises(SpecError, match=r"other\.toml:1: a spec that is found by name has the name of its file"):
+        load("other", folders=[tmp_path])
+
+
 def test_unknown_names_and_files_are_usage_errors(tmp_path) -> None:
     with pytest.raises(UsageError, match="did you mean 'layernorm'"):
         load("layernrom")
@@ -134,6 +141,7 @@ BROKEN = [
     (changed("weight = {", "rows = {"), 6, "the emitted kernels use it"),
     (changed("weight = {", "expf = {"), 6, "CUDA C or its maths library"),
     (changed("weight = {", "dx = {"), 6, "kept for the gradient of 'x'"),
+    (changed("weight = {", "x_pitch = {"), 6, "kept for the row stride of 'x'"),
     (changed("weight = {", '"a b" = {'), 6, "a name is letters, digits"),
     (changed("weight = {", "a__b = {"), 6, "a name is letters, digits"),
     (changed("weight = {", f"{'w' * 41} = {{"), 6, "at most 40 characters"),

@@ -18,6 +18,7 @@ class Source(StrEnum):
     COLS = "cols"  # int
     SCALAR = "scalar"  # float: scalar `key` of the spec
     WORKSPACE = "workspace"  # pointer to the workspace plus `offset` bytes
+    BLOCKS = "blocks"  # int: blocks of the module's first kernel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,9 @@ class Module:
     kernels        in launch order, on one stream
     min_arch       lowest sm_NN the text builds for
     headers        CUDA headers the text includes ("cooperative_groups.h"), usually none
-    workspace_bytes  scratch memory all kernels share, zeroed once before the first call
+    workspace_fixed_bytes  scratch memory all kernels share, zeroed once before the first call; every call leaves it
+                           zeroed again
+    workspace_block_bytes  scratch memory per block of the first kernel, behind the fixed part; never initialised
     """
 
     instructions: str
@@ -78,7 +81,13 @@ class Module:
     kernels: tuple[Kernel, ...]
     min_arch: int = 75
     headers: tuple[str, ...] = ()
-    workspace_bytes: int = 0
+    workspace_fixed_bytes: int = 0
+    workspace_block_bytes: int = 0
+
+    def workspace_bytes(self, *, rows: int, sm_count: int) -> int:
+        """Scratch bytes one call needs; calls on different streams need workspaces of their own."""
+        blocks = self.kernels[0].launch.grid(rows=rows, sm_count=sm_count)
+        return self.workspace_fixed_bytes + blocks * self.workspace_block_bytes
 
     @property
     def source(self) -> str:

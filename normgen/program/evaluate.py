@@ -15,7 +15,7 @@ import numpy.typing as npt
 import sympy as sp
 
 from normgen.errors import ProgramError, did_you_mean
-from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Store
+from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Store, value_kinds
 from normgen.program.monoid import LOWEST, Monoid, Recipe, symbol
 from normgen.spec import Kind
 
@@ -53,7 +53,9 @@ def evaluate(
                     result = run.full(run.values[symbol(value)], kind)
                     stored[tensor] = result + run.given(tensor, kind).reshape(result.shape) if accumulate else result
     if keep_all:
-        return {s.name: v for s, v in run.values.items()} | stored
+        kinds = value_kinds(program)
+        values = {s.name: v for s, v in run.values.items() if s.name in kinds}
+        return {n: run.full(v, k) if (k := kinds[n]) is not Kind.SCALAR else v for n, v in values.items()} | stored
     return stored
 
 

@@ -86,7 +86,8 @@ class GradientWriter:
             for value, definition in self.named.items():
                 if value.name != purpose and len(definition) == 1:
                     powers = self._with_name(powers, value, *definition.items())
-            add_into(result, {monomial(powers): number})
+            shown = number if number.is_Rational else number.evalf(17)  # 2/sqrt(pi) is one constant
+            add_into(result, {monomial(powers): shown})
         return result
 
     def _with_name(
@@ -126,7 +127,7 @@ class GradientWriter:
         if len(poly) == 1:
             ((term, number),) = poly.items()
             return number * self._row_factor(term)
-        return self._row_map(fresh(f"{purpose}_row", self.taken), sp.Add(*(n * self._product(t) for t, n in poly.items())))
+        return self._row_map(f"{purpose}_row", sp.Add(*(n * self._product(t) for t, n in poly.items())))
 
     def _row_factor(self, term: Monomial) -> sp.Expr:
         """A product of row values: itself if it is one value, else a row map."""

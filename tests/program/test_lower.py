@@ -116,6 +116,12 @@ def test_equal_reductions_are_one_and_formulas_may_stand_in_any_order() -> None:
     assert [r.names for r in program.reduces] == [("x_sum",), ("spread_sum",)]
 
 
+def test_an_inline_reduction_takes_the_name_of_an_equal_formula() -> None:
+    tensors = 'x = "input"\nrow_max = "statistic"\ny = "output"'
+    program = program_of('y = "x - max(x)"\nrow_max = "max(x)"', tensors)
+    assert lines(program)[1:3] == ["reduce row_max : row = max(x)", "map y : elem = x - row_max"]
+
+
 def test_a_row_output_is_broadcast_and_a_constant_statistic_is_stored() -> None:
     tensors = 'x = "input"\nbig = "statistic"\nlength = "statistic"\ny = "output"'
     program = program_of('y = "big"\nbig = "max(x)"\nlength = "cols"', tensors)
