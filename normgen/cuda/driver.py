@@ -120,7 +120,10 @@ def use_device(index: int) -> None:
 
 
 class OnDevice:
-    """Make a device's context current inside a `with`; the thread's own context is back afterwards."""
+    """Make a device's context current inside a `with`; the thread's own context is back afterwards.
+
+    A thread that has no context yet keeps this one.
+    """
 
     __slots__ = ("_bindings", "_context", "_is_pushed")
 
@@ -130,10 +133,12 @@ class OnDevice:
         self._is_pushed = False
 
     def __enter__(self) -> None:
-        current = check(self._bindings.cuCtxGetCurrent(), "tell the current context")
-        self._is_pushed = int(current) != self._context
-        if self._is_pushed:
-            check(self._bindings.cuCtxPushCurrent(self._context), "make the device's context current")
+        current = int(check(self._bindings.cuCtxGetCurrent(), "tell the current context"))
+        if current == self._context:
+            return
+        self._is_pushed = bool(current)
+        make_current = self._bindings.cuCtxPushCurrent if current else self._bindings.cuCtxSetCurrent
+        check(make_current(self._context), "make the device's context current")
 
     def __exit__(self, *_: object) -> None:
         if self._is_pushed:

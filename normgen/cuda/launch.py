@@ -219,7 +219,7 @@ class Bound:
             cell.value = pitch
 
     def launch(self, stream: Stream | int) -> None:
-        """Queue every kernel in order; nothing for 0 rows. The device's context must be current or the stream ours."""
+        """Queue every kernel in order; nothing for 0 rows. The device's context must be current (`OnDevice`)."""
         if not self._rows:
             return
         queue = int(stream)

@@ -13,7 +13,7 @@ from normgen.cuda.driver import (
 )
 from normgen.cuda.launch import Bound, LoadedKernel, LoadedModule
 from normgen.cuda.memory import DeviceBuffer, copy, memset
-from normgen.cuda.stream import Event, Graph, Stream, stream_handle
+from normgen.cuda.stream import Event, Graph, Stream, stream_handle, wait_for_stream
 
 __all__ = [
     "Bound",
@@ -33,4 +33,5 @@ __all__ = [
     "memset",
     "stream_handle",
     "use_device",
+    "wait_for_stream",
 ]

@@ -50,11 +50,13 @@ class Event(Owned):
             self.handle = int(check(bindings.cuEventCreate(int(flags)), "create an event"))
 
     def record(self, stream: Stream | int) -> None:
-        check(driver().cuEventRecord(self.handle, int(stream)), "record an event")
+        with OnDevice(self.device):
+            check(driver().cuEventRecord(self.handle, int(stream)), "record an event")
 
     def synchronize(self) -> None:
         """Wait until everything before the event is done; a kernel's fault is raised here."""
-        check(driver().cuEventSynchronize(self.handle), "finish the work before an event")
+        with OnDevice(self.device):
+            check(driver().cuEventSynchronize(self.handle), "finish the work before an event")
 
     def since_us(self, start: Event) -> float:
         """Microseconds from `start` to this event; both must have been reached."""
@@ -82,17 +84,24 @@ class Stream(Owned):
 
     def synchronize(self) -> None:
         """Wait for everything queued; a kernel's fault is raised here."""
-        check(driver().cuStreamSynchronize(self.handle), "finish the work of a stream")
+        with OnDevice(self.device):
+            check(driver().cuStreamSynchronize(self.handle), "finish the work of a stream")
 
     def wait(self, event: Event) -> None:
         """Let what is queued from now on start after the event."""
-        check(driver().cuStreamWaitEvent(self.handle, event.handle, 0), "make a stream wait for an event")
+        with OnDevice(self.device):
+            check(driver().cuStreamWaitEvent(self.handle, event.handle, 0), "make a stream wait for an event")
 
     def wait_for(self, other: Stream | int) -> None:
         """Let what is queued from now on start after all that `other` holds now."""
-        with Event(self.device, timing=False) as event:
-            event.record(other)
-            self.wait(event)
+        wait_for_stream(self.handle, int(other), device=self.device)
+
+
+def wait_for_stream(waiting: int, other: int, *, device: int) -> None:
+    """Let what is queued on `waiting` from now on start after all that `other` holds now."""
+    with Event(device, timing=False) as event, OnDevice(device):
+        event.record(other)
+        check(driver().cuStreamWaitEvent(waiting, event.handle, 0), "make a stream wait for another")
 
 
 def stream_handle(stream: Any) -> int:
@@ -152,10 +161,12 @@ class Graph(Owned):
 
     def upload(self, stream: Stream) -> None:
         """Put the graph on the device, so that the first replay is no slower than the next."""
-        check(driver().cuGraphUpload(self.handle, stream.handle), "upload a graph")
+        with OnDevice(self.device):
+            check(driver().cuGraphUpload(self.handle, stream.handle), "upload a graph")
 
     def launch(self, stream: Stream) -> None:
-        check(driver().cuGraphLaunch(self.handle, stream.handle), "launch a graph")
+        with OnDevice(self.device):
+            check(driver().cuGraphLaunch(self.handle, stream.handle), "launch a graph")
 
     def replay_us(self, stream: Stream, start: Event, stop: Event) -> float:
         """Microseconds of one replay, between two events around it; waits for it."""
