@@ -110,6 +110,30 @@ def test_a_known_chain_length_tells_sum_of_squares_apart_at_65536_cols() -> None
     assert wrong.tensor("y").ratios["large_mean"] > 100
 
 
+def test_shifted_is_outside_when_its_pivot_is_an_outlier() -> None:
+    problem = made.forward(made.LAYERNORM, 8, 4097)
+    for variance, is_ok in (("shifted", False), ("two_pass", True), ("welford", True)):
+        run = lambda i, v=variance: schedules.layernorm(i, 1e-5, v, SUMS["serial"])  # noqa: E731
+        assert verdict(problem, run, families=("outlier_first",)).ok is is_ok
+
+
+@pytest.mark.parametrize("stored_as", list(DTYPES))
+def test_column_sums_of_65536_rows_are_inside_the_bound(stored_as: str) -> None:
+    problem = made.backward(made.LAYERNORM, 65536, 8, stored_as)
+    found = verdict(problem, lambda i: schedules.layernorm_backward(i, SUMS["tree"]))
+    assert found.ok, found.summary()
+
+
+def test_one_lost_row_of_65536_is_outside_the_bound_of_an_f32_column_sum() -> None:
+    def losing(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        results = schedules.layernorm_backward(inputs, SUMS["tree"])
+        return {**results, "dbias": results["dbias"] - inputs["dy"][12345]}
+
+    found = verdict(made.backward(made.LAYERNORM, 65536, 8), losing).tensor("dbias")
+    assert found.bad >= 4
+    assert found.max_abs_error > 0.5
+
+
 @pytest.mark.parametrize(("cols", "limit"), [(1, 1e-4), (123, 2e-5), (768, 1e-4), (4097, 1e-4), (65536, 5e-4)])
 def test_the_bound_on_normal_rows_is_small(cols: int, limit: float) -> None:
     """Relative to the row's largest |y|; 4.0e-5 of |y| + 1 at 768 cols."""
