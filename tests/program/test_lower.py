@@ -4,7 +4,7 @@ import pytest
 import sympy as sp
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
-from symbolic_rows import run_row
+from tests.program.symbolic_rows import run_row
 
 from normgen.errors import SpecError, UsageError
 from normgen.program.formula import Binary, Call, Expression, Name, Number, Power, parse_formula

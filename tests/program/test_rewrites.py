@@ -1,6 +1,6 @@
 import pytest
 import sympy as sp
-from symbolic_rows import associations, chain, combine, identity, lift, run_row, symbols, tree_reduce
+from tests.program.symbolic_rows import associations, chain, combine, identity, lift, run_row, symbols, tree_reduce
 
 from normgen.errors import UsageError
 from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Store, looks, show_statement
