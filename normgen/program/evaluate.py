@@ -148,7 +148,7 @@ def _apply(recipe: Recipe, values: Mapping[sp.Symbol, Array]) -> tuple[Array, ..
 
 
 def _erf(x: Array) -> Array:
-    return np.vectorize(math.erf, otypes=[np.float64])(x).astype(x.dtype)
+    return np.asarray(np.vectorize(math.erf, otypes=[np.float64])(x), x.dtype)
 
 
 _FUNCTIONS: dict[str, Callable[..., Array]] = {
