@@ -90,4 +90,7 @@ def code_digest(module: Module, cubin: Cubin) -> str:
 
 
 def _launches(module: Module) -> str:
-    return repr([(kernel.params, kernel.launch) for kernel in module.kernels] + [module.workspace_bytes])
+    return repr(
+        [(kernel.params, kernel.launch) for kernel in module.kernels]
+        + [module.workspace_fixed_bytes, module.workspace_block_bytes]
+    )
