@@ -70,7 +70,7 @@ def make_faults(
     found: dict[tuple[FaultKind, int], Fault] = {}
     for record in records:
         chain = frames.get(record.pc, ())
-        if record.other_pc and chain and chain == frames.get(record.other_pc):
+        if record.other_pc and chain and _places(chain) == _places(frames.get(record.other_pc, ())):
             continue  # the compiler copied one barrier to two places
         line = _text_line(chain, text_file)
         line_text = lines[line - 1] if 0 < line <= len(lines) else ""
@@ -95,6 +95,10 @@ def make_faults(
 def _pcs(record: FaultRecord) -> list[int]:
     groups = [group.pc for group in record.groups[: record.group_count]]
     return [pc for pc in (record.pc, record.other_pc, *groups) if pc]
+
+
+def _places(chain: Sequence[Frame]) -> list[tuple[str, int]]:
+    return [(frame.file, frame.line) for frame in chain]
 
 
 def _text_line(chain: Sequence[Frame], text_file: str) -> int:
