@@ -11,7 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from normgen.codegen.module import Module
-from normgen.cpu.compiler import SHIM, Compiler, cache_folder, compile_file, require_compiler, runtime_library, shim_digest
+from normgen.cpu.compiler import (
+    SHIM,
+    Compiler,
+    cache_folder,
+    compile_file,
+    require_compiler,
+    runtime_library,
+    shim_digest,
+)
 from normgen.cpu.program import Program
 from normgen.cpu.unit import unit_text
 from normgen.errors import CompileError
@@ -25,7 +33,9 @@ def build(module: Module, *, compiler: Compiler | None = None) -> Program:
     return build_many([module], compiler=compiler)[0]
 
 
-def build_many(modules: Sequence[Module], *, compiler: Compiler | None = None, workers: int | None = None) -> list[Program]:
+def build_many(
+    modules: Sequence[Module], *, compiler: Compiler | None = None, workers: int | None = None
+) -> list[Program]:
     """As `build` for each module, with few compiler calls; `workers` of them at a time (default: at most 2).
 
     Raises CompileError for the first module that does not compile.
@@ -76,7 +86,9 @@ def _compile_unit(chunk: dict[str, Module], compiler: Compiler, runtime: Path) -
         source.write_text(unit_text(list(chunk.values())), encoding="utf-8")
         compile_file(compiler, source, target, (*compiler.kernel_flags, *include), (str(runtime), "-lm", "-lc"))
     for index, key in enumerate(chunk):
-        _write_atomically(_pointer(key), json.dumps({"unit": target.name, "index": index}))
+        _write_atomically(
+            _pointer(key), json.dumps({"unit": target.name, "index": index, "bytes": target.stat().st_size})
+        )
 
 
 def _key(module: Module, compiler: Compiler) -> str:
@@ -97,9 +109,10 @@ def _cached(key: str) -> tuple[Path, int] | None:
     try:
         found = json.loads(_pointer(key).read_text(encoding="utf-8"))
         unit, index = cache_folder() / found["unit"], int(found["index"])
+        whole = unit.stat().st_size == found["bytes"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return (unit, index) if unit.exists() else None
+    return (unit, index) if whole else None
 
 
 def _write_atomically(path: Path, text: str) -> None:

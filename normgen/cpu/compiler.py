@@ -22,7 +22,7 @@ _CANDIDATES = ("g++", "clang++", "c++")
 _COMPILE_SECONDS = 300.0
 
 _KERNEL_FLAGS = (
-    *("-std=c++17", "-O1", "-g1", "-pipe", "-fPIC", "-shared", "-nostdlib", "-w"),
+    *("-std=c++17", "-Og", "-g1", "-pipe", "-fPIC", "-shared", "-nostdlib", "-w"),
     *("-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-fno-asynchronous-unwind-tables"),
     *("-fvisibility=hidden", "-ffp-contract=off", "-fno-strict-aliasing", "-fno-math-errno"),
     # The same instrumentation a sanitizer uses, answered by our own runtime: every access calls it first.
@@ -58,16 +58,20 @@ class Compiler:
 
 
 @functools.lru_cache(maxsize=16)
+def _version(command: tuple[str, ...]) -> str | None:
+    try:
+        answer = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.partition("\n")[0].strip()
+
+
 def _probe(command: tuple[str, ...]) -> Compiler | None:
     path = shutil.which(command[0])
     if path is None:
         return None
-    try:
-        answer = subprocess.run([path, *command[1:], "--version"], capture_output=True, text=True, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    lines = answer.stdout.splitlines()
-    return Compiler(command=(path, *command[1:]), version=lines[0].strip() if lines else "unknown")
+    version = _version((path, *command[1:]))
+    return None if version is None else Compiler(command=(path, *command[1:]), version=version)
 
 
 def find_compiler() -> Compiler | None:
@@ -106,7 +110,9 @@ def shim_digest() -> str:
     return digest.hexdigest()
 
 
-def compile_file(compiler: Compiler, source: Path, target: Path, flags: Sequence[str], libraries: Sequence[str]) -> None:
+def compile_file(
+    compiler: Compiler, source: Path, target: Path, flags: Sequence[str], libraries: Sequence[str]
+) -> None:
     """Compile and link `source` into the shared library `target`, which appears whole or not at all.
 
     Raises CompileError with the compiler's output.
@@ -122,7 +128,9 @@ def compile_file(compiler: Compiler, source: Path, target: Path, flags: Sequence
             raise CompileError("the host compiler refused the text", log=log, received=log[-2000:])
         os.replace(temporary, target)
     except subprocess.TimeoutExpired as late:
-        raise CompileError("the host compiler did not finish", log=str(late), received=f"{_COMPILE_SECONDS} s") from late
+        raise CompileError(
+            "the host compiler did not finish", log=str(late), received=f"{_COMPILE_SECONDS} s"
+        ) from late
     finally:
         Path(temporary).unlink(missing_ok=True)
 

@@ -86,9 +86,12 @@ class Program:
         written: set[str] = set()
         for number, kernel in enumerate(self.module.kernels):
             grid = kernel.launch.grid(rows=rows, sm_count=sm_count)
+            _check_launch(kernel, grid)
             if grid == 0:
                 continue
-            arguments = [_argument(param, values, rows=rows, cols=cols, scalars=scalars or {}) for param in kernel.params]
+            arguments = [
+                _argument(param, values, rows=rows, cols=cols, scalars=scalars or {}) for param in kernel.params
+            ]
             left = max(0.001, time_limit_s - (time.monotonic() - started))
             report = self._launch(number, kernel, arguments, placed, grid=grid, seed=seed, time_limit_s=left)
             written |= _written_keys(kernel)
@@ -146,6 +149,16 @@ class Program:
         )
 
 
+def _check_launch(kernel: Kernel, grid: int) -> None:
+    launch = kernel.launch
+    legal = 1 <= launch.threads <= 1024 and 1 <= launch.cluster <= 16 and 0 <= launch.shared_bytes <= 256 * 1024
+    if not legal or grid % launch.cluster:
+        raise UsageError(
+            "a launch has 1..1024 threads, clusters of 1..16 blocks, whole clusters and at most 256 KiB of shared memory",
+            received=f"{kernel.name}: {grid} blocks, {launch}",
+        )
+
+
 def _argument(
     param: Param, values: Mapping[str, Placed | None], *, rows: int, cols: int, scalars: Mapping[str, float]
 ) -> Any:
@@ -154,7 +167,8 @@ def _argument(
     known: Mapping[str, Any] = scalars if param.source is Source.SCALAR else values
     if param.source not in (Source.ROWS, Source.COLS) and key not in known:
         raise UsageError(
-            f"kernel parameter '{param.name}' needs {param.source} '{key}'", received=", ".join(sorted(known)) or "nothing"
+            f"kernel parameter '{param.name}' needs {param.source} '{key}'",
+            received=", ".join(sorted(known)) or "nothing",
         )
     if param.source is Source.TENSOR or param.source is Source.WORKSPACE:
         tensor = values[key]
@@ -171,7 +185,9 @@ def _number(param: Param, value: float) -> Any:
     ctype = _CTYPES.get(param.ctype)
     if ctype is None:
         raise UsageError(
-            f"kernel parameter '{param.name}' is not a number", received=param.ctype, hint="one of " + ", ".join(_CTYPES)
+            f"kernel parameter '{param.name}' is not a number",
+            received=param.ctype,
+            hint="one of " + ", ".join(_CTYPES),
         )
     return ctype(value)
 

@@ -34,11 +34,9 @@ def kernel(name: str, params: Sequence[Param], **launch: int) -> Kernel:
     return Kernel(name=name, params=tuple(params), launch=Launch(**launch))
 
 
-def line_of(text: str, mark: str) -> int:
-    """The number, from 1, of the only line with that mark."""
-    found = [number for number, line in enumerate(text.split("\n"), 1) if mark in line]
-    assert len(found) == 1, f"{mark!r} stands on lines {found}"
-    return found[0]
+def lines_of(text: str, mark: str) -> list[int]:
+    """The numbers, from 1, of the lines with that mark."""
+    return [number for number, line in enumerate(text.split("\n"), 1) if mark in line]
 
 
 ROW_SUM = module(
@@ -168,7 +166,10 @@ extern "C" __global__ void __launch_bounds__(64) cluster_sum(
 }
 """,
     kernel(
-        "cluster_sum", [pointer("total", "float*"), pointer("x", "const float*"), pitch("x"), COLS], threads=64, cluster=4
+        "cluster_sum",
+        [pointer("total", "float*"), pointer("x", "const float*"), pitch("x"), COLS],
+        threads=64,
+        cluster=4,
     ),
 )
 
@@ -335,7 +336,9 @@ extern "C" __global__ void __launch_bounds__(128) named_sum(float* __restrict__ 
   if (lane == 0) total[row] = sum;
 }
 """,
-    kernel("named_sum", [pointer("total", "float*"), pointer("x", "const float*"), COLS], threads=128, rows_per_block=2),
+    kernel(
+        "named_sum", [pointer("total", "float*"), pointer("x", "const float*"), COLS], threads=128, rows_per_block=2
+    ),
 )
 
 LAYERNORM_STATIC, LAYERNORM_DYNAMIC = layernorm(dynamic=False), layernorm(dynamic=True)

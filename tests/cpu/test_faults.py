@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from normgen.cpu import FaultKind, Program, Run
-from tests.cpu.cases import line_of
+from tests.cpu.cases import lines_of
 from tests.cpu.faulty import PLANTED
 
 
@@ -22,12 +22,17 @@ def run_planted(program: Program, *, seed: int = 0) -> Run:
 def test_planted_fault_is_reported_with_its_kernel_and_line(name: str, programs: dict[str, Program]) -> None:
     planted = PLANTED[name]
     run = run_planted(programs[name])
-    assert [fault.kind for fault in run.faults] == [planted.kind], "\n".join(map(str, run.faults))
-    fault = run.faults[0]
+    fault = next((fault for fault in run.faults if fault.kind is planted.kind), None)
+    assert fault is not None, run.faults
+    same = {FaultKind.SHARED_RACE, FaultKind.UNINITIALISED_SHARED}  # a race may read before or after the write
+    assert {fault.kind for fault in run.faults} <= ({planted.kind} if planted.kind not in same else same), run.faults
     assert fault.kernel == "planted"
-    assert fault.line == line_of(planted.module.text, "HERE"), str(fault)
+    assert fault.line in lines_of(planted.module.text, "HERE"), str(fault)
     assert "HERE" in fault.line_text
-    assert planted.says in fault.message
+    if planted.kind not in same:
+        assert planted.says in fault.message
+    else:
+        assert any(planted.says in other.message for other in run.faults)
 
 
 def test_every_kind_of_fault_has_been_planted() -> None:
@@ -52,5 +57,7 @@ def test_a_fault_leaves_the_process_able_to_run_the_next_program(programs: dict[
 
 def test_a_fault_reads_as_kind_kernel_line_and_text(programs: dict[str, Program]) -> None:
     fault = run_planted(programs["null pointer"]).faults[0]
-    assert str(fault).startswith("out_of_bounds: planted, line 5: writes 4 bytes at an address that belongs to no tensor")
+    assert str(fault).startswith(
+        "out_of_bounds: planted, line 5: writes 4 bytes at an address that belongs to no tensor"
+    )
     assert str(fault).endswith("none[threadIdx.x] = 1.0f;  // HERE")
