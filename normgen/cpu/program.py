@@ -72,9 +72,12 @@ class Program:
     ) -> Run:
         """Launch every kernel in order; written arrays are written in place.
 
-        tensors: elem arrays [rows, cols] (any row stride and alignment), row values [rows], col values [cols]; None is a
-        null pointer. `workspace` is zeroed memory when not given. `seed` shuffles blocks and threads; 0 keeps their order.
-        A fault ends the run after its kernel. Raises UsageError when an argument is missing.
+        tensors    elem arrays [rows, cols] (any row stride and alignment), row values [rows], col values [cols];
+                   None is a null pointer
+        workspace  zeroed memory when not given
+        seed       shuffles the order of blocks and threads; 0 keeps it
+
+        A fault ends the run after its kernel. Raises UsageError when an argument is missing or unfit.
         """
         started = time.monotonic()
         if workspace is None and self.module.workspace_bytes:
@@ -145,7 +148,7 @@ class Program:
             module=self.module,
             kernel=kernel.name,
             text_file=text_name(self.index),
-            lookup=lambda addresses: find_frames(self.unit, addresses),
+            lookup=lambda addresses: find_frames(self.unit, addresses, text_file=text_name(self.index)),
         )
 
 
@@ -154,7 +157,7 @@ def _check_launch(kernel: Kernel, grid: int) -> None:
     legal = 1 <= launch.threads <= 1024 and 1 <= launch.cluster <= 16 and 0 <= launch.shared_bytes <= 256 * 1024
     if not legal or grid % launch.cluster:
         raise UsageError(
-            "a launch has 1..1024 threads, clusters of 1..16 blocks, whole clusters and at most 256 KiB of shared memory",
+            "a launch has 1..1024 threads, whole clusters of 1..16 blocks and at most 256 KiB of shared memory",
             received=f"{kernel.name}: {grid} blocks, {launch}",
         )
 

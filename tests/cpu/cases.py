@@ -123,7 +123,8 @@ def scale16(ctype: str, to_float: str, to_bits: str) -> Module:
     """y = 2 x over 16-bit numbers, eight at a time through uint4."""
     name = f"scale_{ctype}"
     text = f"""
-extern "C" __global__ void __launch_bounds__(32) {name}({ctype}* __restrict__ y, const {ctype}* __restrict__ x, int cols) {{
+extern "C" __global__ void __launch_bounds__(32) {name}(
+    {ctype}* __restrict__ y, const {ctype}* __restrict__ x, int cols) {{
   const long long row = blockIdx.x;
   for (int v = threadIdx.x; v < cols / 8; v += 32) {{
     uint4 words = load_streaming(reinterpret_cast<const uint4*>(x + row * cols) + v);
@@ -199,7 +200,8 @@ extern "C" __global__ void __launch_bounds__(64) bulk_scale(
       bulk_load(stage + (turn + 1) % 2 * cols, x + static_cast<long long>(next) * cols, bytes, &full[(turn + 1) % 2]);
     }
     mbarrier_wait(&full[turn % 2], turn / 2 % 2);
-    for (int c = threadIdx.x; c < cols; c += 64) y[static_cast<long long>(row) * cols + c] = 3.0f * stage[turn % 2 * cols + c];
+    float* y_row = y + static_cast<long long>(row) * cols;
+    for (int c = threadIdx.x; c < cols; c += 64) y_row[c] = 3.0f * stage[turn % 2 * cols + c];
     __syncthreads();
   }
 }
@@ -285,7 +287,9 @@ namespace cg = cooperative_groups;
 
 struct Pair { float sum, largest; };
 struct Combine {
-  __device__ Pair operator()(const Pair& a, const Pair& b) const { return Pair{a.sum + b.sum, fmaxf(a.largest, b.largest)}; }
+  __device__ Pair operator()(const Pair& a, const Pair& b) const {
+    return Pair{a.sum + b.sum, fmaxf(a.largest, b.largest)};
+  }
 };
 
 // Eight threads own a row.
@@ -319,7 +323,8 @@ extern "C" __global__ void __launch_bounds__(64) cooperative(
 NAMED_BARRIER = module(
     """
 // Two rows a block, 64 threads each, which meet at barriers of their own, a different number of times.
-extern "C" __global__ void __launch_bounds__(128) named_sum(float* __restrict__ total, const float* __restrict__ x, int cols) {
+extern "C" __global__ void __launch_bounds__(128) named_sum(
+    float* __restrict__ total, const float* __restrict__ x, int cols) {
   __shared__ float slots[2][2];
   const int group = threadIdx.x / 64, lane = threadIdx.x % 64;
   const int row = blockIdx.x * 2 + group;
