@@ -82,6 +82,16 @@ class NoDeviceError(NormgenError):
     exit_code = 6
 
 
+class DriverError(NormgenError):
+    """A CUDA driver call failed; `code` is the driver's name for it, such as CUDA_ERROR_ILLEGAL_ADDRESS."""
+
+    exit_code = 6
+
+    def __init__(self, rule: str, *, code: str, received: str | None = None, hint: str | None = None) -> None:
+        self.code = code
+        super().__init__(rule, received=code if received is None else f"{code} ({received})", hint=hint)
+
+
 class NoCompilerError(NormgenError):
     """No host C++ compiler: the CPU executor cannot build kernels. Everything else goes on."""
 

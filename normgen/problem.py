@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from normgen.dtypes import DType
-from normgen.errors import UsageError
-from normgen.spec import Kind, Spec
+from normgen.dtypes import F32, DType
+from normgen.dtypes import dtype as dtype_named
+from normgen.errors import UsageError, did_you_mean
+from normgen.spec import Kind, Role, Spec, Tensor
 
 
 class Direction(StrEnum):
@@ -41,6 +43,7 @@ class Problem:
     align     bytes every base pointer is a multiple of
     any_cols  cols is a run-time argument of the kernel (the general fallback), not a constant
     accumulate  the written gradients are added to, not overwritten
+    absent    optional tensors of the spec that are not there
     """
 
     spec: Spec
@@ -52,6 +55,7 @@ class Problem:
     align: int = 16
     any_cols: bool = False
     accumulate: bool = False
+    absent: tuple[str, ...] = ()
 
     def tensor(self, name: str) -> TensorUse:
         return next(t for t in self.tensors if t.name == name)
@@ -110,3 +114,151 @@ def fold_shape(shape: tuple[int, ...]) -> tuple[int, int]:
     if rows > 2**31 - 1 or cols > 2**31 - 1:
         raise UsageError("rows and cols must each fit 31 bits", received=f"{rows} x {cols}")
     return rows, cols
+
+
+def make_problem(
+    spec: Spec,
+    *,
+    shape: str | tuple[int, ...],
+    dtype: str = "f32",
+    dtypes: Mapping[str, str] | None = None,
+    direction: str = "forward",
+    without: Collection[str] = (),
+    pitch: int | None = None,
+    align: int = 16,
+    any_cols: bool = False,
+    accumulate: bool = False,
+    reads: Collection[str] | None = None,
+    gradients: Collection[str] | None = None,
+) -> Problem:
+    """The problem of running `spec` on `shape` = [.., cols], "8x1024x768" or a tuple.
+
+    dtype      stored dtype of the first input; a tensor that follows another takes that one's dtype
+    dtypes     tensor name -> dtype, where it differs (mixed precision)
+    without    optional tensors that are not there
+    reads      backward only: the forward's tensors that the kernel reads (default: every input, every
+               parameter and what the spec saves)
+    gradients  backward only: the tensors to differentiate with respect to (default: every input and parameter)
+
+    Errors: UsageError for a name, dtype, shape, pitch or alignment that does not fit.
+    """
+    rows, cols = parse_shape(shape) if isinstance(shape, str) else fold_shape(shape)
+    if direction not in list(Direction):
+        raise UsageError("unknown direction", received=direction, hint=did_you_mean(direction, Direction))
+    _check_names(spec, (*without, *(dtypes or {}), *(reads or ()), *(gradients or ())), without)
+    stored = _stored_dtypes(spec, dtype, dtypes or {})
+    here = [t for t in spec.tensors if t.name not in without]
+    if direction == Direction.FORWARD:
+        tensors = _forward_tensors(here, stored)
+    else:
+        tensors = _backward_tensors(spec, here, stored, reads, gradients)
+    _check_layout(tensors, cols, pitch, align)
+    return Problem(
+        spec=spec,
+        direction=Direction(direction),
+        rows=rows,
+        cols=cols,
+        tensors=tensors,
+        pitch=cols if pitch is None else pitch,
+        align=align,
+        any_cols=any_cols,
+        accumulate=accumulate,
+        absent=tuple(sorted(without)),
+    )
+
+
+def _check_names(spec: Spec, named: Iterable[str], without: Collection[str]) -> None:
+    known = [t.name for t in spec.tensors]
+    for name in named:
+        if name not in known:
+            raise UsageError(f"spec '{spec.name}' has no such tensor", received=name, hint=did_you_mean(name, known))
+    for name in without:
+        if not spec.tensor(name).optional:
+            raise UsageError(f"tensor '{name}' of spec '{spec.name}' is not optional", received=f"without {name}")
+
+
+def _stored_dtypes(spec: Spec, first: str, given: Mapping[str, str]) -> dict[str, DType]:
+    """Stored dtype of every tensor: given by name, else that of the tensor it follows, else `first`."""
+    chosen = {name: dtype_named(value) for name, value in given.items()}
+    chosen.setdefault(spec.inputs[0].name, dtype_named(first))
+
+    def of(tensor: Tensor) -> DType:
+        if tensor.name in chosen:
+            return chosen[tensor.name]
+        if tensor.role is Role.STATISTIC:
+            return F32
+        if tensor.follows:
+            return of(spec.tensor(tensor.follows))
+        wanted = chosen[spec.inputs[0].name]
+        return wanted if not tensor.dtypes or wanted.name in tensor.dtypes else dtype_named(tensor.dtypes[0])
+
+    stored = {tensor.name: of(tensor) for tensor in spec.tensors}
+    for tensor in spec.tensors:
+        allowed = ("f32",) if tensor.role is Role.STATISTIC else tensor.dtypes
+        if allowed and stored[tensor.name].name not in allowed:
+            rule = f"tensor '{tensor.name}' of spec '{spec.name}' is stored as one of: {', '.join(allowed)}"
+            raise UsageError(rule, received=stored[tensor.name].name)
+    return stored
+
+
+def _uses(tensors: Iterable[Tensor], stored: Mapping[str, DType], *, is_written: bool) -> tuple[TensorUse, ...]:
+    return tuple(
+        TensorUse(
+            name=t.name,
+            kind=t.kind,
+            dtype=stored[t.name],
+            is_written=is_written,
+            nullable=is_written and t.optional and t.role is Role.STATISTIC,
+        )
+        for t in tensors
+    )
+
+
+def _by_role(tensors: Iterable[Tensor], *roles: Role) -> list[Tensor]:
+    """In the order of `roles`, then the spec's."""
+    listed = list(tensors)
+    return [t for role in roles for t in listed if t.role is role]
+
+
+def _forward_tensors(here: list[Tensor], stored: Mapping[str, DType]) -> tuple[TensorUse, ...]:
+    written = _by_role(here, Role.OUTPUT, Role.STATISTIC)
+    read = _by_role(here, Role.INPUT, Role.PARAMETER)
+    return (*_uses(written, stored, is_written=True), *_uses(read, stored, is_written=False))
+
+
+def _backward_tensors(
+    spec: Spec,
+    here: list[Tensor],
+    stored: Mapping[str, DType],
+    reads: Collection[str] | None,
+    gradients: Collection[str] | None,
+) -> tuple[TensorUse, ...]:
+    """dx, dweight, ... written; dy, then the forward's tensors read. A gradient is stored like its tensor."""
+    sources = _by_role(here, Role.INPUT, Role.PARAMETER)
+    wrt = [t for t in sources if gradients is None or t.name in gradients]
+    outputs = _by_role(here, Role.OUTPUT)
+    if not wrt or not outputs:
+        raise UsageError(f"spec '{spec.name}' has nothing to differentiate", hint="a backward problem needs an output")
+
+    def gradient(tensor: Tensor, is_written: bool) -> TensorUse:
+        dtype = stored[tensor.name]
+        return TensorUse(name=f"d{tensor.name}", kind=tensor.kind, dtype=dtype, is_written=is_written)
+
+    for name in set(reads or ()) - {t.name for t in here}:
+        raise UsageError("a tensor cannot be both read and absent", received=name)
+    wanted = {t.name for t in sources} | set(spec.saved) if reads is None else set(reads)
+    forward = _by_role(here, Role.OUTPUT, Role.INPUT, Role.PARAMETER, Role.STATISTIC)
+    return (
+        *(gradient(t, True) for t in wrt),
+        *(gradient(t, False) for t in outputs),
+        *_uses((t for t in forward if t.name in wanted), stored, is_written=False),
+    )
+
+
+def _check_layout(tensors: tuple[TensorUse, ...], cols: int, pitch: int | None, align: int) -> None:
+    if pitch is not None and pitch < cols:
+        raise UsageError("the pitch is at least cols, in elements", received=f"pitch {pitch}, cols {cols}")
+    largest = max(t.dtype.bytes for t in tensors)
+    if align < largest or align & (align - 1):
+        rule = f"the alignment is a power of two and at least the largest element, here {largest} bytes"
+        raise UsageError(rule, received=str(align))

@@ -33,6 +33,21 @@ class Role(StrEnum):
         return self in (Role.STATISTIC, Role.OUTPUT)
 
 
+ROW_FAMILIES = (
+    "normal",
+    "large_mean",
+    "constant",
+    "one_outlier",
+    "tiny",
+    "huge",
+    "zeros",
+    "mixed_sign",
+    "inf",
+    "nan",
+    "tail",
+)  # the adversarial rows that an accuracy contract may be restricted to
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tensor:
     """One tensor of a spec. `absent` is the formula an optional read tensor stands for when not given."""
@@ -65,7 +80,7 @@ class Spec:
     """One operation: what a TOML file under specs/ says, checked.
 
     `knobs` is the default search space: knob name -> values, as the Schedule names them.
-    `saved` names the statistics the backward pass reads; the rest it recomputes.
+    `saved` names the statistics and outputs the backward pass reads; the rest it recomputes.
     """
 
     name: str

@@ -1,12 +1,14 @@
 """RowProgram: SSA over rows in four statement forms.
 
     load   x : elem                              stored dtype -> float32
+    load   x_first : row = x[0]                  the first element of each row (of x: elem; of a col: element 0)
     reduce x_sum : row = sum(x)                  over a monoid; row: elem -> row, col: elem -> col
     map    y : elem = (x - mean) * rstd          any sympy expression over earlier values
     store  y                                     float32 -> stored dtype
 
 A value's kind is the join of what it reads: scalar < row, col < elem. `cols` (the symbol COLS) and the
-scalars may appear in every expression. Symbols are `symbol(name)`; a name is defined once.
+scalars may appear in every expression. sympy's Max and Min mean IEEE 754-2019 maximum and minimum: NaN if an
+argument is NaN (the clamp of a variance must not hide a NaN row). Symbols are `symbol(name)`; a name is defined once.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import sympy as sp
 
 from normgen.errors import ProgramError
 from normgen.program.monoid import Monoid, symbol
+from normgen.program.printing import show_expr
 from normgen.spec import Kind
 
 COLS = sp.Symbol("cols", positive=True, integer=True)
@@ -25,10 +28,20 @@ COLS = sp.Symbol("cols", positive=True, integer=True)
 
 @dataclass(frozen=True)
 class Load:
-    """The tensor's name is the value's name."""
+    """The tensor's name is the value's name, unless `first_of` names the tensor.
+
+    A load with `first_of` broadcasts the tensor's column 0 over its row: the pivot of a shifted variance. Its
+    kind is ROW, also for a col tensor, and it belongs to stage 0.
+    """
 
     name: str
     kind: Kind
+    first_of: str = ""
+
+    @property
+    def tensor(self) -> str:
+        """The tensor that is read."""
+        return self.first_of or self.name
 
 
 @dataclass(frozen=True)
@@ -50,11 +63,12 @@ class Map:
 
 @dataclass(frozen=True)
 class Store:
-    """Write value `value` to `tensor`; its kind is the value's."""
+    """Write value `value` to `tensor`, or add it to what is there; its kind is the value's."""
 
     tensor: str
     value: str
     kind: Kind
+    accumulate: bool = False
 
 
 Statement = Load | Reduce | Map | Store
@@ -202,17 +216,21 @@ def _broken_rules(statement: Statement, read: Kind) -> Iterator[str]:
         case Load(kind=kind):
             if kind is Kind.SCALAR:
                 yield "scalars are not loaded; they are arguments"
+            if statement.first_of and kind is not Kind.ROW:
+                yield "the first element of a row is a row value"
 
 
 def show_statement(statement: Statement) -> str:
     match statement:
-        case Load(name=name, kind=kind):
-            return f"  load   {name} : {kind.value}"
+        case Load(name=name, kind=kind, first_of=first_of):
+            return f"  load   {name} : {kind.value}" + (f" = {first_of}[0]" if first_of else "")
         case Reduce(names=names, kind=kind, monoid=monoid, args=args):
             suffix = "_rows" if kind is Kind.COL else ""
-            listed = ", ".join(map(str, args))
+            listed = ", ".join(map(show_expr, args))
             return f"  reduce {', '.join(names)} : {kind.value} = {monoid.name}{suffix}({listed})"
         case Map(name=name, kind=kind, expr=expr):
-            return f"  map    {name} : {kind.value} = {expr}"
-        case Store(tensor=tensor, value=value):
+            return f"  map    {name} : {kind.value} = {show_expr(expr)}"
+        case Store(tensor=tensor, value=value, accumulate=accumulate):
+            if accumulate:
+                return f"  store  {tensor} += {value}"
             return f"  store  {tensor}" if tensor == value else f"  store  {tensor} = {value}"

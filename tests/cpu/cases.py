@@ -26,8 +26,8 @@ def workspace(name: str, ctype: str, offset: int = 0) -> Param:
     return Param(name=name, ctype=ctype, source=Source.WORKSPACE, offset=offset)
 
 
-def module(text: str, *kernels: Kernel, workspace_bytes: int = 0) -> Module:
-    return Module(instructions=_INSTRUCTIONS, text=text, kernels=kernels, workspace_bytes=workspace_bytes)
+def module(text: str, *kernels: Kernel, workspace_fixed_bytes: int = 0) -> Module:
+    return Module(instructions=_INSTRUCTIONS, text=text, kernels=kernels, workspace_fixed_bytes=workspace_fixed_bytes)
 
 
 def kernel(name: str, params: Sequence[Param], **launch: int) -> Kernel:
@@ -276,7 +276,7 @@ extern "C" __global__ void __launch_bounds__(32) double_it(float* __restrict__ t
         blocks=5,
     ),
     kernel("double_it", [pointer("total", "float*"), COLS], threads=32, blocks=1),
-    workspace_bytes=16 + 5 * 32 * 4,
+    workspace_fixed_bytes=16 + 5 * 32 * 4,
 )
 
 COOPERATIVE = module(

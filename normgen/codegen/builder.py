@@ -1,0 +1,645 @@
+"""Lowers RowProgram x Schedule to the sections of one kernel (see view.py).
+
+A thread owns the vectors `lane + step * kThreadsPerRow` of its row, in every look, so that a row held in
+registers or in its own slots of shared memory needs no barrier between looks.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from normgen.codegen.columns import ColumnSums
+from normgen.codegen.module import Param, Source
+from normgen.codegen.printer import Printer
+from normgen.codegen.reductions import CONSTANTS, state_of, step_lines
+from normgen.codegen.view import KernelView, Loop, SectionList, State
+from normgen.problem import Problem, TensorUse
+from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Store, stage_of, used_names, value_kinds
+from normgen.schedule.schedule import Schedule
+from normgen.spec import Kind
+
+WARP = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How a row is cut: vectors per row, lanes that share them, steps a lane takes."""
+
+    vector: int
+    lanes: int
+    vectors: int  # the most vectors a row can touch: a shifted row touches one more
+    steps: int
+    shifted: bool  # rows may start between two aligned vectors (edges = peel)
+    partial: bool  # the first or the last vector of a row may be incomplete
+
+    @property
+    def ragged(self) -> bool:
+        """Some lanes have no vector in the last step."""
+        return self.steps * self.lanes != self.vectors
+
+
+def layout_of(problem: Problem, schedule: Schedule) -> Layout:
+    vector = schedule.vector
+    shifted = schedule.edges == "peel"
+    extra = vector - 1 if shifted else 0
+    vectors = -(-(problem.cols + extra) // vector)
+    lanes = schedule.threads_per_row * schedule.cluster
+    return Layout(
+        vector=vector,
+        lanes=lanes,
+        vectors=vectors,
+        steps=-(-vectors // lanes),
+        shifted=shifted,
+        partial=schedule.edges != "exact",
+    )
+
+
+def _declare(param: Param) -> str:
+    return f"{param.ctype} __restrict__ {param.name}" if param.ctype.endswith("*") else f"{param.ctype} {param.name}"
+
+
+class KernelBuilder:
+    """Builds the one kernel of a forward program."""
+
+    def __init__(self, problem: Problem, program: RowProgram, schedule: Schedule, name: str) -> None:
+        self.problem = problem
+        self.program = program
+        self.schedule = schedule
+        self.name = name
+        self.layout = layout_of(problem, schedule)
+        self.kinds = value_kinds(program)
+        self.stages = stage_of(program)
+        self.idle_rows = schedule.rows_per_block > 1
+        self.cols = "cols" if problem.any_cols else "kCols"
+        self.columns = ColumnSums(self)
+
+    # ---- facts -------------------------------------------------------------------------------------------------
+
+    @property
+    def loops_rows(self) -> bool:
+        """A persistent grid loops over rows; column sums are written after the loop even if rows is 0."""
+        return self.schedule.persistent > 0 or bool(self.columns)
+
+    @cached_property
+    def groups(self) -> list[tuple[Reduce, ...]]:
+        """Row reductions by stage: the reductions of one stage share one look and one exchange."""
+        by_stage: dict[int, list[Reduce]] = {}
+        for reduce in self.program.row_reduces:
+            by_stage.setdefault(self.stages[reduce.names[0]], []).append(reduce)
+        return [tuple(by_stage[s]) for s in sorted(by_stage)]
+
+    @cached_property
+    def states(self) -> list[State]:
+        return [state_of(i, group) for i, group in enumerate(self.groups, start=1)]
+
+    @cached_property
+    def elem_stores(self) -> tuple[Store, ...]:
+        return tuple(s for s in self.program.stores if s.kind is Kind.ELEM)
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """C text of every value inside an element loop; its order (elem, row, col) orders printed terms."""
+        names = dict(CONSTANTS)
+        state_text = {n: f"{st.variable}.{n}" for st in self.states for n in st.components}
+        for name, kind in self.kinds.items():
+            if kind is Kind.ELEM:
+                names[name] = f"{name}_i"
+        for name, kind in self.kinds.items():
+            if kind is Kind.ROW:
+                names[name] = state_text.get(name) or (name if name.startswith("row_") else f"row_{name}")
+            elif kind is Kind.SCALAR:
+                names[name] = name
+        names[COLS.name] = self.cols
+        for name, kind in self.kinds.items():
+            if kind is Kind.COL:
+                names[name] = f"{name}_i"
+        return names
+
+    def needed(self, roots: set[str]) -> set[str]:
+        """Every value the roots depend on."""
+        found = set(roots)
+        for statement in reversed(self.program.statements):
+            if isinstance(statement, Map | Reduce):
+                defined = statement.names if isinstance(statement, Reduce) else (statement.name,)
+                if found.intersection(defined):
+                    found |= used_names(statement)
+        return found
+
+    def elementwise(self, roots: set[str]) -> tuple[list[Load], list[Map]]:
+        """The loads and elem-level maps a loop must run to have `roots`, in program order."""
+        found = set(roots)
+        maps: list[Map] = []
+        for statement in reversed(self.program.statements):
+            wide = isinstance(statement, Map) and statement.kind in (Kind.ELEM, Kind.COL)
+            if wide and isinstance(statement, Map) and statement.name in found:
+                found |= used_names(statement)
+                maps.insert(0, statement)
+        loads = [ld for ld in self.program.loads if ld.name in found and ld.kind in (Kind.ELEM, Kind.COL)]
+        return loads, maps
+
+    def look_roots(self, look: int) -> set[str]:
+        """Names the loop of look `look` (0-based; the last one writes) starts from."""
+        if look < len(self.groups):
+            return {n for r in self.groups[look] for n in used_names(r)}
+        roots = {s.value for s in self.elem_stores}
+        for reduce in self.program.col_reduces:
+            roots |= used_names(reduce)
+        return roots
+
+    @cached_property
+    def look_loads(self) -> list[list[Load]]:
+        return [self.elementwise(self.look_roots(i))[0] for i in range(len(self.groups) + 1)]
+
+    @cached_property
+    def held(self) -> tuple[Load, ...]:
+        """Elem loads that wait between looks (or are all read up front)."""
+        if self.schedule.hold == "reload":
+            return ()
+        wanted = {ld.name for loads in self.look_loads for ld in loads}
+        return tuple(ld for ld in self.program.loads if ld.kind is Kind.ELEM and ld.name in wanted)
+
+    @cached_property
+    def early_params(self) -> tuple[Load, ...]:
+        if self.schedule.params == "late":
+            return ()
+        wanted = {ld.name for loads in self.look_loads for ld in loads}
+        return tuple(ld for ld in self.program.loads if ld.kind is Kind.COL and ld.name in wanted)
+
+    @cached_property
+    def params(self) -> tuple[Param, ...]:
+        """Pointers in the problem's order, pitches of elem tensors, sizes, scalars."""
+        params = []
+        for t in self.problem.tensors:
+            const = "" if t.is_written else "const "
+            params.append(Param(name=t.name, ctype=f"{const}{t.dtype.ctype}*", source=Source.TENSOR, key=t.name))
+        for t in self.problem.elem_tensors:
+            params.append(Param(name=f"{t.name}_pitch", ctype="long long", source=Source.PITCH, key=t.name))
+        params.append(Param(name="rows", ctype="int", source=Source.ROWS))
+        if self.problem.any_cols:
+            params.append(Param(name="cols", ctype="int", source=Source.COLS))
+        params += [Param(name=s, ctype="float", source=Source.SCALAR, key=s) for s in self.program.scalars]
+        params += self.columns.params()
+        return tuple(params)
+
+    # ---- text of single accesses -------------------------------------------------------------------------------
+
+    def ctype(self, tensor: str) -> str:
+        return self.problem.tensor(tensor).dtype.ctype
+
+    def vec(self, tensor: str) -> str:
+        return f"Vec<{self.ctype(tensor)}, kVector>"
+
+    def read_elem(self, tensor: str, hint: str) -> str:
+        if not self.layout.partial:
+            return f"read_{hint}<kVector>({tensor}_row + vector * kVector)"
+        return f"read_partial_{hint}<kVector, true>({tensor}_row, column, {self.cols})"
+
+    def read_param(self, tensor: str) -> str:
+        if not self.layout.partial:
+            return f"read_default<kVector>({tensor} + vector * kVector)"
+        whole = "false" if self.layout.shifted else "true"  # a shifted row meets the parameters unaligned
+        return f"read_partial_default<kVector, {whole}>({tensor}, column, {self.cols})"
+
+    def write_elem(self, tensor: str, hint: str) -> str:
+        if not self.layout.partial:
+            return f"write_{hint}({tensor}_row + vector * kVector, {tensor}_vec);"
+        return f"write_partial_{hint}({tensor}_row, column, {self.cols}, {tensor}_vec);"
+
+    def shared_slot(self, tensor: str) -> str:
+        return f"{tensor}_shared + (step * kThreads + threadIdx.x) * kVector"
+
+    # ---- loops -------------------------------------------------------------------------------------------------
+
+    @property
+    def guard(self) -> str:
+        if self.layout.partial:
+            return ""  # partial reads and element guards cover lanes without a vector
+        if self.problem.any_cols:
+            return "vector < vectors"
+        return "vector < kVectors" if self.layout.ragged else ""
+
+    @property
+    def column_head(self) -> tuple[str, ...]:
+        if not self.layout.partial:
+            return ()
+        start = "vector * kVector - shift" if self.layout.shifted else "vector * kVector"
+        first = "step > 0 && " if self.layout.shifted else ""
+        whole_steps = "whole_steps" if self.problem.any_cols else "kWholeSteps"
+        return (f"const int column = {start};", f"const bool whole = {first}step < {whole_steps};")
+
+    @property
+    def elem_guard(self) -> str:
+        if not self.layout.partial:
+            return ""
+        low = "column + i >= 0 && " if self.layout.shifted else ""
+        return f"whole || ({low}column + i < {self.cols})"
+
+    @property
+    def unroll(self) -> str:
+        if self.schedule.hold == "registers" or self.schedule.unroll == 0:
+            return "#pragma unroll"
+        return f"#pragma unroll {self.schedule.unroll}"
+
+    def look_loop(self, look: int) -> Loop:
+        """The loop of one look: reads, values, then the state's step or the outputs."""
+        final = look == len(self.groups)
+        loads, maps = self.elementwise(self.look_roots(look))
+        head = list(self.column_head)
+        elem: list[str] = []
+        for load in loads:
+            vec = self.vector_of(load, look, head)
+            elem.append(f"const float {self.names[load.name]} = element({vec}, i);")
+        stored = {s.value: s.tensor for s in self.elem_stores} if final else {}
+        printer = Printer(self.names)
+        for m in maps:
+            if m.name in stored and not self.is_read_in_loop(m.name, maps):
+                continue
+            elem.append(f"const float {self.names[m.name]} = {printer.text(m.expr)};")
+        tail: list[str] = []
+        if final:
+            by_name = {m.name: m for m in maps}
+            for store in self.elem_stores:
+                unset = " = {}" if self.layout.partial else ""  # masked elements are packed too
+                head.append(f"float {store.tensor}_values[kVector]{unset};")
+                source = by_name.get(store.value)
+                inline = source is not None and not self.is_read_in_loop(store.value, maps)
+                text = printer.text(source.expr) if inline and source else self.names[store.value]
+                elem.append(f"{store.tensor}_values[i] = {text};")
+                tail += self.store_lines(store)
+            elem += self.columns.elem_lines({r.names[0]: printer.text(r.args[0]) for r in self.columns.reduces})
+            comment = "Last look: the outputs" if self.groups else "One look: the outputs"
+        else:
+            elem += step_lines(self.states[look], self.groups[look], self.names)
+            comment = self.states[look].doc
+        return Loop(
+            comment=comment,
+            unroll=self.unroll,
+            guard=self.guard,
+            head=tuple(head),
+            elem_guard=self.elem_guard,
+            elem=tuple(elem),
+            tail=tuple(tail),
+        )
+
+    def is_read_in_loop(self, name: str, maps: list[Map]) -> bool:
+        readers: list[Map | Reduce] = [*maps, *self.columns.reduces]
+        return any(name in used_names(m) for m in readers)
+
+    def vector_of(self, load: Load, look: int, head: list[str]) -> str:
+        """C text of the vector that holds this load in this look; appends its read to `head` where needed."""
+        tensor = load.name
+        if load.kind is Kind.COL:
+            if load in self.early_params:
+                return f"{tensor}_held[step]"
+            head.append(f"const {self.vec(tensor)} {tensor}_vec = {self.read_param(tensor)};")
+            return f"{tensor}_vec"
+        if self.schedule.hold == "registers":
+            return f"{tensor}_held[step]"
+        if self.schedule.hold == "shared":
+            head.append(f"const {self.vec(tensor)} {tensor}_vec = read_default<kVector>({self.shared_slot(tensor)});")
+            return f"{tensor}_vec"
+        hint = self.schedule.load if look == len(self.groups) else "default"  # earlier looks want it cached
+        head.append(f"const {self.vec(tensor)} {tensor}_vec = {self.read_elem(tensor, hint)};")
+        return f"{tensor}_vec"
+
+    def store_lines(self, store: Store) -> list[str]:
+        tensor = store.tensor
+        write = self.write_elem(tensor, self.schedule.store)
+        return [
+            f"{self.vec(tensor)} {tensor}_vec = {{}};" if self.layout.partial else f"{self.vec(tensor)} {tensor}_vec;",
+            f"pack({tensor}_vec, {tensor}_values);",
+            f"if (active) {write}" if self.idle_rows else write,
+        ]
+
+    def load_loops(self, out: SectionList) -> None:
+        """Read the whole row before the first look."""
+        head = list(self.column_head)[:1]
+        for load in self.held:
+            read = self.read_elem(load.name, self.schedule.load)
+            if self.schedule.hold == "registers":
+                head.append(f"{load.name}_held[step] = {read};")
+            else:
+                head.append(f"write_default({self.shared_slot(load.name)}, {read});")
+        if not self.held:
+            return
+        where = "registers" if self.schedule.hold == "registers" else "shared memory"
+        names = " and ".join(load.name for load in self.held)
+        out.loop(
+            Loop(
+                comment=f"The row of {names} is read once and waits in {where}; each thread reads back its own part.",
+                unroll=self.unroll,
+                guard=self.guard,
+                head=tuple(head),
+            )
+        )
+
+    def param_loops(self, out: SectionList) -> None:
+        if not self.early_params:
+            return
+        out.lines(*(f"{self.vec(p.name)} {p.name}_held[kSteps];" for p in self.early_params))
+        head = list(self.column_head)[:1]
+        head += [f"{p.name}_held[step] = {self.read_param(p.name)};" for p in self.early_params]
+        out.loop(Loop(unroll="#pragma unroll", guard=self.guard, head=tuple(head)))
+
+    # ---- row values --------------------------------------------------------------------------------------------
+
+    def row_lines(self, stage: int) -> list[str]:
+        """Row values that become known at `stage`: loads and pivots at 0, then maps and stores."""
+        lines = []
+        printer = Printer(self.names)
+        for statement in self.program.statements:
+            if isinstance(statement, Load) and statement.kind is Kind.ROW and stage == 0:
+                lines.append(f"const float {self.names[statement.name]} = {self.row_load(statement)};")
+            narrow = isinstance(statement, Map) and statement.kind in (Kind.ROW, Kind.SCALAR)
+            if narrow and isinstance(statement, Map) and self.stages[statement.name] == stage:
+                lines.append(f"const float {self.names[statement.name]} = {printer.text(statement.expr)};")
+        return lines
+
+    def row_load(self, load: Load) -> str:
+        if not load.first_of:
+            return f"{load.name}_next" if self.prefetches else f"{load.name}[{self.valid_row}]"
+        of_row = self.kinds[load.first_of] is Kind.ELEM
+        return f"element(read_default<1>({load.first_of}{'_row' if of_row else ''}), 0)"
+
+    def row_store_lines(self) -> list[str]:
+        stores = [s for s in self.program.stores if s.kind is Kind.ROW]
+        if not stores:
+            return []
+        lines = []
+        for store in stores:
+            line = f"{store.tensor}[row] = {self.names[store.value]};"
+            nullable = self.problem.tensor(store.tensor).nullable
+            lines.append(f"  if ({store.tensor} != nullptr) {line}" if nullable else f"  {line}")
+        who = "lane == 0 && active" if self.idle_rows else "lane == 0"
+        return [f"if ({who}) {{", *lines, "}"]
+
+    def reduce_line(self, look: int) -> str:
+        state = self.states[look]
+        width = self.schedule.threads_per_row
+        if width == 1 and self.schedule.cluster == 1:
+            return ""
+        if self.schedule.reduce_with == "shared_tree":
+            call = f"reduce_row<kThreadsPerRow>({state.variable}, {state.variable}_slots[slot])"
+        elif width <= WARP:
+            function = "reduce_tile" if self.schedule.reduce_with == "cooperative_groups" else "reduce_lanes"
+            call = f"{function}<kThreadsPerRow>({state.variable})"
+        else:
+            slots = f"{state.variable}_slots[parity][slot]" if self.double_slots else f"{state.variable}_slots[slot]"
+            call = f"reduce_row<kWarpsPerRow>({state.variable}, {slots})"
+        return f"{state.variable} = {call};"
+
+    @property
+    def double_slots(self) -> bool:
+        """With a single barrier per row, a fast warp could overwrite slots a slow warp still reads: alternate them."""
+        if not self.loops_rows or len(self.groups) != 1:
+            return False
+        return self.schedule.threads_per_row > WARP and self.schedule.reduce_with != "shared_tree"
+
+    # ---- the kernel --------------------------------------------------------------------------------------------
+
+    @property
+    def prefetches(self) -> bool:
+        """The next row travels to registers while this one is computed."""
+        return self.schedule.stages > 1 and self.schedule.hold == "registers"
+
+    def body(self) -> SectionList:
+        work = self.work()
+        text = "\n".join(line for section in work.sections for line in section.texts())
+        out = SectionList()
+        out.lines(*self.row_index_lines(), *self.pointer_lines(text), *self.row_lines(0))
+        out.sections += work.sections
+        return out
+
+    def work(self) -> SectionList:
+        """Everything a row needs once its index is known."""
+        out = SectionList()
+        if self.schedule.hold == "registers" and self.held:
+            out.lines(*(f"{self.vec(h.name)} {h.name}_held[kSteps];" for h in self.held))
+        if self.prefetches:
+            self.take_fetched(out)
+        else:
+            self.load_loops(out)
+        if self.schedule.params == "early":
+            self.param_loops(out)
+        for look, state in enumerate(self.states):
+            out.lines(f"{state.type} {state.variable} = {{{', '.join(state.identity)}}};")
+            out.loop(self.look_loop(look))
+            reduce = [line for line in (self.reduce_line(look),) if line]
+            out.lines(*reduce, *self.row_lines(look + 1))
+        out.lines(*self.row_store_lines())
+        if self.elem_stores or self.columns:
+            out.loop(self.look_loop(len(self.groups)))
+        if self.double_slots:
+            out.lines("parity ^= 1;")
+        return out
+
+    # ---- rows in flight ----------------------------------------------------------------------------------------
+
+    @property
+    def fetched_rows(self) -> list[Load]:
+        return [ld for ld in self.program.loads if ld.kind is Kind.ROW and not ld.first_of]
+
+    def fetch_lines(self) -> list[str]:
+        """A lambda that starts the loads of a row tile; its registers are read one trip later."""
+        lines = [f"{self.vec(h.name)} {h.name}_next[kSteps];" for h in self.held]
+        lines += [f"float {row.name}_next;" for row in self.fetched_rows]
+        lines += [
+            "// The loads of the next row travel while this one is computed.",
+            "const auto fetch = [&](int first_row) {",
+            "  const int fetched_row = min(first_row + slot, rows - 1);"
+            if self.idle_rows
+            else "  const int fetched_row = first_row;",
+        ]
+        for load in self.held:
+            lines.append(f"  {self.row_pointer(self.problem.tensor(load.name), 'fetched_row')}")
+        lines += [f"  {row.name}_next = {row.name}[fetched_row];" for row in self.fetched_rows]
+        reads = [f"{h.name}_next[step] = {self.read_elem(h.name, self.schedule.load)};" for h in self.held]
+        body = [*list(self.column_head)[:1], *reads]
+        if self.guard:
+            body = [f"if ({self.guard}) {{", *("  " + line for line in body), "}"]
+        lines += [
+            "  #pragma unroll",
+            "  for (int step = 0; step < kSteps; ++step) {",
+            "    const int vector = lane + step * kThreadsPerRow;",
+            *("    " + line for line in body),
+            "  }",
+            "};",
+        ]
+        return lines
+
+    @property
+    def first_tile(self) -> str:
+        return "blockIdx.x * kRowsPerBlock" if self.idle_rows else "blockIdx.x"
+
+    @property
+    def tile_stride(self) -> str:
+        return "gridDim.x * kRowsPerBlock" if self.idle_rows else "gridDim.x"
+
+    def take_fetched(self, out: SectionList) -> None:
+        moves = tuple(f"{h.name}_held[step] = {h.name}_next[step];" for h in self.held)
+        out.loop(Loop(unroll="#pragma unroll", head=moves))
+        out.lines(f"if (first_row + {self.tile_stride} < rows) fetch(first_row + {self.tile_stride});")
+
+    def row_index_lines(self) -> list[str]:
+        lines = []
+        if self.loops_rows:
+            lines.append("const int row = first_row + slot;" if self.idle_rows else "const int row = first_row;")
+        if self.idle_rows:
+            lines.append("const bool active = row < rows;  // idle rows recompute the last row and store nothing")
+            lines.append("const int valid_row = active ? row : rows - 1;")
+        return lines
+
+    @property
+    def valid_row(self) -> str:
+        return "valid_row" if self.idle_rows else "row"
+
+    def row_pointer(self, tensor: TensorUse, row: str) -> str:
+        const = "" if tensor.is_written else "const "
+        return (
+            f"{const}{tensor.dtype.ctype}* {tensor.name}_row = "
+            f"{tensor.name} + static_cast<long long>({row}) * {tensor.name}_pitch;"
+        )
+
+    def pointer_lines(self, text: str) -> list[str]:
+        """Row starts of the elem tensors that `text` reads or writes."""
+        first_elem = next(t for t in self.problem.elem_tensors if not t.is_written)
+        lines = []
+        for tensor in self.problem.elem_tensors:
+            pivot = any(ld.first_of == tensor.name for ld in self.program.loads)
+            aligned = self.layout.shifted and tensor is first_elem
+            if re.search(rf"\b{tensor.name}_row\b", text) or pivot or aligned:
+                lines.append(self.row_pointer(tensor, self.valid_row))
+        if self.layout.shifted:
+            lines.append("// Elements between the aligned vector the row starts in and the row's first element.")
+            lines.append(
+                f"const int shift = static_cast<int>(reinterpret_cast<unsigned long long>({first_elem.name}_row) / "
+                f"sizeof({first_elem.dtype.ctype}) % kVector);"
+            )
+        return lines
+
+    def prologue(self) -> SectionList:
+        out = SectionList()
+        s = self.schedule
+        whole_block = s.rows_per_block == 1
+        lines = [
+            "const int lane = threadIdx.x;" if whole_block else "const int lane = threadIdx.x % kThreadsPerRow;",
+        ]
+        uses_slot = s.threads_per_row > WARP or s.reduce_with == "shared_tree"
+        if not whole_block or uses_slot:
+            slot = "0" if whole_block else "threadIdx.x / kThreadsPerRow"
+            lines.append(f"const int slot = {slot};  // this thread's row within the block")
+        if not self.loops_rows:
+            start = "blockIdx.x" if whole_block else "blockIdx.x * kRowsPerBlock + slot"
+            lines.append(f"const int row = {start};")
+        if self.problem.any_cols:
+            extra = "2 * kVector - 2" if self.layout.shifted else "kVector - 1"
+            lines.append(f"const int vectors = (cols + {extra}) / kVector;")
+            lines.append("const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;")
+            if self.layout.partial:
+                lines.append("const int whole_steps = cols / kVector / kThreadsPerRow;")
+        if self.double_slots:
+            lines.append("int parity = 0;")
+        out.lines(*lines)
+        if self.schedule.hold == "shared" and self.held:
+            out.lines(*self.shared_pointers())
+        if s.params == "kept":
+            self.param_loops(out)
+        self.columns.prologue(out)
+        if self.prefetches:
+            out.lines(*self.fetch_lines(), f"if ({self.first_tile} < rows) fetch({self.first_tile});")
+        return out
+
+    def epilogue(self) -> SectionList:
+        out = SectionList()
+        self.columns.epilogue(out)
+        return out
+
+    def shared_pointers(self) -> list[str]:
+        lines, offset = [], "0"
+        for load in self.held:
+            ctype = self.ctype(load.name)
+            lines.append(f"{ctype}* {load.name}_shared = reinterpret_cast<{ctype}*>(dynamic_shared() + {offset});")
+            offset += f" + kSteps * kThreads * kVector * static_cast<int>(sizeof({ctype}))"
+        return lines
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory: the held rows, then the block's column sums."""
+        return self.held_shared_bytes + self.columns.shared_bytes
+
+    @property
+    def held_shared_bytes(self) -> int:
+        if self.schedule.hold != "shared":
+            return 0
+        per_vector = sum(self.problem.tensor(ld.name).dtype.bytes for ld in self.held) * self.layout.vector
+        return self.layout.steps * self.schedule.threads * per_vector
+
+    def constants(self) -> tuple[tuple[str, str, str], ...]:
+        s, problem = self.schedule, self.problem
+        first = problem.dtype
+        rows = [] if problem.any_cols else [("kCols", str(problem.cols), "")]
+        rows.append(("kThreadsPerRow", str(s.threads_per_row), ""))
+        if s.rows_per_block > 1:
+            rows.append(("kRowsPerBlock", str(s.rows_per_block), ""))
+        if s.hold == "shared" or self.columns.in_shared:
+            rows.append(("kThreads", str(s.threads), ""))
+        width = s.vector * first.bytes
+        rows.append(("kVector", str(s.vector), f"elements per access of {width} bytes"))
+        if s.threads_per_row > WARP and s.reduce_with != "shared_tree":
+            rows.append(("kWarpsPerRow", "kThreadsPerRow / 32", ""))
+        if not problem.any_cols:
+            top = "(kCols + 2 * kVector - 2) / kVector" if self.layout.shifted else "(kCols + kVector - 1) / kVector"
+            exact = "kCols / kVector"
+            rows.append(("kVectors", top if self.layout.partial else exact, "per row"))
+            rows.append(("kSteps", "(kVectors + kThreadsPerRow - 1) / kThreadsPerRow", "vectors a thread owns"))
+            if self.layout.partial:
+                rows.append(("kWholeSteps", "kCols / kVector / kThreadsPerRow", "steps with complete vectors only"))
+        return (*rows, *self.columns.constants())
+
+    def shared_lines(self) -> tuple[str, ...]:
+        s = self.schedule
+        if s.threads_per_row == 1:
+            return ()
+        if s.reduce_with == "shared_tree":
+            size = f"[{s.rows_per_block}][kThreadsPerRow]"
+        elif s.threads_per_row > WARP:
+            size = ("[2]" if self.double_slots else "") + f"[{s.rows_per_block}][kWarpsPerRow]"
+        else:
+            return ()
+        return tuple(f"__shared__ {st.type} {st.variable}_slots{size};" for st in self.states)
+
+    def comment(self) -> tuple[str, ...]:
+        s = self.schedule
+        size = "any number of columns" if self.problem.any_cols else f"{self.problem.cols} columns"
+        owner = {
+            "thread_per_row": "one thread owns a row",
+            "warp_per_row": f"{s.threads_per_row} lanes of a warp own a row",
+            "block_per_row": f"{s.threads_per_row} threads own a row",
+            "cluster_per_row": f"{s.cluster} blocks of {s.threads_per_row} threads own a row",
+        }[s.strategy]
+        reads = len(self.look_loads) if s.hold == "reload" else 1
+        per_block = f", {s.rows_per_block} rows a block" if s.rows_per_block > 1 else ""
+        times = {1: "once", 2: "twice"}.get(reads, f"{reads} times")
+        return (
+            f"{self.problem.spec.name} {self.problem.direction.value}, {size}: {owner}{per_block}; it is read {times}.",
+        )
+
+    def view(self) -> KernelView:
+        s = self.schedule
+        bounds = str(s.threads) if s.blocks_per_sm == 0 else f"{s.threads}, {s.blocks_per_sm}"
+        loop = f"for (int first_row = {self.first_tile}; first_row < rows; first_row += {self.tile_stride})"
+        return KernelView(
+            name=self.name,
+            comment=self.comment(),
+            params=tuple(_declare(p) for p in self.params),
+            launch_bounds=bounds,
+            constants=self.constants(),
+            shared=self.shared_lines(),
+            prologue=self.prologue().done(),
+            steps="steps" if self.problem.any_cols else "kSteps",
+            row_loop=loop if self.loops_rows else "",
+            body=self.body().done(),
+            epilogue=self.epilogue().done(),
+        )

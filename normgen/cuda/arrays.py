@@ -1,0 +1,206 @@
+"""Arrays of other libraries as plain facts, and device arrays of our own that other libraries can read.
+
+torch is recognised by its methods, never imported; the rest comes through `__cuda_array_interface__` or DLPack.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from normgen.cuda import dlpack
+from normgen.cuda.dlpack import contiguous_strides
+from normgen.cuda.driver import OnDevice, check, driver
+from normgen.cuda.memory import DeviceBuffer
+from normgen.cuda.stream import Event
+from normgen.dtypes import DTYPES, DType
+from normgen.errors import UsageError
+
+_OUR_NAMES = {alias: known.name for known in DTYPES.values() for alias in (known.name, *known.aliases)}
+ON_CPU = -1
+_DEFAULT_STREAM = 1  # CU_STREAM_LEGACY, which both protocols write for the default stream
+
+
+class ArrayView(NamedTuple):
+    """Where an array lies and how; strides in elements.
+
+    dtype is our name (f32, f16, bf16) or, for a dtype we do not have, the array's own.
+    ready_stream is the stream whose work must be awaited before the memory is used, if the array names one.
+    """
+
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    device: int
+    readonly: bool
+    ready_stream: int | None
+    owner: object
+
+
+def view(array: Any, *, stream: int = 0) -> ArrayView:
+    """The facts of an array; a DLPack producer makes its data ready on `stream`.
+
+    Raises UsageError for an object that offers neither torch's methods, `__cuda_array_interface__` nor DLPack.
+    """
+    if is_torch(array):
+        return _view_torch(array)
+    interface = getattr(array, "__cuda_array_interface__", None)
+    if interface is not None:
+        return _view_interface(array, interface)
+    if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
+        return _view_dlpack(array, stream)
+    raise UsageError(
+        "an array must be a torch tensor or offer __cuda_array_interface__ or __dlpack__",
+        received=type(array).__name__,
+        hint="numpy arrays are read through DLPack, but a kernel needs them on the GPU",
+    )
+
+
+def is_torch(array: Any) -> bool:
+    """Whether it has torch's methods: a duck is enough."""
+    return hasattr(array, "data_ptr") and hasattr(array, "get_device") and hasattr(array, "stride")
+
+
+_TORCH_NAMES: dict[Any, str] = {}
+
+
+def torch_dtype_name(dtype: Any) -> str:
+    """Our name of a torch dtype (`torch.float32` -> f32), or torch's own without the prefix."""
+    name = _TORCH_NAMES.get(dtype)
+    if name is None:
+        name = _our_name(str(dtype).removeprefix("torch."))
+        _TORCH_NAMES[dtype] = name
+    return name
+
+
+def _view_torch(tensor: Any) -> ArrayView:
+    return ArrayView(
+        tensor.data_ptr(),
+        tuple(tensor.shape),
+        tuple(tensor.stride()),
+        torch_dtype_name(tensor.dtype),
+        tensor.get_device(),
+        False,
+        None,
+        tensor,
+    )
+
+
+def _view_interface(array: Any, interface: Mapping[str, Any]) -> ArrayView:
+    pointer, readonly = interface["data"]
+    shape = tuple(interface["shape"])
+    kind = np.dtype(interface["typestr"])
+    strides = interface.get("strides")
+    if strides is None:
+        elements = contiguous_strides(shape)
+    elif any(step % kind.itemsize for step in strides):
+        raise UsageError("strides must be whole elements", received=f"{strides} bytes of {kind.itemsize}-byte elements")
+    else:
+        elements = tuple(step // kind.itemsize for step in strides)
+    name = _our_name(getattr(getattr(array, "dtype", None), "name", "") or kind.name)
+    # bfloat16 has no type string of its own: two opaque bytes are what ml_dtypes writes for it.
+    dtype = "bf16" if interface["typestr"] in ("<V2", "|V2") else name
+    ready = interface.get("stream")
+    return ArrayView(
+        int(pointer or 0), shape, elements, dtype, _device_of(array, int(pointer or 0)), bool(readonly), ready, array
+    )
+
+
+def _view_dlpack(array: Any, stream: int) -> ArrayView:
+    device_type = int(array.__dlpack_device__()[0])
+    if device_type in (dlpack.CUDA, dlpack.CUDA_MANAGED):
+        capsule = array.__dlpack__(stream=stream or _DEFAULT_STREAM)  # 0 is ambiguous there
+    else:
+        capsule = array.__dlpack__()
+    facts = dlpack.read(capsule)
+    on_gpu = facts.device_type in (dlpack.CUDA, dlpack.CUDA_MANAGED)
+    strides = facts.strides if facts.strides is not None else contiguous_strides(facts.shape)
+    device = facts.device_id if on_gpu else ON_CPU
+    return ArrayView(facts.pointer, facts.shape, strides, facts.dtype, device, False, None, capsule)
+
+
+def _device_of(array: Any, pointer: int) -> int:
+    """The device an array lies on: as it says itself, else as the driver knows of the pointer."""
+    if hasattr(array, "__dlpack_device__"):
+        return int(array.__dlpack_device__()[1])
+    if not pointer:
+        return 0
+    bindings = driver()
+    ordinal = bindings.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    return int(check(bindings.cuPointerGetAttribute(ordinal, pointer), "know the array's pointer"))
+
+
+def _our_name(name: str) -> str:
+    return _OUR_NAMES.get(name, name)
+
+
+class DeviceArray:
+    """A contiguous array in device memory; read it with `numpy()`, or hand it on through DLPack or CUDA's interface."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: str | DType, *, device: int = 0) -> None:
+        self.shape = shape
+        self.dtype = DTYPES[dtype] if isinstance(dtype, str) else dtype
+        self.buffer = DeviceBuffer(math.prod(shape) * self.dtype.bytes, device=device)
+        self._written: Event | None = None
+
+    @classmethod
+    def of(cls, array: np.ndarray[Any, Any], *, device: int = 0) -> DeviceArray:
+        """A copy of a numpy array (f32, f16 or ml_dtypes.bfloat16) on the device."""
+        made = cls(array.shape, DTYPES[_our_name(array.dtype.name)], device=device)
+        made.buffer.write(array)
+        return made
+
+    @property
+    def device(self) -> int:
+        return self.buffer.device
+
+    def mark_written(self, stream: int) -> None:
+        """Note that work queued on `stream` writes this array: readers elsewhere will wait for it."""
+        self._written = Event(self.device, timing=False)
+        self._written.record(stream)
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """A copy on the host, after everything queued on the device so far."""
+        with OnDevice(self.device):
+            check(driver().cuCtxSynchronize(), "finish the device's work")
+        return self.buffer.read(self.shape, self.dtype)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return dlpack.CUDA, self.device
+
+    def __dlpack__(self, *, stream: int | None = None, **_newer: object) -> Any:
+        """An unversioned capsule, ready on `stream` (None: the default stream; -1: no waiting)."""
+        if stream != -1:
+            self._make_ready_on(stream or _DEFAULT_STREAM)
+        return dlpack.export(
+            pointer=self.buffer.pointer,
+            shape=self.shape,
+            dtype=self.dtype.name,
+            device_type=dlpack.CUDA,
+            device_id=self.device,
+            owner=self.buffer,
+        )
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        self._make_ready_on(_DEFAULT_STREAM)
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.numpy.str,
+            "data": (self.buffer.pointer, False),
+            "strides": None,
+            "version": 3,
+            "stream": _DEFAULT_STREAM,
+        }
+
+    def _make_ready_on(self, stream: int) -> None:
+        if self._written is not None:
+            with OnDevice(self.device):
+                check(driver().cuStreamWaitEvent(stream, self._written.handle, 0), "make a stream wait for an array")
+
+    def __repr__(self) -> str:
+        return f"DeviceArray(shape={self.shape}, dtype={self.dtype.name}, device={self.device})"

@@ -1,0 +1,124 @@
+"""Cubins on disk, under a key that contains everything that matters to them.
+
+One file per cubin: a line with the format and the sha256 of the rest, a line of JSON, the cubin's bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from normgen.cuda.compiler import Cubin
+
+_FORMAT = "normgen-cubin-1"
+
+
+def cache_root() -> Path:
+    """NORMGEN_CACHE_DIR, else the user's cache folder for normgen."""
+    named = os.environ.get("NORMGEN_CACHE_DIR")
+    if named:
+        return Path(named)
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("normgen"))
+
+
+def _to_stderr(message: str) -> None:
+    print(message, file=sys.stderr)
+
+
+class CubinCache:
+    """Look-up and storage of cubins; safe to share between processes, because writes are atomic.
+
+    A damaged file is set aside as `*.damaged`, reported, and counts as absent. A folder that cannot be
+    written is reported once, and compiling goes on without it.
+    """
+
+    def __init__(self, root: Path | None = None, *, report: Callable[[str], None] = _to_stderr) -> None:
+        self.folder = (root or cache_root()) / "cubin"
+        self._report = report
+        self._is_writable = True
+
+    def path(self, key: str) -> Path:
+        return self.folder / key[:2] / f"{key}.cubin"
+
+    def get(self, key: str) -> Cubin | None:
+        """The cubin stored under that key, marked `cached`; None if absent or damaged."""
+        path = self.path(key)
+        try:
+            content = path.read_bytes()
+        except OSError:
+            return None
+        try:
+            return _decode(content, key)
+        except (ValueError, KeyError, TypeError) as error:
+            self._set_aside(path, str(error))
+            return None
+
+    def put(self, cubin: Cubin) -> None:
+        """Store a cubin under its key: a temporary file beside the place, then one rename."""
+        path = self.path(cubin.key)
+        temporary = ""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+            with os.fdopen(handle, "wb") as file:
+                file.write(_encode(cubin))
+            os.replace(temporary, path)
+        except OSError as error:
+            if temporary and os.path.exists(temporary):
+                os.unlink(temporary)
+            if self._is_writable:
+                self._report(f"cache folder {self.folder} cannot be written ({error}); compiling goes on without it")
+            self._is_writable = False
+
+    def _set_aside(self, path: Path, reason: str) -> None:
+        aside = path.with_name(path.name + ".damaged")
+        try:
+            os.replace(path, aside)
+        except OSError:
+            aside = path
+        self._report(f"cached cubin is damaged ({reason}), compiling again; the file is now {aside}")
+
+
+def _encode(cubin: Cubin) -> bytes:
+    facts: dict[str, Any] = {
+        "key": cubin.key,
+        "arch": cubin.arch,
+        "resources": {name: asdict(r) for name, r in cubin.resources.items()},
+        "log": cubin.log,
+        "seconds": cubin.seconds,
+        "nvrtc_version": list(cubin.nvrtc_version),
+    }
+    body = json.dumps(facts).encode() + b"\n" + cubin.data
+    return f"{_FORMAT} {hashlib.sha256(body).hexdigest()}\n".encode() + body
+
+
+def _decode(content: bytes, key: str) -> Cubin:
+    from normgen.cuda.compiler import Cubin, Resources
+
+    head, _, body = content.partition(b"\n")
+    if head != f"{_FORMAT} {hashlib.sha256(body).hexdigest()}".encode():
+        raise ValueError("its checksum does not match")
+    line, _, data = body.partition(b"\n")
+    facts = json.loads(line)
+    if facts["key"] != key:
+        raise ValueError("it belongs to another key")
+    return Cubin(
+        data=data,
+        arch=facts["arch"],
+        resources={name: Resources(**r) for name, r in facts["resources"].items()},
+        log=facts["log"],
+        seconds=facts["seconds"],
+        nvrtc_version=(facts["nvrtc_version"][0], facts["nvrtc_version"][1]),
+        key=key,
+        cached=True,
+    )

@@ -1,0 +1,222 @@
+"""Modules to cubins by NVRTC, with registers, spills and shared memory read back from the assembler's report."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from normgen.codegen.module import Module
+from normgen.cuda import nvrtc
+from normgen.cuda.cache import CubinCache
+from normgen.cuda.headers import header_digest, header_folders
+from normgen.errors import CompileError
+
+FIRST_ARCH, LAST_ARCH = 75, 120
+
+# Denormals, IEEE division and square root are kept: the error model counts on them (no --use_fast_math).
+_FIXED_OPTIONS = (
+    "-std=c++17",
+    "--fmad=true",
+    "--ftz=false",
+    "--prec-div=true",
+    "--prec-sqrt=true",
+    "--ptxas-options=-v",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """What one kernel needs, as ptxas reports it; bytes are per thread, shared memory per block."""
+
+    registers: int
+    spill_store_bytes: int = 0
+    spill_load_bytes: int = 0
+    stack_bytes: int = 0
+    static_shared_bytes: int = 0
+    barriers: int = 0
+
+    @property
+    def spill_bytes(self) -> int:
+        """Bytes a thread stores to and loads from its spill slots, once over the text."""
+        return self.spill_store_bytes + self.spill_load_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cubin:
+    """Machine code of one module for one arch; `resources` is by kernel name."""
+
+    data: bytes = field(repr=False)
+    arch: int
+    resources: Mapping[str, Resources] = field(hash=False)
+    log: str
+    seconds: float
+    nvrtc_version: tuple[int, int]
+    key: str
+    cached: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One compilation as plain text and options: what travels to a worker process."""
+
+    text: bytes
+    name: str
+    options: tuple[str, ...]
+    arch: int
+    kernels: tuple[str, ...]
+    key: str
+
+
+def nvrtc_version() -> tuple[int, int]:
+    """The release of the loaded NVRTC, for example (13, 0). Raises NoDeviceError if it does not load."""
+    return nvrtc.version()
+
+
+def compile_module(module: Module, arch: int, *, options: Sequence[str] = (), cache: CubinCache | None = None) -> Cubin:
+    """Compile a module to a cubin for `sm_{arch}`; with a cache, look there first and keep the result there.
+
+    Raises CompileError (with NVRTC's log) if the text is refused, NoDeviceError if NVRTC does not load.
+    """
+    job = job_of(module, arch, options=options)
+    found = cache.get(job.key) if cache else None
+    if found is not None:
+        return found
+    cubin = finish(job, nvrtc.compile_text(job.text, name=job.name, options=job.options))
+    if cache:
+        cache.put(cubin)
+    return cubin
+
+
+def ptx(module: Module, arch: int, *, options: Sequence[str] = ()) -> str:
+    """The module's PTX for `sm_{arch}`: what the test for double arithmetic reads. Raises CompileError."""
+    job = job_of(module, arch, options=options)
+    compiled = nvrtc.compile_text(job.text, name=job.name, options=job.options)
+    if compiled.error:
+        raise refused(job, compiled)
+    return compiled.ptx.decode()
+
+
+def job_of(module: Module, arch: int, *, options: Sequence[str] = ()) -> Job:
+    """Everything a compilation depends on, and the key it is cached under. Raises CompileError on a bad arch."""
+    _check_arch(module, arch)
+    folders = header_folders() if module.headers else ()
+    settings = (f"--gpu-architecture=sm_{arch}", *_FIXED_OPTIONS, *options)
+    text = module.source.encode()
+    names = tuple(kernel.name for kernel in module.kernels)
+    digest = header_digest(module.headers, folders) if module.headers else ""
+    return Job(
+        text=text,
+        name=f"{names[0] if names else 'module'}.cu",
+        options=(*settings, *(f"--include-path={folder}" for folder in folders)),
+        arch=arch,
+        kernels=names,
+        key=_key((text, *settings, *names, f"nvrtc {nvrtc.version()}", f"headers {digest}")),
+    )
+
+
+def finish(job: Job, compiled: nvrtc.Compiled) -> Cubin:
+    """The cubin of a compiler answer. Raises CompileError if it refused or a kernel is missing from it."""
+    if compiled.error:
+        raise refused(job, compiled)
+    resources = parse_resources(compiled.log)
+    missing = [name for name in job.kernels if name not in resources]
+    if missing:
+        raise CompileError(
+            "the compiled module must hold every kernel it names",
+            log=compiled.log,
+            received=f"no {', '.join(missing)} among: {', '.join(resources) or 'none'}",
+            hint='kernels are extern "C" __global__',
+        )
+    return Cubin(
+        data=compiled.cubin,
+        arch=job.arch,
+        resources=resources,
+        log=compiled.log,
+        seconds=compiled.seconds,
+        nvrtc_version=nvrtc.version(),
+        key=job.key,
+    )
+
+
+def refused(job: Job, compiled: nvrtc.Compiled) -> CompileError:
+    """The error for text NVRTC does not take: its first complaint, and the whole log."""
+    complaints = [line for line in compiled.log.splitlines() if "error" in line or "fatal" in line]
+    return CompileError(
+        f"NVRTC must accept {job.name} for sm_{job.arch}",
+        log=compiled.log,
+        received=f"{compiled.error}: {complaints[0].strip() if complaints else 'no log'}",
+    )
+
+
+_ENTRY = re.compile(r"Compiling entry function '(\w+)'")
+_FUNCTION = re.compile(r"Function properties for (\S+)")
+_STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_USED = re.compile(r"Used (\d+) registers")
+_BARRIERS = re.compile(r"used (\d+) barriers")
+_SHARED = re.compile(r"(\d+) bytes smem")
+
+
+def parse_resources(log: str) -> dict[str, Resources]:
+    """Resources by kernel, from the lines `ptxas -v` writes into NVRTC's log.
+
+    A function that was not inlined has its own stack and spills; they are charged to every kernel,
+    because each of them may call it.
+    """
+    found: dict[str, Resources] = {}
+    shared_calls = Resources(registers=0)
+    entry = function = ""
+    for line in log.splitlines():
+        if match := _ENTRY.search(line):
+            entry = match[1]
+            found[entry] = Resources(registers=0)
+        elif match := _FUNCTION.search(line):
+            function = match[1]
+        elif match := _STACK.search(line):
+            stack, stores, loads = map(int, match.groups())
+            if function in found:
+                found[function] = _spilling(found[function], stack, stores, loads)
+            else:
+                shared_calls = _spilling(shared_calls, stack, stores, loads)
+        elif (match := _USED.search(line)) and entry:
+            found[entry] = replace(
+                found[entry],
+                registers=int(match[1]),
+                barriers=_number(_BARRIERS, line),
+                static_shared_bytes=_number(_SHARED, line),
+            )
+    calls = (shared_calls.stack_bytes, shared_calls.spill_store_bytes, shared_calls.spill_load_bytes)
+    return {name: _spilling(own, *calls) for name, own in found.items()}
+
+
+def _spilling(base: Resources, stack: int, stores: int, loads: int) -> Resources:
+    return replace(
+        base,
+        stack_bytes=base.stack_bytes + stack,
+        spill_store_bytes=base.spill_store_bytes + stores,
+        spill_load_bytes=base.spill_load_bytes + loads,
+    )
+
+
+def _number(pattern: re.Pattern[str], line: str) -> int:
+    match = pattern.search(line)
+    return int(match[1]) if match else 0
+
+
+def _key(parts: Iterable[str | bytes]) -> str:
+    """sha256 over the parts, each with its length, so that no two lists of parts share a digest."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part if isinstance(part, bytes) else part.encode()
+        digest.update(f"{len(data)}:".encode() + data)
+    return digest.hexdigest()
+
+
+def _check_arch(module: Module, arch: int) -> None:
+    if arch < module.min_arch:
+        raise CompileError(f"this module builds for sm_{module.min_arch} and later", log="", received=f"sm_{arch}")
+    known = nvrtc.supported_archs()
+    if not FIRST_ARCH <= arch <= LAST_ARCH or arch not in known:
+        listed = ", ".join(f"sm_{n}" for n in known if FIRST_ARCH <= n <= LAST_ARCH)
+        raise CompileError("NVRTC must know the arch", log="", received=f"sm_{arch}", hint=f"known: {listed}")

@@ -1,0 +1,145 @@
+"""The CUDA driver: every return code checked, devices and their facts, the context of a device."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from normgen.device import TARGETS, Device
+from normgen.errors import DriverError, NoDeviceError, UsageError
+
+# A copy reaches this part of what memory clock x bus width allows: 0.855 on an H200 (4200 of 4917 GB/s),
+# 0.90 on an A100 (1750 of 1935). Used only for devices without a measured figure in TARGETS.
+_COPY_SHARE_OF_PEAK = 0.87
+_NO_DEVICE_CODES = ("CUDA_ERROR_NO_DEVICE", "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "CUDA_ERROR_STUB_LIBRARY")
+_HINTS = {
+    "CUDA_ERROR_ILLEGAL_ADDRESS": "a kernel left its tensors; this process cannot use the GPU any more",
+    "CUDA_ERROR_OUT_OF_MEMORY": "use a smaller shape, or free memory on this GPU",
+    "CUDA_ERROR_NO_BINARY_FOR_GPU": "the cubin was compiled for another arch than this GPU's",
+    "CUDA_ERROR_INVALID_CONTEXT": "the stream and the kernel belong to different devices",
+}
+
+
+@functools.cache
+def driver() -> Any:
+    """`cuda.bindings.driver`, initialised. Raises NoDeviceError if there is no driver or no device."""
+    try:
+        from cuda.bindings import driver as bindings
+
+        (status,) = bindings.cuInit(0)
+    except (ImportError, RuntimeError, OSError) as error:
+        raise NoDeviceError(
+            "the CUDA driver must load",
+            received=str(error),
+            hint="install the NVIDIA driver; `normgen doctor` tells more",
+        ) from error
+    if int(status) != 0:
+        raise NoDeviceError("the CUDA driver must find a device", received=str(status.name))
+    return bindings
+
+
+def check(answer: tuple[Any, ...], action: str) -> Any:
+    """The value of a driver call's answer, or DriverError: `action` must not fail."""
+    status = answer[0]
+    if int(status) != 0:
+        code = str(getattr(status, "name", status))
+        if code in _NO_DEVICE_CODES:
+            raise NoDeviceError(f"the CUDA driver must {action}", received=code)
+        raise DriverError(f"the CUDA driver must {action}", code=code, hint=_HINTS.get(code))
+    return answer[1] if len(answer) == 2 else answer[1:]
+
+
+def driver_version() -> tuple[int, int]:
+    """The newest CUDA release the driver supports, for example (13, 0)."""
+    number = int(check(driver().cuDriverGetVersion(), "tell its version"))
+    return number // 1000, number % 1000 // 10
+
+
+def device_count() -> int:
+    return int(check(driver().cuDeviceGetCount(), "count the devices"))
+
+
+def devices() -> list[Device]:
+    """The facts of every device, by index. Raises NoDeviceError without a driver or a device."""
+    return [device_facts(index) for index in range(device_count())]
+
+
+def device_facts(index: int = 0) -> Device:
+    """What the driver reports of a device; its bandwidth from TARGETS if that model was measured."""
+    handle = core_device(index)
+    facts = handle.properties
+    major, minor = handle.compute_capability
+    return Device(
+        name=str(handle.name),
+        arch=major * 10 + minor,
+        sm_count=facts.multiprocessor_count,
+        l2_bytes=facts.l2_cache_size,
+        shared_per_block=facts.max_shared_memory_per_block_optin,
+        shared_per_sm=facts.max_shared_memory_per_multiprocessor,
+        dram_gb_per_s=_dram_gb_per_s(str(handle.name), facts.memory_clock_rate, facts.global_memory_bus_width),
+        sm_clock_ghz=facts.clock_rate / 1e6,
+        registers_per_sm=facts.max_registers_per_multiprocessor,
+        threads_per_sm=facts.max_threads_per_multiprocessor,
+        blocks_per_sm=facts.max_blocks_per_multiprocessor,
+    )
+
+
+def _dram_gb_per_s(name: str, memory_clock_khz: int, bus_width_bits: int) -> float:
+    """A measured copy if we have one; else memory clock x 2 (double data rate) x bus width x a copy's share."""
+    measured = next((known.dram_gb_per_s for known in TARGETS.values() if known.name == name), None)
+    if measured is not None:
+        return measured
+    if memory_clock_khz and bus_width_bits:
+        return round(2 * memory_clock_khz * 1e3 * bus_width_bits / 8 / 1e9 * _COPY_SHARE_OF_PEAK, 1)
+    return min(known.dram_gb_per_s for known in TARGETS.values())
+
+
+@functools.cache
+def core_device(index: int) -> Any:
+    """The `cuda.core.Device` of that index. Raises UsageError if there is none."""
+    count = device_count()
+    if not 0 <= index < count:
+        raise UsageError("a device index must name a device", received=str(index), hint=f"0 to {count - 1}")
+    from cuda.core import Device as CoreDevice
+
+    return CoreDevice(index)
+
+
+@functools.cache
+def context_of(index: int) -> int:
+    """The primary context of a device, kept for the life of the process."""
+    core_device(index)
+    bindings = driver()
+    device = check(bindings.cuDeviceGet(index), "find the device")
+    return int(check(bindings.cuDevicePrimaryCtxRetain(device), "create the device's context"))
+
+
+def use_device(index: int) -> None:
+    """Make the device's primary context (the one torch and cupy use) current in this thread."""
+    check(driver().cuCtxSetCurrent(context_of(index)), "make the device's context current")
+
+
+class OnDevice:
+    """Make a device's context current inside a `with`; the thread's own context is back afterwards.
+
+    A thread that has no context yet keeps this one.
+    """
+
+    __slots__ = ("_bindings", "_context", "_is_pushed")
+
+    def __init__(self, index: int) -> None:
+        self._bindings = driver()
+        self._context = context_of(index)
+        self._is_pushed = False
+
+    def __enter__(self) -> None:
+        current = int(check(self._bindings.cuCtxGetCurrent(), "tell the current context"))
+        if current == self._context:
+            return
+        self._is_pushed = bool(current)
+        make_current = self._bindings.cuCtxPushCurrent if current else self._bindings.cuCtxSetCurrent
+        check(make_current(self._context), "make the device's context current")
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_pushed:
+            check(self._bindings.cuCtxPopCurrent(), "restore the thread's context")

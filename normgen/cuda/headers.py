@@ -1,0 +1,65 @@
+"""Where the CUDA headers lie: needed only by modules that include some (cooperative_groups)."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from normgen.errors import NoDeviceError
+
+_RUNTIME_HEADER = "cuda_runtime_api.h"
+_VERSION = re.compile(r"#define\s+CUDART_VERSION\s+(\d+)")
+
+
+@functools.cache
+def header_folders() -> tuple[str, ...]:
+    """Include folders of the CUDA runtime and CCCL headers: of the wheels, else of CUDA_HOME.
+
+    Raises NoDeviceError if no folder holds them.
+    """
+    for folder in _candidates():
+        if (folder / _RUNTIME_HEADER).is_file():
+            cccl = folder / "cccl"
+            return (str(folder), str(cccl)) if cccl.is_dir() else (str(folder),)
+    raise NoDeviceError(
+        "a module that includes CUDA headers needs them installed",
+        received=f"no {_RUNTIME_HEADER} in any known place",
+        hint="pip install nvidia-cuda-runtime nvidia-cuda-cccl, or set CUDA_HOME",
+    )
+
+
+def header_version(folder: str) -> str:
+    """The CUDA release of the headers in that folder, for example "13.0"; "unknown" without a version line."""
+    match = _VERSION.search((Path(folder) / _RUNTIME_HEADER).read_text(errors="replace"))
+    return f"{int(match[1]) // 1000}.{int(match[1]) % 1000 // 10}" if match else "unknown"
+
+
+def header_digest(headers: Iterable[str], folders: Iterable[str]) -> str:
+    """sha256 of what stands in the named headers and of the runtime's version header, first folder that has each."""
+    digest = hashlib.sha256()
+    places = [Path(folder) for folder in folders]
+    for name in (*sorted(headers), _RUNTIME_HEADER):
+        path = next((place / name for place in places if (place / name).is_file()), None)
+        digest.update(f"{name}:".encode() + (path.read_bytes() if path else b"absent"))
+    return digest.hexdigest()
+
+
+def _candidates() -> Iterator[Path]:
+    try:
+        from cuda import pathfinder
+
+        found = pathfinder.find_nvidia_header_directory("cudart")
+    except (ImportError, RuntimeError, OSError):
+        found = None
+    if found:
+        yield Path(found)
+    package = importlib.util.find_spec("nvidia")
+    places = package.submodule_search_locations if package else None
+    yield from (Path(place) / "cu13" / "include" for place in places or ())
+    yield from (Path(os.environ[name]) / "include" for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name))
+    yield Path("/usr/local/cuda/include")

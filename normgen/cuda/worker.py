@@ -1,0 +1,41 @@
+"""One compiling process: jobs come in on standard input, answers go out on standard output, both pickled.
+
+Started by `normgen.cuda.pool`; it ends when its input ends, so it never outlives the process that started it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from typing import BinaryIO
+
+from normgen.cuda import nvrtc
+from normgen.errors import NoDeviceError
+
+
+def serve(jobs: BinaryIO, answers: BinaryIO) -> None:
+    """Answer (text, name, options) with a Compiled, or with a NoDeviceError's sentence, until the input ends."""
+    while True:
+        try:
+            text, name, options = pickle.load(jobs)
+        except EOFError:
+            return
+        answer: nvrtc.Compiled | str
+        try:
+            answer = nvrtc.compile_text(text, name=name, options=options)
+        except NoDeviceError as error:
+            answer = str(error)
+        pickle.dump(answer, answers)
+        answers.flush()
+
+
+def main() -> None:
+    """Serve on the process's own pipes; anything a library prints goes to standard error instead."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    serve(sys.stdin.buffer, answers)
+
+
+if __name__ == "__main__":
+    main()

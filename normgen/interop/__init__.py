@@ -1,0 +1,1 @@
+"""Between a kernel handle and the arrays of its caller: checks of what comes in, allocation of what goes out."""

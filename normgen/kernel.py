@@ -1,0 +1,361 @@
+"""The callable handle: a kernel that checks its arrays, allocates what is not given, and launches.
+
+ln = normgen.kernel("layernorm", shape=(8, 1024, 768), dtype="float32")
+y, mean, rstd = ln(x, weight, bias)
+ln(x, weight, bias, out=y, mean=mean, rstd=rstd, stream=stream)    # allocates nothing
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from normgen.codegen.module import Module
+from normgen.cuda.arrays import ArrayView, DeviceArray, view
+from normgen.cuda.compiler import Cubin
+from normgen.device import Device
+from normgen.errors import NothingValidError, UsageError, did_you_mean
+from normgen.interop.arguments import Placed, expectations
+from normgen.interop.outputs import current_stream, new_like
+from normgen.problem import Direction, Problem, TensorUse
+from normgen.schedule.schedule import Schedule
+from normgen.spec import Kind
+
+if TYPE_CHECKING:
+    from normgen.cuda.runtime import DeviceBuffer
+
+_DEFAULT_STREAM = 1  # how arrays name stream 0
+
+
+MOST_ROWS = 2**31 - 1  # a workspace serves every row count: a persistent grid is bounded by the SMs
+
+
+class Kernel:
+    """One problem's kernels, loaded on one device; call it with arrays.
+
+    Inputs come in the order of the spec (or by name), scalars by name. Rows may differ from the tuned
+    shape, cols may not. A layout the kernel does not cover (alignment, row pitch) goes to a general
+    kernel, which `general` makes on first need.
+
+    origin  where the schedule comes from, as a sentence
+    """
+
+    def __init__(
+        self,
+        *,
+        problem: Problem,
+        schedule: Schedule,
+        module: Module,
+        cubin: Cubin,
+        device: int = 0,
+        origin: str = "",
+        general: Callable[[], Kernel] | None = None,
+    ) -> None:
+        from normgen.cuda.runtime import LoadedModule
+
+        self.problem, self.schedule, self.module, self.cubin = problem, schedule, module, cubin
+        self.device, self.origin = device, origin
+        self._make_general = general
+        self._general: Kernel | None = None
+        loaded = LoadedModule(module, cubin, device=device)
+        self.workspace_bytes = module.workspace_bytes(rows=MOST_ROWS, sm_count=loaded.kernels[0].sm_count)
+        self._bound = loaded.bind()
+        self._bound.set(cols=problem.cols)
+        self._scalars = dict(problem.spec.scalars)
+        self._expected = expectations(problem, schedule, module)
+        self._reads = tuple(t for t in problem.tensors if not t.is_written)
+        self._writes = tuple(t for t in problem.tensors if t.is_written)
+        self._first_output = next((t.name for t in self._writes if t.kind is Kind.ELEM), self._writes[0].name)
+        self._placed: dict[tuple[Any, ...], Placed] = {}
+        self._workspaces: dict[int, DeviceBuffer] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, *inputs: Any, stream: Any = None, **named: Any) -> Any:
+        """Run on arrays: `inputs` in order, the rest by name; `out` is the first output.
+
+        Without any output given, all are allocated; with some given, nothing is, and optional statistics
+        that are missing are not computed. `stream` is a handle or a stream object; None is the current stream of
+        the first input's library. Returns the outputs, in the spec's order; a single one alone.
+
+        Raises UsageError, before anything is launched, if an array does not fit.
+        """
+        arrays, scalars = self._by_name(inputs, named)
+        first = arrays[self._reads[0].name]
+        from normgen.cuda.runtime import stream_handle
+
+        queue = current_stream(first, self.device) if stream is None else stream_handle(stream)
+        views = {name: view(array, stream=queue) for name, array in arrays.items()}
+        placed = {name: self._place(name, facts) for name, facts in views.items()}
+        rows = self._common_rows(placed)
+        self._check_overlap(views)
+        fresh = [] if any(t.name in arrays for t in self._writes) else self._allocate(first, views)
+        for name, array in fresh:
+            arrays[name] = array
+            views[name] = view(array, stream=queue)
+            placed[name] = self._place(name, views[name])
+        self._check_outputs(arrays)
+        self._run(views, placed, rows, scalars, queue)
+        for _, array in fresh:
+            if isinstance(array, DeviceArray):
+                array.mark_written(queue)
+        results = tuple(arrays.get(tensor.name) for tensor in self._writes)
+        return results[0] if len(results) == 1 else results
+
+    def __repr__(self) -> str:
+        return f"<normgen kernel {self.problem} on GPU {self.device}: {self.schedule} ({self.origin})>"
+
+    def _by_name(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
+        reads = [t.name for t in self._reads]
+        takes = f"{self.problem.spec.name} takes {', '.join(reads)}"
+        if len(inputs) > len(reads):
+            raise UsageError(takes, received=f"{len(inputs)} arrays")
+        arrays = dict(zip(reads, inputs, strict=False))
+        scalars = dict(self._scalars)
+        known = {t.name for t in self.problem.tensors}
+        for key, value in named.items():
+            name = self._first_output if key == "out" and "out" not in known else key
+            if name in scalars:
+                scalars[name] = float(value)
+            elif name not in known:
+                raise UsageError(
+                    f"{takes}; unknown name", received=key, hint=did_you_mean(key, known | set(scalars) | {"out"})
+                )
+            elif name in arrays:
+                raise UsageError("an array is given once", received=f"'{key}' twice")
+            elif value is not None:
+                arrays[name] = value
+        missing = [name for name in reads if arrays.get(name) is None]
+        if missing:
+            raise UsageError(takes, received=f"no {', '.join(missing)}")
+        return arrays, scalars
+
+    def _place(self, name: str, facts: ArrayView) -> Placed:
+        """The check of one array, remembered by everything it depends on."""
+        key = (name, facts.shape, facts.strides, facts.dtype, facts.device, facts.readonly, facts.pointer % 128)
+        found = self._placed.get(key)
+        if found is None:
+            found = self._expected[name].place(facts, device=self.device)
+            if len(self._placed) > 256:  # shapes that never repeat must not fill the memory
+                self._placed.clear()
+            self._placed[key] = found
+        return found
+
+    def _common_rows(self, placed: Mapping[str, Placed]) -> int:
+        counts = {name: place.rows for name, place in placed.items() if place.rows is not None}
+        if len(set(counts.values())) > 1:
+            listed = ", ".join(f"{name} {rows}" for name, rows in counts.items())
+            raise UsageError("all tensors must have the same number of rows", received=listed)
+        rows = next(iter(counts.values()), 0)
+        if rows > 2**31 - 1:
+            raise UsageError("rows must fit 31 bits", received=str(rows))
+        return rows
+
+    def _check_overlap(self, views: Mapping[str, ArrayView]) -> None:
+        """Refuse an output that starts where another tensor starts: the kernel's pointers are restricted."""
+        for tensor in self._writes:
+            mine = views.get(tensor.name)
+            shared = [
+                n for n, v in views.items() if mine and mine.pointer and n != tensor.name and v.pointer == mine.pointer
+            ]
+            if shared:
+                raise UsageError(
+                    "an output must not share memory with another tensor",
+                    received=f"'{tensor.name}' and '{shared[0]}' at one address",
+                )
+
+    def _check_outputs(self, arrays: Mapping[str, Any]) -> None:
+        missing = [t.name for t in self._writes if t.name not in arrays and not t.nullable]
+        if missing:
+            raise UsageError(
+                "with one output given, every output that is not optional must be given",
+                received=f"no {', '.join(missing)}",
+            )
+
+    def _allocate(self, first: Any, views: Mapping[str, ArrayView]) -> list[tuple[str, Any]]:
+        """New outputs; [.., cols] like the first row input, statistics [..]."""
+        shape = next((views[t.name].shape for t in self._reads if t.kind is Kind.ELEM), ())
+
+        def size_of(tensor: TensorUse) -> tuple[int, ...]:
+            return {Kind.ELEM: shape, Kind.ROW: shape[:-1], Kind.COL: (self.problem.cols,)}[tensor.kind]
+
+        return [(t.name, new_like(first, size_of(t), t.dtype, self.device)) for t in self._writes]
+
+    def _run(
+        self,
+        views: Mapping[str, ArrayView],
+        placed: Mapping[str, Placed],
+        rows: int,
+        scalars: Mapping[str, float],
+        queue: int,
+    ) -> None:
+        misfit = next((place.misfit for place in placed.values() if place.misfit), "")
+        if misfit:
+            general = self._general_kernel(misfit)
+            general._run(views, {n: general._place(n, v) for n, v in views.items()}, rows, scalars, queue)
+            return
+        from normgen.cuda.runtime import OnDevice
+
+        with self._lock, OnDevice(self.device):
+            self._wait_for_producers(views, queue)
+            bound = self._bound
+            for tensor in self.problem.tensors:
+                facts = views.get(tensor.name)
+                if facts is None:
+                    bound.set(pointers={tensor.name: None})
+                else:
+                    bound.set_tensor(tensor.name, facts.pointer, placed[tensor.name].pitch)
+            if scalars:
+                bound.set(scalars=scalars)
+            if self.workspace_bytes:
+                bound.set(workspace=self._workspace(queue).pointer)
+            bound.set_rows(rows)
+            bound.launch(queue)
+
+    def _general_kernel(self, misfit: str) -> Kernel:
+        with self._lock:
+            if self._general is None and self._make_general is not None:
+                self._general = self._make_general()
+        if self._general is None:
+            raise UsageError(
+                "this kernel covers the layout it was made for", received=misfit, hint="copy the array first"
+            )
+        return self._general
+
+    def _workspace(self, queue: int) -> DeviceBuffer:
+        """One zeroed workspace per stream: kernels on two streams may run at the same time."""
+        from normgen.cuda.runtime import DeviceBuffer
+
+        found = self._workspaces.get(queue)
+        if found is None:
+            found = DeviceBuffer(self.workspace_bytes, device=self.device)
+            found.fill(0, stream=queue)
+            self._workspaces[queue] = found
+        return found
+
+    def _wait_for_producers(self, views: Mapping[str, ArrayView], queue: int) -> None:
+        from normgen.cuda.runtime import wait_for_stream
+
+        for facts in views.values():
+            if facts.ready_stream is not None and facts.ready_stream != (queue or _DEFAULT_STREAM):
+                wait_for_stream(queue, facts.ready_stream, device=self.device)
+
+
+def kernel(
+    op: str = "layernorm",
+    *,
+    shape: str | tuple[int, ...],
+    dtype: str = "float32",
+    direction: str = "forward",
+    present: Collection[str] | None = None,
+    dtypes: Mapping[str, str] | None = None,
+    device: int = 0,
+    schedule: Schedule | None = None,
+) -> Kernel:
+    """A handle for `op` on `shape` = [.., cols]: the best record for this GPU, else the default schedule.
+
+    op         name of a spec, or the path of a spec file
+    present    the optional tensors the caller passes or wants; None: all of them
+    dtypes     stored dtypes that differ from `dtype`, by tensor name
+    schedule   use this one instead of looking for a record
+
+    Warns once per problem if there is no record. Raises UsageError for a wrong argument, NoDeviceError without
+    a GPU, CompileError if the text is refused.
+    """
+    from normgen.cuda.runtime import device_facts
+    from normgen.problem import make_problem
+    from normgen.spec_reader import load
+
+    spec = load(op)
+    optional = {tensor.name for tensor in spec.tensors if tensor.optional}
+    unknown = set(present or ()) - optional
+    if unknown:
+        raise UsageError(
+            "`present` names optional tensors", received=min(unknown), hint=did_you_mean(min(unknown), optional)
+        )
+    problem = make_problem(
+        spec,
+        shape=shape,
+        dtype=dtype,
+        dtypes=dtypes or {},
+        direction=Direction(direction),
+        without=() if present is None else tuple(sorted(optional - set(present))),
+    )
+    facts = device_facts(device)
+    origin = "given by the caller"
+    if schedule is None:
+        schedule, origin = _best_schedule(problem, facts)
+    return _built(problem, schedule, device, origin, lambda: _general(problem, device))
+
+
+_warned: set[str] = set()
+
+
+def _best_schedule(problem: Problem, facts: Device) -> tuple[Schedule, str]:
+    from normgen.schedule.space import default_schedule
+    from normgen.tuning.store import lookup
+
+    found = lookup(problem, facts)
+    if found.record is not None:
+        return found.record.schedule, found.reason
+    about = f"{problem} on {facts.name}"
+    if about not in _warned:
+        _warned.add(about)
+        shape = f"{problem.rows}x{problem.cols}"
+        command = f"normgen tune --op {problem.spec.name} --shape {shape} --dtype {problem.dtype.name}"
+        warnings.warn(f"no record for {about}: using the default schedule; `{command}` makes one", stacklevel=3)
+    return default_schedule(problem, facts), f"default schedule: {found.reason}"
+
+
+def _built(
+    problem: Problem, schedule: Schedule, device: int, origin: str, general: Callable[[], Kernel] | None
+) -> Kernel:
+    from normgen.codegen.emit import emit
+    from normgen.cuda.cache import CubinCache
+    from normgen.cuda.compiler import compile_module
+    from normgen.cuda.runtime import device_facts
+
+    module = emit(problem, schedule)
+    cubin = compile_module(module, device_facts(device).arch, cache=CubinCache())
+    return Kernel(
+        problem=problem,
+        schedule=schedule,
+        module=module,
+        cubin=cubin,
+        device=device,
+        origin=origin,
+        general=general,
+    )
+
+
+def unaligned(problem: Problem) -> Problem:
+    """The same problem for rows at any distance and tensors aligned to their largest element only.
+
+    An odd pitch promises nothing about where the next row starts.
+    """
+    pitch = problem.cols + (2 if problem.cols % 2 else 1)
+    return replace(problem, pitch=pitch, align=max(t.dtype.bytes for t in problem.tensors))
+
+
+def _general(problem: Problem, device: int) -> Kernel:
+    """For any row pitch and alignment; element by element where not even elements of 4 bytes are aligned."""
+    from normgen.cuda.runtime import device_facts
+    from normgen.schedule.space import default_schedule
+
+    loose = unaligned(problem)
+    schedule = default_schedule(loose, device_facts(device))
+    return _built(loose, schedule, device, "general kernel", lambda: _elementwise(loose, device))
+
+
+def _elementwise(problem: Problem, device: int) -> Kernel:
+    from normgen.cuda.runtime import device_facts
+    from normgen.schedule.legality import refusal
+
+    facts = device_facts(device)
+    for threads in (256, 128, 64, 32, 16, 8, 4, 2, 1):
+        schedule = Schedule(threads_per_row=threads, rows_per_block=max(1, 128 // threads), vector=1, hold="reload")
+        if refusal(problem, schedule, facts) is None:
+            return _built(problem, schedule, device, "general kernel, element by element", None)
+    raise NothingValidError("reading a row element by element must be legal", received=str(problem))

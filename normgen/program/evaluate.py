@@ -1,0 +1,197 @@
+"""RowPrograms on numpy arrays: what a program means, with nothing about threads.
+
+elem values are [rows, cols], row values [rows, 1], col values [1, cols] while the program runs; results come
+back as [rows, cols], [rows] and [cols].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import sympy as sp
+
+from normgen.errors import ProgramError, did_you_mean
+from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Store, value_kinds
+from normgen.program.monoid import LOWEST, Monoid, Recipe, symbol
+from normgen.spec import Kind
+
+Array = npt.NDArray[Any]
+
+
+def evaluate(
+    program: RowProgram,
+    inputs: Mapping[str, npt.ArrayLike],
+    scalars: Mapping[str, float] | None = None,
+    *,
+    dtype: npt.DTypeLike = np.float64,
+    keep_all: bool = False,
+) -> dict[str, Array]:
+    """Run `program` in `dtype` arithmetic and return what it stores, by tensor name.
+
+    inputs    every loaded tensor: elem [rows, cols], row [rows], col [cols]; and, for a store that
+              accumulates, the tensor's value before
+    scalars   the program's run-time numbers
+    keep_all  also return every value of the program by its name
+    Errors: ProgramError when an input or a scalar is missing.
+    """
+    run = _Run(program, inputs, scalars or {}, np.dtype(dtype))
+    stored: dict[str, Array] = {}
+    with np.errstate(all="ignore"):  # inf and NaN are results like any other here
+        for statement in program.statements:
+            match statement:
+                case Load(name=name, kind=kind):
+                    run.values[symbol(name)] = run.given(name, kind)
+                case Map(name=name, expr=expr):
+                    run.values[symbol(name)] = evaluate_expr(expr, run.values)
+                case Reduce():
+                    run.reduce(statement)
+                case Store(tensor=tensor, value=value, kind=kind, accumulate=accumulate):
+                    result = run.full(run.values[symbol(value)], kind)
+                    stored[tensor] = result + run.given(tensor, kind).reshape(result.shape) if accumulate else result
+    if keep_all:
+        kinds = value_kinds(program)
+        values = {s.name: v for s, v in run.values.items() if s.name in kinds}
+        return {n: run.full(v, k) if (k := kinds[n]) is not Kind.SCALAR else v for n, v in values.items()} | stored
+    return stored
+
+
+class _Run:
+    """The values so far, and the size they have."""
+
+    def __init__(
+        self,
+        program: RowProgram,
+        inputs: Mapping[str, npt.ArrayLike],
+        scalars: Mapping[str, float],
+        dtype: np.dtype[Any],
+    ) -> None:
+        self.inputs = inputs
+        self.dtype = dtype
+        self.rows, self.cols = _size(program, inputs)
+        lowest = np.finfo(np.float32).min
+        self.values: dict[sp.Symbol, Array] = {COLS: np.asarray(self.cols, dtype), LOWEST: np.asarray(lowest, dtype)}
+        for name in program.scalars:
+            self.values[symbol(name)] = np.asarray(_find(scalars, name, "scalar"), dtype)
+
+    def given(self, name: str, kind: Kind) -> Array:
+        return np.asarray(_find(self.inputs, name, "tensor"), self.dtype).reshape(self.shape(kind))
+
+    def shape(self, kind: Kind) -> tuple[int, ...]:
+        return {Kind.ELEM: (self.rows, self.cols), Kind.ROW: (self.rows, 1), Kind.COL: (1, self.cols)}[kind]
+
+    def full(self, value: Array, kind: Kind) -> Array:
+        """The value at its tensor's shape: elem [rows, cols], row [rows], col [cols]."""
+        broadcast = np.broadcast_to(value, self.shape(kind)).copy()
+        return broadcast if kind is Kind.ELEM else broadcast.reshape(-1)
+
+    def reduce(self, statement: Reduce) -> None:
+        args = [evaluate_expr(arg, self.values) for arg in statement.args]
+        elems = [np.broadcast_to(arg, (self.rows, self.cols)) for arg in args]
+        axis = 1 if statement.kind is Kind.ROW else 0
+        for name, result in zip(statement.names, reduce_axis(statement.monoid, elems, axis), strict=True):
+            self.values[symbol(name)] = result
+
+
+def _find(known: Mapping[str, Any], name: str, noun: str) -> Any:
+    if name not in known:
+        raise ProgramError(f"every {noun} of a program needs a value", received=name, hint=did_you_mean(name, known))
+    return known[name]
+
+
+def _size(program: RowProgram, inputs: Mapping[str, npt.ArrayLike]) -> tuple[int, int]:
+    for load in program.loads:
+        if load.kind is Kind.ELEM:
+            rows, cols = np.shape(_find(inputs, load.name, "tensor"))
+            return rows, cols
+    raise ProgramError("a program needs an elem load to know its size", received=program.name)
+
+
+def reduce_axis(monoid: Monoid, args: list[Array], axis: int) -> tuple[Array, ...]:
+    """The monoid's reduction of [rows, cols] arguments over one axis, which stays with length 1.
+
+    A balanced tree of the monoid's own `combine`; sums use numpy's pairwise sum.
+    """
+    if monoid.name == "sum":
+        return (np.sum(args[0], axis=axis, keepdims=True),)
+    dtype = args[0].dtype
+    constants = {LOWEST: np.asarray(np.finfo(np.float32).min, dtype)}
+    moved = [np.moveaxis(arg, axis, 0) for arg in args]
+    lifted = _apply(monoid.lift, {symbol(n): a for n, a in zip(monoid.args, moved, strict=True)} | constants)
+    state = [np.broadcast_to(part, moved[0].shape).astype(dtype) for part in lifted]
+    identity = [np.asarray(evaluate_expr(e, constants), dtype) for e in monoid.identity]
+    while state[0].shape[0] != 1:
+        if state[0].shape[0] % 2 or state[0].shape[0] == 0:
+            pad = [np.broadcast_to(i, (1, *s.shape[1:])) for i, s in zip(identity, state, strict=True)]
+            state = [np.concatenate([s, p]) for s, p in zip(state, pad, strict=True)]
+            continue
+        pairs: dict[sp.Symbol, Array] = dict(constants)
+        for component, part in zip(monoid.state, state, strict=True):
+            pairs[symbol(f"a_{component}")], pairs[symbol(f"b_{component}")] = part[0::2], part[1::2]
+        state = list(_apply(monoid.combine, pairs))
+    return tuple(np.moveaxis(part, 0, axis) for part in state)
+
+
+def _apply(recipe: Recipe, values: Mapping[sp.Symbol, Array]) -> tuple[Array, ...]:
+    known = dict(values)
+    for name, expr in recipe.lets:
+        known[symbol(name)] = evaluate_expr(expr, known)
+    return tuple(evaluate_expr(expr, known) for expr in recipe.results)
+
+
+def _erf(x: Array) -> Array:
+    return np.vectorize(math.erf, otypes=[np.float64])(x).astype(x.dtype)
+
+
+_FUNCTIONS: dict[str, Callable[..., Array]] = {
+    "exp": np.exp,
+    "log": np.log,
+    "tanh": np.tanh,
+    "erf": _erf,
+    "Abs": np.abs,
+    "sign": np.sign,
+    "Max": np.maximum,
+    "Min": np.minimum,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+}
+
+
+def evaluate_expr(expr: sp.Expr, values: Mapping[sp.Symbol, Array]) -> Array:
+    """One expression, operation by operation in sympy's argument order, in the dtype of the values."""
+    dtype = next((v.dtype for v in values.values()), np.dtype(np.float64))
+    if expr.is_Symbol:
+        if expr not in values:
+            _find({s.name: v for s, v in values.items()}, expr.name, "value")
+        found: Array = values[expr]
+        return found
+    if expr.is_number:
+        return np.asarray(float(expr), dtype)
+    args = [evaluate_expr(arg, values) for arg in expr.args]
+    if expr.is_Pow:
+        return _power(args[0], expr.exp, args[1])
+    name = type(expr).__name__
+    if not (expr.is_Add or expr.is_Mul or name in _FUNCTIONS):
+        raise ProgramError(f"the function {name} cannot be evaluated", received=str(expr))
+    operation: Callable[..., Array] = np.add if expr.is_Add else np.multiply if expr.is_Mul else _FUNCTIONS[name]
+    result = args[0] if len(args) > 1 else operation(*args)
+    for arg in args[1:]:
+        result = operation(result, arg)
+    return result
+
+
+def _power(base: Array, exponent: sp.Expr, value: Array) -> Array:
+    """Powers as a kernel computes them: products, 1/x and square roots where they fit."""
+    one = np.ones((), base.dtype)
+    if exponent == sp.Rational(-1, 2):
+        return np.asarray(one / np.sqrt(base))
+    if exponent == sp.Rational(1, 2):
+        return np.asarray(np.sqrt(base))
+    if exponent.is_Integer and 0 < abs(int(exponent)) <= 4:
+        product = base
+        for _ in range(abs(int(exponent)) - 1):
+            product = product * base
+        return np.asarray(product if exponent > 0 else one / product)
+    return np.asarray(np.power(base, value))

@@ -1,0 +1,268 @@
+"""Spec -> RowProgram (forward): reductions named, equal ones shared, absent tensors filled in, dead code removed.
+
+The author's order of operations is part of the accuracy contract, but sympy sorts and merges as it likes:
+`x - m - l` may come back as `x - l - m`, `2*(x - m)` as `2*x - 2*m`, `(x/m)*(x/m)` as `x**2/m**2`. Wherever
+that could change rounding or overflow, the inner term becomes a value of its own (`y_part`), which no rebuild
+of an expression can take apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import sympy as sp
+
+from normgen.errors import SpecError, UsageError, did_you_mean
+from normgen.program.cleanup import without_dead_code
+from normgen.program.formula import Binary, Call, Expression, Name, Number, Power, names_in, parse_formula
+from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Statement, Store, check, join
+from normgen.program.monoid import ABSMAX, MAX, SUM, Monoid, symbol
+from normgen.spec import Formula, Kind, Spec, Tensor
+
+_MONOIDS = {"sum": SUM, "mean": SUM, "max": MAX, "absmax": ABSMAX}
+
+
+def lower(spec: Spec, *, present: frozenset[str] | None = None) -> RowProgram:
+    """The forward program of `spec` as its author wrote it, for the tensors that are `present` (default: all).
+
+    Statements: loads in the spec's order, then reductions and maps in the order of the formulas, then stores
+    (outputs before statistics). An optional tensor that is not present is replaced by its `absent` formula
+    or, when written, not stored.
+
+    Errors: UsageError for an unknown or a missing tensor; SpecError for a formula that cannot be lowered.
+    """
+    names = {t.name for t in spec.tensors}
+    present = frozenset(names) if present is None else present
+    for name in sorted(present - names):
+        raise UsageError(f"spec '{spec.name}' has no such tensor", received=name, hint=did_you_mean(name, names))
+    for tensor in spec.tensors:
+        if not tensor.optional and tensor.name not in present:
+            raise UsageError(f"tensor '{tensor.name}' of spec '{spec.name}' is not optional")
+    stored = [t for t in (*spec.outputs, *spec.statistics) if t.name in present]
+    lowering = _Lowering(spec, present)
+    for name in lowering.order():
+        lowering.define(name)
+    stores = [lowering.store(tensor) for tensor in stored]
+    program = RowProgram(
+        name=spec.name,
+        statements=(*lowering.loads(), *lowering.statements, *stores),
+        scalars=tuple(name for name, _ in spec.scalars),
+    )
+    return check(without_dead_code(check(program)))
+
+
+@dataclass
+class _Lowering:
+    spec: Spec
+    present: frozenset[str]
+    statements: list[Statement] = field(default_factory=list)
+    kinds: dict[str, Kind] = field(default_factory=dict)
+    values: dict[str, sp.Expr] = field(default_factory=dict)  # what a formula's name stands for
+    shared: dict[tuple[str, sp.Expr], sp.Expr] = field(default_factory=dict)  # (operation, argument) -> value
+    open: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.formulas = {f.name: f for f in self.spec.formulas}
+        self.taken = {t.name for t in self.spec.tensors} | {n for n, _ in self.spec.scalars} | set(self.formulas)
+        self.taken.add(COLS.name)
+        self.values[COLS.name] = COLS
+        for name, _ in self.spec.scalars:
+            self.kinds[name], self.values[name] = Kind.SCALAR, symbol(name)
+        for tensor in self.spec.tensors:
+            if not tensor.role.is_written and tensor.name in self.present:
+                self.kinds[tensor.name], self.values[tensor.name] = tensor.kind, symbol(tensor.name)
+            elif tensor.absent is not None:
+                self.formulas[tensor.name] = Formula(name=tensor.name, text=tensor.absent, line=tensor.line)
+
+    def loads(self) -> tuple[Load, ...]:
+        read = (t for t in self.spec.tensors if not t.role.is_written and t.name in self.present)
+        return tuple(Load(t.name, t.kind) for t in read)
+
+    def store(self, tensor: Tensor) -> Store:
+        """Store a written tensor; a value of a smaller kind, or a constant, is broadcast first."""
+        name, kind = tensor.name, tensor.kind
+        if self.values[name] != symbol(name):
+            self.statements.append(Map(name, kind, self.values[name]))
+        return Store(name, name, kind)
+
+    # names
+
+    def fresh(self, wish: str) -> str:
+        name, count = wish, 1
+        while name in self.taken or name in self.kinds:
+            count += 1
+            name = f"{wish}{count}"
+        return name
+
+    def kind_of(self, expr: sp.Expr) -> Kind:
+        return join(self.kinds[s.name] for s in expr.free_symbols if s != COLS)
+
+    def map(self, name: str, expr: sp.Expr) -> sp.Expr:
+        self.kinds[name] = self.kind_of(expr)
+        self.shared.setdefault(("part", expr), symbol(name))
+        self.statements.append(Map(name, self.kinds[name], expr))
+        return symbol(name)
+
+    # formulas
+
+    def order(self) -> list[str]:
+        """The author's order, but named reductions first: an equal inline reduction then gets the author's name."""
+        names = [f.name for f in self.spec.formulas]
+        return sorted(names, key=lambda name: not _is_reduction(self.tree(name)))
+
+    def tree(self, name: str) -> Expression:
+        formula = self.formulas[name]
+        return parse_formula(formula.text, file=self.spec.file, line=formula.line)
+
+    def define(self, name: str) -> None:
+        """Lower the formula of `name` and, first, every formula it reads."""
+        if name in self.values:
+            return
+        formula = self.formulas[name]
+        if name in self.open:
+            cycle = " -> ".join([*self.open[self.open.index(name) :], name])
+            raise SpecError(
+                "formulas must not depend on themselves", file=self.spec.file, line=formula.line, received=cycle
+            )
+        self.open.append(name)
+        tree = self.tree(name)
+        for other in dict.fromkeys(n.name for n in names_in(tree)):
+            if other not in self.values and other not in self.formulas:
+                raise self.error(name, f"unknown name '{other}'")
+            self.define(other)
+        self.values[name] = self.named(name, tree)
+        self.open.pop()
+
+    def error(self, formula: str, rule: str) -> SpecError:
+        found = self.formulas[formula]
+        return SpecError(
+            f"{rule} in the formula of '{formula}'", file=self.spec.file, line=found.line, received=found.text
+        )
+
+    def named(self, name: str, tree: Expression) -> sp.Expr:
+        """The value of a formula, under the author's name unless it is a constant or is stored with a larger kind."""
+        written = {t.name: t.kind for t in self.spec.tensors if t.role.is_written}.get(name)
+        if isinstance(tree, Call) and _is_reduction(tree):
+            expr = self.reduction(name, tree, wish=None if written is Kind.ELEM else name)
+        else:
+            expr = self.expr(name, tree)
+        if expr == symbol(name) or expr.is_number:
+            return expr
+        if written is not None and self.kind_of(expr) is not written:
+            return self.part(name, expr)
+        return self.map(name, expr)
+
+    def part(self, owner: str, expr: sp.Expr) -> sp.Expr:
+        """`expr` as a value of its own, so that sympy cannot merge it with what surrounds it."""
+        if not expr.args or expr.is_number:
+            return expr
+        key = ("part", expr)
+        if key not in self.shared:
+            self.shared[key] = self.map(self.fresh(f"{owner}_part"), expr)
+        return self.shared[key]
+
+    def expr(self, owner: str, tree: Expression) -> sp.Expr:
+        match tree:
+            case Number(value=value):
+                exact = value.denominator & (value.denominator - 1) == 0 and value.denominator <= 1024
+                return sp.Rational(value.numerator, value.denominator) if exact else sp.Float(float(value))
+            case Name(name=name):
+                return self.values[name]
+            case Binary(operator=operator, left=left, right=right):
+                a, b = self.expr(owner, left), self.expr(owner, right)
+                return self.sum(owner, operator, a, b) if operator in "+-" else self.product(owner, operator, a, b)
+            case Power(base=base, exponent=exponent):
+                return self.power(owner, self.expr(owner, base), sp.Rational(exponent.numerator, exponent.denominator))
+            case Call(function=function):
+                if function in _MONOIDS:
+                    return self.reduction(owner, tree)
+                return self.function(owner, function, [self.expr(owner, arg) for arg in tree.args])
+
+    def sum(self, owner: str, operator: str, a: sp.Expr, b: sp.Expr) -> sp.Expr:
+        a, b = (self.part(owner, e) if e.is_Add and other != 0 else e for e, other in ((a, b), (b, a)))
+        return a + b if operator == "+" else a - b
+
+    def product(self, owner: str, operator: str, a: sp.Expr, b: sp.Expr) -> sp.Expr:
+        if operator == "/" and b == 0:
+            raise self.error(owner, "division by 0")
+        if _merges(a, b):
+            a, b = (self.part(owner, e) if len(_bases(e)) > 1 else e for e in (a, b))
+        for number, other in ((a, b), (b, a)):
+            if number.is_number and number not in (0, 1, -1) and other.is_Add:
+                a, b = (self.part(owner, e) if e is other else e for e in (a, b))
+        return a * b if operator == "*" else a / b
+
+    def power(self, owner: str, base: sp.Expr, exponent: sp.Rational) -> sp.Expr:
+        if base == 0 and exponent < 0:
+            raise self.error(owner, "division by 0")
+        return (self.part(owner, base) if base.is_Mul or base.is_Pow else base) ** exponent
+
+    def function(self, owner: str, function: str, args: list[sp.Expr]) -> sp.Expr:
+        first = args[0]
+        match function:
+            case "exp":  # sympy turns exp(x - log(s)) into exp(x)/s, which overflows
+                return sp.exp(self.part(owner, first) if first.has(sp.log) else first)
+            case "log":
+                return sp.log(first)
+            case "sqrt" | "rsqrt":
+                return self.power(owner, first, sp.Rational(1 if function == "sqrt" else -1, 2))
+            case "abs":
+                return sp.Abs(first)
+            case "sigmoid":
+                return 1 / (1 + sp.exp(-first))
+            case "tanh":
+                return sp.tanh(first)
+            case "erf":
+                return sp.erf(first)
+            case "minimum":
+                return sp.Min(*args)
+            case _:
+                return sp.Max(*args)
+
+    def reduction(self, owner: str, call: Call, wish: str | None = None) -> sp.Expr:
+        """The symbol of a row reduction's result (for `mean`: over cols); equal reductions are one."""
+        arg, monoid = self.expr(owner, call.args[0]), _MONOIDS[call.function]
+        kind = self.kind_of(arg)
+        if kind is Kind.COL:
+            raise self.error(owner, f"{call.function} reduces a row, so it reads a row input")
+        if kind is not Kind.ELEM:
+            return _of_constant(call.function, arg)
+        key = (monoid.name, arg)
+        if key not in self.shared:
+            self.shared[key] = self.reduce(self.reduction_name(owner, arg, monoid, wish), monoid, arg)
+        total = self.shared[key]
+        return total / COLS if call.function == "mean" else total
+
+    def reduction_name(self, owner: str, arg: sp.Expr, monoid: Monoid, wish: str | None) -> str:
+        if wish is not None:
+            return wish
+        if arg.is_Pow and arg.base.is_Symbol and arg.exp == 2 and monoid is SUM:
+            return self.fresh(f"{arg.base.name}_squares")
+        return self.fresh(f"{arg.name if arg.is_Symbol else owner}_{monoid.name}")
+
+    def reduce(self, name: str, monoid: Monoid, arg: sp.Expr) -> sp.Expr:
+        self.kinds[name] = Kind.ROW
+        self.statements.append(Reduce((name,), Kind.ROW, monoid, (arg,)))
+        return symbol(name)
+
+
+def _is_reduction(tree: Expression) -> bool:
+    """Is the whole formula one reduction, without a factor?"""
+    return isinstance(tree, Call) and tree.function in ("sum", "max", "absmax")
+
+
+def _of_constant(function: str, value: sp.Expr) -> sp.Expr:
+    """The reduction of a value that is the same in every column."""
+    results: Mapping[str, sp.Expr] = {"sum": COLS * value, "absmax": sp.Abs(value)}
+    return results.get(function, value)
+
+
+def _bases(expr: sp.Expr) -> frozenset[sp.Expr]:
+    """The bases whose powers make up a product, constants aside."""
+    return frozenset(factor.as_base_exp()[0] for factor in sp.Mul.make_args(expr) if not factor.is_number)
+
+
+def _merges(a: sp.Expr, b: sp.Expr) -> bool:
+    """Would sympy collect powers of a common base across these two factors?"""
+    return bool(_bases(a) & _bases(b))

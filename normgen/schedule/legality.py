@@ -1,0 +1,265 @@
+"""Which schedules a problem allows on a device, and the sentence that refuses each of the others.
+
+A rule is a function (problem, schedule, device) -> sentence or None. Structural rules look at the knobs that
+cut the work (threads, vectors, where the row waits); free rules at the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from normgen.device import Device
+from normgen.problem import Problem
+from normgen.schedule.schedule import Schedule
+from normgen.spec import Kind
+
+Rule = Callable[[Problem, Schedule, Device], str | None]
+
+
+def held_register_limit(s: Schedule, device: Device) -> int:
+    """Registers a thread may fill with row data: three quarters of its share, less addresses and state."""
+    available = min(255, device.registers_per_sm // max(s.threads, 1) // max(1, s.blocks_per_sm))
+    return available * 3 // 4 - 12
+
+
+def vectors_per_row(problem: Problem, s: Schedule) -> int:
+    """The most vectors one row can touch; a peeled row may start inside a vector."""
+    return -(-(problem.cols + (s.vector - 1 if s.edges == "peel" else 0)) // s.vector)
+
+
+def steps_per_lane(problem: Problem, s: Schedule) -> int:
+    """Vectors a thread owns in its row."""
+    return -(-vectors_per_row(problem, s) // (s.threads_per_row * s.cluster))
+
+
+def held_bytes_per_thread(problem: Problem, s: Schedule) -> int:
+    """Bytes of row inputs a thread keeps between looks."""
+    return steps_per_lane(problem, s) * s.vector * sum(t.dtype.bytes for t in problem.elem_tensors if not t.is_written)
+
+
+def param_bytes_per_thread(problem: Problem, s: Schedule) -> int:
+    """Bytes of column parameters a thread keeps when they are loaded early."""
+    per_elem = sum(t.dtype.bytes for t in problem.tensors if t.kind is Kind.COL and not t.is_written)
+    return steps_per_lane(problem, s) * s.vector * per_elem
+
+
+def _block_size(_: Problem, s: Schedule, __: Device) -> str | None:
+    if s.threads > 1024:
+        return "threads_per_row x rows_per_block is at most 1024 threads a block"
+    if s.threads % 32:
+        return "threads_per_row x rows_per_block must be whole warps of 32 threads"
+    return None
+
+
+def _idle_threads(problem: Problem, s: Schedule, _: Device) -> str | None:
+    lanes = s.threads_per_row * s.cluster
+    if lanes > 1 and lanes // 2 >= vectors_per_row(problem, s):
+        return "at least half of a row's threads would own no vector"
+    return None
+
+
+def _vector_width(problem: Problem, s: Schedule, device: Device) -> str | None:
+    limit = 32 if device.arch >= 100 else 16
+    width = s.vector * problem.dtype.bytes
+    if width > limit:
+        return f"one access moves at most {limit} bytes on sm_{device.arch}"
+    return None
+
+
+def _edges(problem: Problem, s: Schedule, _: Device) -> str | None:
+    aligned = all(problem.row_alignment(t) >= min(16, s.vector * t.dtype.bytes) for t in problem.elem_tensors)
+    divides = problem.cols % s.vector == 0 and not problem.any_cols
+    if s.edges == "exact" and problem.any_cols and s.vector > 1:
+        return "cols is a run-time value: vectors need a masked tail"
+    if s.edges == "exact" and s.vector > 1 and not divides:
+        return f"vectors of {s.vector} elements need cols divisible by {s.vector}, or edges = masked or peel"
+    if s.edges != "peel" and not aligned:
+        return f"rows are not aligned to vectors of {s.vector} elements: use a narrower vector or edges = peel"
+    if s.edges == "masked" and divides:
+        return "cols is divisible by the vector: nothing to mask"
+    if s.edges == "masked" and s.vector == 1:
+        return "vectors of one element have no tail"
+    if s.edges == "peel":
+        if s.vector == 1:
+            return "vectors of one element need no peeled head"
+        if aligned and divides:
+            return "rows are aligned and whole vectors: nothing to peel"
+        if len({t.dtype.bytes for t in problem.elem_tensors}) > 1:
+            return "a peeled head needs all elem tensors of one element size, so that their rows shift alike"
+        if s.vector * problem.dtype.bytes > 16:
+            return "a peeled head aligns to at most 16 bytes"
+    return None
+
+
+def _any_cols(problem: Problem, s: Schedule, _: Device) -> str | None:
+    if problem.any_cols and (s.hold != "reload" or s.params != "late"):
+        return "cols is a run-time value: nothing of a row's length fits registers or a fixed buffer"
+    return None
+
+
+def _hold(problem: Problem, s: Schedule, device: Device) -> str | None:
+    elem_inputs = [t for t in problem.elem_tensors if not t.is_written]
+    if s.hold == "registers":
+        registers = held_bytes_per_thread(problem, s) // 4
+        if s.params != "late":
+            registers += param_bytes_per_thread(problem, s) // 4
+        limit = held_register_limit(s, device)
+        if registers > limit:
+            return (
+                f"a thread would hold {registers} registers of row and parameters; {s.threads} threads leave it {limit}"
+            )
+    if s.hold == "shared":
+        needed = s.threads * held_bytes_per_thread(problem, s)
+        if needed > device.shared_per_block - 4096:
+            return (
+                f"the rows of a block need {needed} bytes of shared memory; {device.name} has {device.shared_per_block}"
+            )
+        if any(s.vector * t.dtype.bytes < 4 for t in elem_inputs):
+            return "shared slots of less than 4 bytes a thread conflict on banks: use a wider vector or registers"
+    if s.hold == "hybrid":
+        return "hybrid holding is not built yet"
+    return None
+
+
+def _params_registers(problem: Problem, s: Schedule, device: Device) -> str | None:
+    if s.params == "late":
+        return None
+    if param_bytes_per_thread(problem, s) == 0:
+        return "there are no column parameters to load early"
+    if s.params == "kept" and s.edges == "peel":
+        return "kept parameters meet every row at another shift when the head is peeled"
+    if s.hold != "registers" and param_bytes_per_thread(problem, s) // 4 > held_register_limit(s, device):
+        return "the column parameters of a thread do not fit its registers"
+    return None
+
+
+def _cluster(_: Problem, s: Schedule, device: Device) -> str | None:
+    if s.cluster == 1:
+        return None
+    if device.arch < 90:
+        return "thread-block clusters need sm_90"
+    if s.rows_per_block > 1 or s.threads_per_row < 32:
+        return "a cluster shares one row: rows_per_block = 1 and whole warps"
+    if s.reduce_with != "shuffle":
+        return "clusters combine with shuffles and distributed shared memory"
+    if s.persistent:
+        return "clusters with a persistent grid are not built yet"
+    return None
+
+
+def _persistent(problem: Problem, s: Schedule, device: Device) -> str | None:
+    if not s.persistent:
+        if s.params == "kept":
+            return "parameters are kept across rows only by a persistent grid"
+        if s.stages > 1:
+            return "several rows in flight need a persistent grid"
+        return None
+    tiles = -(-problem.rows // s.rows_per_block)
+    if tiles <= s.persistent * device.sm_count and not problem.any_cols and s.persistent > 1:
+        return "the grid would have no row to loop over"
+    if s.persistent * s.threads > device.threads_per_sm:
+        return f"{s.persistent} blocks of {s.threads} threads exceed the {device.threads_per_sm} threads of an SM"
+    return None
+
+
+def _copy(_: Problem, s: Schedule, __: Device) -> str | None:
+    if s.copy != "direct":
+        return "asynchronous copies are not built yet"
+    if s.stages > 1:
+        return "several rows in flight are not built yet"
+    return None
+
+
+def _reduce_with(_: Problem, s: Schedule, __: Device) -> str | None:
+    if s.threads_per_row == 1 and s.reduce_with != "shuffle":
+        return "a thread that owns a row combines with nobody"
+    return None
+
+
+def _unroll(problem: Problem, s: Schedule, _: Device) -> str | None:
+    if s.hold == "registers" and s.unroll != 0:
+        return "a row held in registers is unrolled completely (unroll = 0)"
+    if s.hold == "registers":
+        return None
+    if problem.any_cols:
+        return "a run-time number of steps is not unrolled completely" if s.unroll == 0 else None
+    steps = steps_per_lane(problem, s)
+    if s.unroll > max(1, steps):
+        return f"unroll {s.unroll} exceeds the {steps} steps of a thread"
+    if s.unroll == 0 and steps > 16:
+        return f"{steps} steps are too many to unroll completely"
+    if s.unroll == 0 and steps in (1, 2, 4, 8):
+        return f"unroll 0 is unroll {steps} here"
+    return None
+
+
+def _launch_bound(_: Problem, s: Schedule, device: Device) -> str | None:
+    if s.blocks_per_sm * s.threads > device.threads_per_sm:
+        return f"{s.blocks_per_sm} blocks of {s.threads} threads exceed the {device.threads_per_sm} threads of an SM"
+    if s.blocks_per_sm > device.blocks_per_sm:
+        return f"an SM holds at most {device.blocks_per_sm} blocks"
+    return None
+
+
+def _hints(_: Problem, s: Schedule, device: Device) -> str | None:
+    if device.arch < 80 and {s.load, s.store} & {"evict_first", "evict_last"}:
+        return "L2 eviction priorities need sm_80"
+    return None
+
+
+STRUCTURAL: tuple[Rule, ...] = (
+    _block_size,
+    _vector_width,
+    _idle_threads,
+    _edges,
+    _any_cols,
+    _cluster,
+    _persistent,
+    _copy,
+    _hold,
+)
+FREE: tuple[Rule, ...] = (
+    _any_cols,
+    _params_registers,
+    _hold,
+    _persistent,
+    _reduce_with,
+    _unroll,
+    _launch_bound,
+    _hints,
+)
+
+
+def searched_tile(_: Problem, s: Schedule, __: Device) -> str | None:
+    """Search policy for structural knobs: legal, but not worth a measurement."""
+    if s.rows_per_block > 1 and s.threads > 256:
+        return "not searched: several rows side by side beyond 256 threads a block"
+    return None
+
+
+def plain_only(problem: Problem, s: Schedule) -> str | None:
+    """Why this structure is searched only without hints, early parameters and a persistent grid; None: with all.
+
+    Such points are worth one measurement each (they are the steps of the classic optimisation ladder, or win in
+    a corner), not a subspace of their own.
+    """
+    extras = "hints, early parameters or a persistent grid"
+    if s.reduce_with != "shuffle" or s.threads_per_row == 1:
+        return "not searched: thread per row, shared_tree, cooperative_groups with " + extras
+    wide_is_legal = problem.cols * problem.dtype.bytes % 16 == 0 and problem.align % 16 == 0
+    if s.vector * problem.dtype.bytes < 8 and wide_is_legal:
+        return "not searched: accesses below 8 bytes where 16 are possible, with " + extras
+    if s.hold != "registers" and held_bytes_per_thread(problem, s) <= 64 and not problem.any_cols:
+        return "not searched: a short row not held in registers, with " + extras
+    if s.variance in ("welford", "shifted") and s.hold == "registers":
+        return "not searched: one-look variances of a row in registers, with " + extras
+    return None
+
+
+def refusal(problem: Problem, schedule: Schedule, device: Device, rules: tuple[Rule, ...] | None = None) -> str | None:
+    """Why this schedule is not legal, as one sentence; None if it is."""
+    for rule in rules if rules is not None else (*STRUCTURAL, *FREE):
+        reason = rule(problem, schedule, device)
+        if reason is not None:
+            return reason
+    return None

@@ -1,0 +1,166 @@
+"""All legal schedules of a problem on a device, each refusal with its reason, and the default among them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from normgen.device import Device
+from normgen.errors import NothingValidError
+from normgen.problem import Problem
+from normgen.program.rewrites import applicable
+from normgen.program.source import written_program
+from normgen.schedule.legality import (
+    FREE,
+    STRUCTURAL,
+    held_bytes_per_thread,
+    plain_only,
+    refusal,
+    searched_tile,
+    steps_per_lane,
+)
+from normgen.schedule.schedule import KNOBS, Schedule
+
+# What a spec that says nothing searches. Knobs that are not listed keep the schedule's default.
+DEFAULT_KNOBS: dict[str, tuple[Any, ...]] = {
+    "threads_per_row": (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
+    "rows_per_block": (1, 2, 4, 8, 16, 32, 128),  # as far as 256 threads a block
+    "vector": (1, 2, 4, 8),
+    "hold": ("registers", "shared", "reload"),
+    "edges": ("exact", "masked", "peel"),
+    "persistent": (0, 4),
+    "reduce_with": ("shuffle", "cooperative_groups", "shared_tree"),
+    "variance": ("two_pass", "sum_of_squares", "shifted", "welford"),
+    "softmax": ("two_pass", "online"),
+    "unroll": (0, 1, 4),
+    "load": ("default", "streaming", "no_allocate"),
+    "store": ("default", "streaming"),
+    "params": ("late", "early", "kept"),
+    "blocks_per_sm": (0,),
+}
+STRUCTURAL_KNOBS = (
+    "threads_per_row",
+    "rows_per_block",
+    "cluster",
+    "vector",
+    "hold",
+    "edges",
+    "copy",
+    "persistent",
+    "stages",
+)
+METHOD_KNOBS = ("reduce_with", "variance", "softmax")
+FREE_KNOBS = tuple(name for name in KNOBS if name not in (*STRUCTURAL_KNOBS, *METHOD_KNOBS))
+
+
+@dataclass(kw_only=True)
+class Refusal:
+    """One reason, how many points it refused, and one of them."""
+
+    reason: str
+    count: int
+    example: Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """`legal` in a fixed order; `refusals` by how many points they cost."""
+
+    problem: Problem
+    device: Device
+    legal: tuple[Schedule, ...]
+    refusals: tuple[Refusal, ...] = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.legal)
+
+
+def knob_values(problem: Problem, rewrites: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[Any, ...]]:
+    """The values searched for every knob: the spec's, else the defaults; rewrites where they change the program."""
+    default = Schedule()
+    values: dict[str, tuple[Any, ...]] = {}
+    for name in KNOBS:
+        searched = problem.spec.knobs.get(name) or DEFAULT_KNOBS.get(name, (getattr(default, name),))
+        if name in ("variance", "softmax"):
+            applicable = rewrites.get(name, ())
+            searched = tuple(v for v in searched if v in applicable) or (getattr(default, name),)
+        values[name] = tuple(searched)
+    return values
+
+
+def space(problem: Problem, device: Device) -> Space:
+    """Enumerate the search space of `problem` on `device`."""
+    values = knob_values(problem, applicable(written_program(problem)))
+    legal: list[Schedule] = []
+    refusals: dict[str, Refusal] = {}
+    for structure in _points(Schedule(params="late", unroll=1), STRUCTURAL_KNOBS, values):
+        reason = refusal(problem, structure, device, (*STRUCTURAL, searched_tile))
+        if reason is not None:
+            _count(refusals, reason, structure)
+            continue
+        for base in _points(structure, METHOD_KNOBS, values):
+            plain = plain_only(problem, base)
+            if plain is not None:
+                _count(refusals, plain, base)
+            if plain is not None and base.persistent:
+                continue
+            lists = (
+                {n: v[:1] for n, v in values.items()} | {"unroll": values["unroll"]} if plain is not None else values
+            )
+            for schedule in _points(base, FREE_KNOBS, lists):
+                reason = refusal(problem, schedule, device, FREE)
+                if reason is None:
+                    legal.append(schedule)
+                else:
+                    _count(refusals, reason, schedule)
+    ordered = sorted(refusals.values(), key=lambda r: (-r.count, r.reason))
+    return Space(problem=problem, device=device, legal=tuple(legal), refusals=tuple(ordered))
+
+
+def _points(base: Schedule, names: tuple[str, ...], values: Mapping[str, tuple[Any, ...]]) -> Iterator[Schedule]:
+    for combination in itertools.product(*(values[n] for n in names)):
+        yield replace(base, **dict(zip(names, combination, strict=True)))
+
+
+def _count(refusals: dict[str, Refusal], reason: str, schedule: Schedule) -> None:
+    if reason in refusals:
+        refusals[reason].count += 1
+    else:
+        refusals[reason] = Refusal(reason=reason, count=1, example=schedule)
+
+
+def default_schedule(problem: Problem, device: Device) -> Schedule:
+    """A good schedule without measuring: 16-byte accesses, two to four of them a thread, the row in registers.
+
+    Raises NothingValidError if no schedule is legal, which would be a hole in the space.
+    """
+    widths = [v for v in (16, 8, 4, 2, 1) if v * problem.dtype.bytes <= 16]
+    for hold, vector, edges in itertools.product(
+        ("registers", "shared", "reload"), widths, ("exact", "masked", "peel")
+    ):
+        for threads in _thread_preference(problem, vector):
+            schedule = Schedule(
+                threads_per_row=threads,
+                rows_per_block=max(1, 128 // threads),
+                vector=vector,
+                edges=edges,
+                hold=hold,
+                unroll=0 if hold == "registers" else 1,
+                store="streaming",
+            )
+            crowded = hold == "registers" and held_bytes_per_thread(problem, schedule) > 256
+            if not crowded and refusal(problem, schedule, device) is None:
+                return schedule
+    raise NothingValidError("no schedule is legal for this problem", received=str(problem))
+
+
+def _thread_preference(problem: Problem, vector: int) -> list[int]:
+    """Threads per row by how close they come to three vectors each."""
+
+    def distance(threads: int) -> tuple[float, int]:
+        steps = steps_per_lane(problem, Schedule(threads_per_row=threads, vector=vector))
+        return (abs(steps - 3) if steps >= 2 else 1.5, threads)
+
+    return sorted((32, 64, 128, 256, 512, 1024, 16, 8, 4, 2, 1), key=distance)

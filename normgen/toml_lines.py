@@ -1,0 +1,64 @@
+"""On which line of a TOML text a key stands; tomllib itself does not tell."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+KeyPath = tuple[str, ...]
+
+_BARE = r"[A-Za-z0-9_-]+"
+_KEY = rf"""(?:{_BARE}|"[^"\n]*"|'[^'\n]*')"""
+_DOTTED = rf"{_KEY}(?:\s*\.\s*{_KEY})*"
+_HEADER = re.compile(rf"\s*\[\[?\s*({_DOTTED})\s*\]\]?")
+_ENTRY = re.compile(rf"\s*({_DOTTED})\s*=\s*(.*)")
+_INLINE = re.compile(rf"(?:^\{{|,)\s*({_DOTTED})\s*=")
+_STRINGS = re.compile(r'"(?:\\.|[^"\\])*"' + r"|'[^']*'")
+
+
+def key_lines(text: str) -> dict[KeyPath, int]:
+    """First line (from 1) of every table and key, by its full path; `text` is valid TOML."""
+    lines: dict[KeyPath, int] = {}
+    table: KeyPath = ()
+    for number, line in _outside_long_strings(text):
+        if header := _HEADER.match(line):
+            table = _parts(header[1])
+            _note(lines, table, number)
+        elif entry := _ENTRY.match(line):
+            path = table + _parts(entry[1])
+            _note(lines, path, number)
+            if entry[2].startswith("{"):
+                for inner in _INLINE.finditer(_STRINGS.sub(_blank_value, entry[2])):
+                    _note(lines, path + _parts(inner[1]), number)
+    return lines
+
+
+def _note(lines: dict[KeyPath, int], path: KeyPath, number: int) -> None:
+    for length in range(1, len(path) + 1):
+        lines.setdefault(path[:length], number)
+
+
+def _blank_value(string: re.Match[str]) -> str:
+    """A string that is a value must not look like keys; one before `=` is a key itself."""
+    is_key = string.string[string.end() :].lstrip().startswith("=")
+    return string[0] if is_key else '""'
+
+
+def _parts(dotted: str) -> KeyPath:
+    return tuple(part.strip().strip("\"'") for part in re.findall(_KEY, dotted))
+
+
+def _outside_long_strings(text: str) -> Iterator[tuple[int, str]]:
+    """Numbered lines that do not start inside a multi-line string."""
+    closing: str | None = None
+    for number, line in enumerate(text.split("\n"), start=1):
+        if closing is None:
+            yield number, line
+        position = 0
+        while position >= 0:
+            if closing is None:
+                found = re.compile(r'"""|' + "'''").search(line, position)
+                closing, position = (found[0], found.end()) if found else (None, -1)
+            else:
+                end = line.find(closing, position)
+                closing, position = (closing, -1) if end < 0 else (None, end + 3)

@@ -1,0 +1,96 @@
+"""Schedules to cubins: emit here, compile in the pool, fold schedules whose code is the same."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from normgen.codegen.module import Module
+from normgen.errors import CompileError, NormgenError
+from normgen.problem import Problem
+from normgen.schedule.schedule import Schedule
+from normgen.tuning.records import Outcome
+from normgen.tuning.run import Candidate
+
+if TYPE_CHECKING:
+    from normgen.cuda.compiler import Cubin
+
+Emit = Callable[[Problem, Schedule], Module]
+Submit = Callable[[Module], "Future[Cubin]"]
+
+
+class Builder:
+    """Turns candidates into cubins; `begin` emits and hands on to the compiler, `finish` waits.
+
+    A candidate whose text (or, once compiled, whose machine code and launch) is that of an earlier one has a
+    `twin_of`: it is not compiled (or timed) again.
+    """
+
+    def __init__(self, problem: Problem, *, emit: Emit, submit: Submit) -> None:
+        self._problem = problem
+        self._emit = emit
+        self._submit = submit
+        self._by_text: dict[str, Candidate] = {}
+        self._by_code: dict[str, Candidate] = {}
+        self._waiting: dict[str, Future[Cubin]] = {}
+        self._twins: dict[str, Candidate] = {}
+
+    def begin(self, candidate: Candidate) -> None:
+        """Emit the candidate and start its compilation."""
+        try:
+            candidate.module = self._emit(self._problem, candidate.schedule)
+        except NormgenError as error:
+            candidate.fail(Outcome.ILLEGAL, str(error))
+            return
+        first = self._by_text.setdefault(text_digest(candidate.module), candidate)
+        if first is not candidate:
+            self._twins[candidate.key] = first
+        else:
+            self._waiting[candidate.key] = self._submit(candidate.module)
+
+    def finish(self, candidate: Candidate, *, timeout_s: float | None = None) -> None:
+        """Wait for the candidate's cubin; a refused text, or one that takes too long, becomes its outcome."""
+        waiting = self._waiting.pop(candidate.key, None)
+        if waiting is None or candidate.module is None:
+            return
+        try:
+            candidate.cubin = waiting.result(timeout_s)
+        except TimeoutError:
+            waiting.cancel()
+            candidate.fail(Outcome.TIMEOUT, "not compiled within the time of the run")
+            return
+        except CompileError as error:
+            candidate.fail(Outcome.COMPILE_ERROR, f"{error}\n{error.log}".strip())
+            return
+        first = self._by_code.setdefault(code_digest(candidate.module, candidate.cubin), candidate)
+        if first is not candidate:
+            self._twins[candidate.key] = first
+
+    def twin_of(self, candidate: Candidate) -> Candidate | None:
+        """The earlier candidate with the same code; None for the first of its kind."""
+        return self._twins.get(candidate.key)
+
+
+def text_digest(module: Module) -> str:
+    """What decides a kernel's behaviour: its text and how it is launched, whatever the kernels are called."""
+    text = module.source
+    for number, kernel in enumerate(module.kernels):
+        text = text.replace(kernel.name, f"kernel_{number}")
+    return hashlib.sha256(f"{text}\0{_launches(module)}".encode()).hexdigest()
+
+
+def code_digest(module: Module, cubin: Cubin) -> str:
+    """The same of the machine code."""
+    data = cubin.data
+    for number, kernel in enumerate(module.kernels):
+        data = data.replace(kernel.name.encode(), f"kernel_{number}".encode())
+    return hashlib.sha256(data + b"\0" + _launches(module).encode()).hexdigest()
+
+
+def _launches(module: Module) -> str:
+    return repr(
+        [(kernel.params, kernel.launch) for kernel in module.kernels]
+        + [module.workspace_fixed_bytes, module.workspace_block_bytes]
+    )

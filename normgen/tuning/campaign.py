@@ -1,0 +1,336 @@
+"""One tuning run on a GPU: batches are proposed, compiled, checked, timed; then the best few are confirmed.
+
+While one batch runs on the GPU the next one compiles. A batch is proposed when the one before the last has been
+told, never earlier or later, so the proposals do not depend on which compilation ends first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from normgen.codegen.module import Module
+from normgen.errors import NormgenError, NothingValidError
+from normgen.schedule.schedule import Schedule
+from normgen.tuning import measure, statistics
+from normgen.tuning.builder import Builder
+from normgen.tuning.measure import Confirmation, Policy
+from normgen.tuning.progress import Standing
+from normgen.tuning.records import Outcome, Record
+from normgen.tuning.run import Candidate, Run
+from normgen.tuning.search import Search
+
+BATCH = 16
+CONFIRM_RESERVE = 0.15  # share of the budget kept for the confirmation
+
+
+class DeviceLostError(NormgenError):
+    """A fault after which this process cannot use the device: the run ends with what it has."""
+
+    exit_code = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """A kernel's result against the reference: `error` per written tensor as a fraction of its bound."""
+
+    ok: bool
+    summary: str
+    error: dict[str, float] = field(default_factory=dict)
+
+
+class Bench(measure.Timer, Protocol):
+    """A device that holds one problem's data: it checks kernels and replays them."""
+
+    @property
+    def roofs(self) -> Sequence[str]:
+        """Keys of the copies of the problem's bytes."""
+
+    def load(self, key: str, module: Module, cubin: Any) -> None:
+        """Make a kernel ready under `key`. Raises NormgenError when the device refuses it."""
+
+    def check(self, key: str, *, full: bool) -> Check:
+        """Run a loaded kernel once on poisoned outputs and compare: some rows, or all that the problem offers."""
+
+    def unload(self, key: str) -> None:
+        """Forget a kernel and its replays."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """What a campaign ends with; times of `candidates` and `confirmation` are of one interleaved run."""
+
+    winner: Candidate
+    candidates: tuple[Candidate, ...]  # the finalists, fastest first, the default among them
+    confirmation: Confirmation | None
+    roof_us: float | None
+    default_us: float | None
+    interrupted: bool
+
+
+class Campaign:
+    """Runs the search on a bench; every candidate is recorded when its outcome is known."""
+
+    def __init__(
+        self, run: Run, *, search: Search, builder: Builder, bench: Bench, default: Schedule, policy: Policy
+    ) -> None:
+        self.run = run
+        self.search = search
+        self.builder = builder
+        self.bench = bench
+        self.default = default
+        self.policy = policy
+        self.incumbent: Schedule | None = None
+        self._usable: dict[str, Candidate] = {}
+        self._reference: Candidate | None = None
+        self._baseline_us: float | None = None
+        self._roof_us: float | None = None
+        self._batches = 0
+        self._loaded: set[str] = set()
+
+    def finish(self) -> Finish:
+        """Search until trials, time or points run out, then confirm.
+
+        Ctrl-C, or a kernel that takes the device down, ends either with the best so far.
+        Raises NothingValidError when no candidate was usable.
+        """
+        try:
+            self._measure_roof()
+            self._search()
+            if not self._usable:
+                received, hint = _count(self.run), "the record file has each candidate's reason"
+                raise NothingValidError("no candidate compiled, launched and was right", received=received, hint=hint)
+            return self._confirm()
+        except (KeyboardInterrupt, DeviceLostError) as end:
+            if not self._usable:
+                raise
+            return self._unconfirmed(end)
+
+    def _unconfirmed(self, end: BaseException) -> Finish:
+        """The best of the search, after an early end."""
+        why = "interrupted" if isinstance(end, KeyboardInterrupt) else str(end)
+        self.run.note(f"{why}: the winner is the best of the search so far and was not confirmed")
+        ranked = self._ranked()
+        return Finish(
+            winner=ranked[0],
+            candidates=tuple(ranked[: self.policy.finalists]),
+            confirmation=None,
+            roof_us=self._roof_us,
+            default_us=self._us_of(self.default),
+            interrupted=isinstance(end, KeyboardInterrupt),
+        )
+
+    def _measure_roof(self) -> None:
+        """The copies alone, so that progress can show % of roof; the confirmation times them again."""
+        series = measure.race(self.bench, self.bench.roofs, samples=self.policy.screen_samples, seed=self.run.seed)
+        self._roof_us = min((statistics.median(s) for s in series.values()), default=None)
+
+    def _search(self) -> None:
+        """Two batches are in flight: one on the GPU, one in the compiler."""
+        waiting: deque[list[tuple[int, Candidate]]] = deque()
+        asked = 0
+        while True:
+            while len(waiting) < 2 and asked < self.run.trials and self._has_time():
+                batch = self._ask(min(BATCH, self.run.trials - asked))
+                if not batch:
+                    break
+                asked += len(batch)
+                waiting.append(batch)
+            if not waiting or not self._has_time(late=True):
+                return
+            self._evaluate(waiting.popleft())
+
+    def _has_time(self, late: bool = False) -> bool:
+        """Whether another batch may begin; the first one may always finish."""
+        reserve = self.run.clock.budget_s * CONFIRM_RESERVE
+        return self.run.clock.left_s > reserve or (late and not self._usable)
+
+    def _ask(self, count: int) -> list[tuple[int, Candidate]]:
+        batch = [(p.number, Candidate(schedule=p.schedule)) for p in self.search.ask(count)]
+        with self.run.clock.phase("emit"):
+            for _, candidate in batch:
+                self.builder.begin(candidate)
+        return batch
+
+    def _evaluate(self, batch: list[tuple[int, Candidate]]) -> None:
+        """Wait for the batch's cubins, check, time, record and tell."""
+        with self.run.clock.phase("compile (waiting)"):
+            for _, candidate in batch:
+                self.builder.finish(candidate)
+        ready = [c for _, c in batch if c.cubin is not None and self.builder.twin_of(c) is None]
+        with self.run.clock.phase("verify"):
+            good = [c for c in ready if self._admit(c)]
+        with self.run.clock.phase("time"):
+            self._time(good)
+        for number, candidate in batch:
+            self._settle(number, candidate)
+        self._batches += 1
+        self._forget_losers()
+        self._tell_progress()
+
+    def _admit(self, candidate: Candidate, *, full: bool = False) -> bool:
+        """Load and check a candidate; a wrong kernel is never timed."""
+        assert candidate.module is not None
+        try:
+            if candidate.key not in self._loaded:
+                self.bench.load(candidate.key, candidate.module, candidate.cubin)
+                self._loaded.add(candidate.key)
+            check = self.bench.check(candidate.key, full=full)
+        except DeviceLostError as error:
+            candidate.fail(Outcome.LAUNCH_ERROR, str(error))
+            self.run.keep(candidate)
+            raise
+        except NormgenError as error:
+            candidate.fail(Outcome.LAUNCH_ERROR, str(error))
+            return False
+        candidate.error = check.error
+        if not check.ok:
+            candidate.fail(Outcome.WRONG_RESULT, check.summary)
+        return check.ok
+
+    def _time(self, good: list[Candidate]) -> None:
+        if not good:
+            return
+        if self._reference is None:
+            self._reference = next((c for c in good if c.schedule == self.default), good[0])
+        screened = measure.screen(
+            self.bench,
+            [c.key for c in good],
+            reference=self._reference.key,
+            baseline_us=self._baseline_us,
+            policy=self.policy,
+            seed=self.run.seed + self._batches,
+        )
+        self._baseline_us = self._baseline_us or screened.reference_us
+        for candidate in good:
+            candidate.times_us = screened.times[candidate.key]
+            candidate.outcome = Outcome.OK
+            self._usable[candidate.key] = candidate
+
+    def _settle(self, number: int, candidate: Candidate) -> None:
+        """Record the candidate and tell the search; one with another's code shares that one's fate."""
+        twin = self.builder.twin_of(candidate)
+        if twin is not None:
+            candidate.outcome, candidate.times_us, candidate.error = twin.outcome, twin.times_us, twin.error
+            candidate.module, candidate.cubin = twin.module, twin.cubin
+            candidate.reason = f"same code as {twin.schedule}"
+            self.run.counts["same_code"] += 1
+        self.run.keep(candidate, roof_us=self._roof_us)
+        us = candidate.times_us.median if candidate.outcome is Outcome.OK and candidate.times_us else None
+        self.search.tell(number, us, reason=candidate.reason)
+
+    def _ranked(self) -> list[Candidate]:
+        return sorted(self._usable.values(), key=lambda c: (c.times_us.median if c.times_us else 0.0, _tie_order(c)))
+
+    def _forget_losers(self) -> None:
+        """Graphs cost device memory: keep those that may come to the confirmation."""
+        kept = {c.key for c in self._ranked()[: 2 * self.policy.finalists]}
+        kept.update(c.key for c in self._usable.values() if c is self._reference or self._is_guest(c))
+        for key in self._loaded - kept:
+            self.bench.unload(key)
+        self._loaded &= kept
+
+    def _is_guest(self, candidate: Candidate) -> bool:
+        return candidate.schedule in (self.default, self.incumbent)
+
+    def _confirm(self) -> Finish:
+        """Check the finalists in full, re-time them with the roof in one interleaved run."""
+        self.run.progress.phase("confirm")
+        with self.run.clock.phase("confirm"):
+            finalists = self._finalists()
+            by_key = {c.key: c for c in finalists}
+            incumbent = next((c.key for c in finalists if c.schedule == self.incumbent), None)
+            confirmation = measure.confirm(
+                self.bench,
+                list(by_key),
+                tie_order=lambda key: _tie_order(by_key[key]),
+                policy=self.policy,
+                seed=self.run.seed,
+                others=self.bench.roofs,
+                incumbent=incumbent,
+            )
+        for key, candidate in by_key.items():
+            candidate.times_us = confirmation.times[key]
+        self._roof_us = min((confirmation.times[k].median for k in self.bench.roofs), default=None)
+        ranked = sorted(finalists, key=lambda c: (c.key != confirmation.winner, confirmation.times[c.key].median))
+        return Finish(
+            winner=by_key[confirmation.winner],
+            candidates=tuple(ranked),
+            confirmation=confirmation,
+            roof_us=self._roof_us,
+            default_us=self._us_of(self.default),
+            interrupted=False,
+        )
+
+    def _finalists(self) -> list[Candidate]:
+        """The fastest that pass the full check, then the default and the incumbent where usable."""
+        chosen: list[Candidate] = []
+        places = self.policy.finalists
+        for candidate in self._ranked():
+            if places == 0 and not self._is_guest(candidate):
+                continue
+            if not self._admit(candidate, full=True):
+                del self._usable[candidate.key]
+                candidate.times_us = None
+                self.run.keep(candidate)
+                continue
+            chosen.append(candidate)
+            places -= places > 0
+        if not chosen:
+            raise NothingValidError("every candidate failed the full check", received=_count(self.run))
+        return chosen
+
+    def _us_of(self, schedule: Schedule) -> float | None:
+        times = [c.times_us for c in self._usable.values() if c.schedule == schedule]
+        return times[0].median if times and times[0] else None
+
+    def _tell_progress(self) -> None:
+        best = self.search.best
+        self.run.progress.standing(
+            Standing(
+                trials=self.search.trials,
+                trials_max=self.run.trials,
+                best=str(best[0]) if best else "",
+                best_us=best[1] if best else None,
+                roof_us=self._roof_us,
+                bytes=self.run.problem.compulsory_bytes,
+                left_s=max(0.0, self.run.clock.left_s),
+            )
+        )
+
+
+def search_summary(campaign: Campaign, finish: Finish) -> dict[str, Any]:
+    """What a record says of the search that found it."""
+    confirmation = finish.confirmation
+    return {
+        "trials": campaign.search.trials,
+        "outcomes": dict(sorted(campaign.run.counts.items())),
+        "phases_s": {name: round(s, 2) for name, s in campaign.run.clock.phases_s.items()},
+        "elapsed_s": round(campaign.run.clock.elapsed_s, 2),
+        "noise_floor": confirmation.noise_floor if confirmation else None,
+        "ties": len(confirmation.ties) if confirmation else None,
+        "policy": campaign.policy.as_dict(),
+    }
+
+
+def finalist_records(campaign: Campaign, finish: Finish) -> tuple[Record, ...]:
+    """The finalists' records, the winner first."""
+    evidence = {
+        "roof_us": finish.roof_us,
+        "default_us": finish.default_us,
+        "search": search_summary(campaign, finish),
+    }
+    winner_first = [finish.winner, *(c for c in finish.candidates if c is not finish.winner)]
+    return tuple(campaign.run.record(c, **evidence) for c in winner_first)
+
+
+def _tie_order(candidate: Candidate) -> tuple[bool, int, int, str]:
+    """Among equals: a deterministic column reduction, fewer registers, a smaller block, then the schedule's key."""
+    schedule = candidate.schedule
+    return "atomic" in schedule.columns, candidate.registers, schedule.threads, schedule.key
+
+
+def _count(run: Run) -> str:
+    return ", ".join(f"{n} {name}" for name, n in sorted(run.counts.items())) or "no candidate"

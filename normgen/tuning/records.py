@@ -1,0 +1,255 @@
+"""Records: one measured or predicted result with all its evidence, as one JSON line.
+
+schema         2-digit layout version; a reader refuses others
+op, spec_sha256, direction, rows, cols, dtypes, pitch, align, any_cols, accumulate      the problem
+cache          cold: every launch finds its data in DRAM; hot: in L2
+schedule       every knob
+outcome        ok | illegal | compile_error | launch_error | timeout | wrong_result | predicted
+measured       false: no GPU ran this, `predicted_us` is the cost model's word
+times_us       n, median, p05, p95, low, high (95 % interval of the median) in µs a launch
+roof_us        a copy of the same number of bytes, best of two ways, in the same run
+bytes, gb_per_s, percent_of_roof, default_us (the default schedule, same run)
+error          largest error per written tensor, as a fraction of its bound
+resources      per kernel: registers, spill_bytes, static_shared_bytes, ...
+device, versions, search, command, seed, created, reason
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from normgen.problem import Problem
+from normgen.schedule.schedule import Schedule, schedule_from
+from normgen.tuning.statistics import Times
+
+SCHEMA = 1
+
+
+class Outcome(StrEnum):
+    OK = "ok"
+    ILLEGAL = "illegal"
+    COMPILE_ERROR = "compile_error"
+    LAUNCH_ERROR = "launch_error"
+    TIMEOUT = "timeout"
+    WRONG_RESULT = "wrong_result"
+    PREDICTED = "predicted"
+
+    @property
+    def is_usable(self) -> bool:
+        """The kernel may be shipped: measured, or honestly predicted."""
+        return self in (Outcome.OK, Outcome.PREDICTED)
+
+
+class Cache(StrEnum):
+    """Where a launch finds its data."""
+
+    COLD = "cold"
+    HOT = "hot"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemKey:
+    """What a record says of its problem; `dtypes` has every tensor of the launch, in ABI order."""
+
+    op: str
+    spec_sha256: str
+    direction: str
+    rows: int
+    cols: int
+    dtypes: tuple[tuple[str, str], ...]
+    pitch: int
+    align: int
+    any_cols: bool = False
+    accumulate: bool = False
+
+    @staticmethod
+    def of(problem: Problem) -> ProblemKey:
+        return ProblemKey(
+            op=problem.spec.name,
+            spec_sha256=problem.spec.sha256,
+            direction=problem.direction.value,
+            rows=problem.rows,
+            cols=problem.cols,
+            dtypes=tuple((t.name, t.dtype.name) for t in problem.tensors),
+            pitch=problem.pitch,
+            align=problem.align,
+            any_cols=problem.any_cols,
+            accumulate=problem.accumulate,
+        )
+
+    @property
+    def present(self) -> frozenset[str]:
+        return frozenset(name for name, _ in self.dtypes)
+
+    @property
+    def packed(self) -> bool:
+        return self.pitch == self.cols
+
+    def slot(self) -> tuple[Any, ...]:
+        """One shipped line per slot: everything but the spec's hash, so that a new spec replaces the old line."""
+        return (
+            self.op,
+            self.direction,
+            self.cols,
+            self.rows,
+            self.dtypes,
+            self.pitch,
+            self.align,
+            self.any_cols,
+            self.accumulate,
+        )
+
+    def same_but_rows(self, other: ProblemKey) -> bool:
+        return replace(self, rows=0) == replace(other, rows=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One result with all its evidence; see the module's docstring for the fields."""
+
+    problem: ProblemKey
+    cache: Cache = Cache.COLD
+    schedule: Schedule
+    outcome: Outcome
+    measured: bool
+    times_us: Times | None = None
+    predicted_us: float | None = None
+    roof_us: float | None = None
+    bytes: int = 0
+    default_us: float | None = None
+    error: Mapping[str, float] = field(default_factory=dict, hash=False)
+    resources: tuple[Mapping[str, Any], ...] = field(default=(), hash=False)
+    device: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    versions: Mapping[str, str] = field(default_factory=dict, hash=False)
+    search: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    command: str = ""
+    seed: int = 0
+    created: str = ""
+    reason: str = ""
+
+    @property
+    def us(self) -> float | None:
+        """The measured median, else the prediction."""
+        return self.times_us.median if self.times_us is not None else self.predicted_us
+
+    @property
+    def gb_per_s(self) -> float | None:
+        return self.bytes / self.us / 1e3 if self.us else None
+
+    @property
+    def percent_of_roof(self) -> float | None:
+        return 100.0 * self.roof_us / self.us if self.us and self.roof_us else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values in the fixed key order of the file format."""
+        key = asdict(self.problem) | {"dtypes": dict(self.problem.dtypes)}
+        figures: dict[str, Any] = {
+            "times_us": asdict(self.times_us) if self.times_us else None,
+            "predicted_us": self.predicted_us,
+            "roof_us": self.roof_us,
+            "bytes": self.bytes,
+            "gb_per_s": self.gb_per_s,
+            "percent_of_roof": self.percent_of_roof,
+            "default_us": self.default_us,
+        }
+        evidence: dict[str, Any] = {
+            "error": dict(self.error),
+            "resources": [dict(r) for r in self.resources],
+            "device": dict(self.device),
+            "versions": dict(sorted(self.versions.items())),
+            "search": dict(self.search),
+            "command": self.command,
+            "seed": self.seed,
+            "created": self.created,
+            "reason": self.reason,
+        }
+        head = {"schema": SCHEMA, **key, "cache": self.cache.value, "schedule": self.schedule.as_dict()}
+        verdict = {"outcome": self.outcome.value, "measured": self.measured}
+        rounded = _rounded({**head, **verdict, **figures, **evidence})
+        assert isinstance(rounded, dict)
+        return rounded
+
+    def line(self) -> str:
+        """The record as one JSON line, newline included."""
+        return json.dumps(self.as_dict(), ensure_ascii=False, allow_nan=False) + "\n"
+
+
+_PROBLEM_FIELDS = ("op", "spec_sha256", "direction", "rows", "cols", "pitch", "align", "any_cols", "accumulate")
+_DERIVED = ("schema", "gb_per_s", "percent_of_roof", "dtypes")
+_PLAIN = (
+    *("measured", "predicted_us", "roof_us", "bytes", "default_us", "error", "device"),
+    *("versions", "search", "command", "seed", "created", "reason"),
+)
+
+
+def parse_line(text: str) -> Record:
+    """The record of one JSON line. Raises ValueError with what is wrong with it."""
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from None
+    if not isinstance(data, dict):
+        raise ValueError("not a JSON object")
+    return from_dict(data)
+
+
+def from_dict(data: Mapping[str, Any]) -> Record:
+    """The record of a parsed line; unknown and missing keys are errors."""
+    if data.get("schema") != SCHEMA:
+        raise ValueError(f"schema {data.get('schema')!r}, this version reads {SCHEMA}")
+    known = {*_PROBLEM_FIELDS, *_DERIVED, *_PLAIN, "cache", "schedule", "outcome", "times_us", "resources"}
+    if set(data) != known:
+        unknown, missing = sorted(set(data) - known), sorted(known - set(data))
+        raise ValueError(f"unknown keys: {unknown}, missing keys: {missing}")
+    try:
+        key = ProblemKey(dtypes=tuple(data["dtypes"].items()), **{name: data[name] for name in _PROBLEM_FIELDS})
+        return Record(
+            problem=key,
+            cache=Cache(data["cache"]),
+            schedule=schedule_from(data["schedule"]),
+            outcome=Outcome(data["outcome"]),
+            times_us=Times(**data["times_us"]) if data["times_us"] else None,
+            resources=tuple(data["resources"]),
+            **{name: data[name] for name in _PLAIN},
+        )
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"a field has the wrong form: {error}") from None
+    except Exception as error:  # schedule_from and the enums name the value they refuse
+        raise ValueError(str(error)) from None
+
+
+def _rounded(value: Any) -> Any:
+    """Floats to five significant digits: what timing can know, and small diffs. No NaN or infinity leaves."""
+    if isinstance(value, float):
+        return float(f"{value:.5g}") if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(k): _rounded(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(v) for v in value]
+    return value
+
+
+def is_better(new: Record, old: Record | None) -> bool:
+    """Whether `new` replaces `old` in a file of winners.
+
+    Measured beats predicted; another spec, device or generator beats what can no longer be compared; otherwise
+    the shorter time wins, beyond the noise the new run measured.
+    """
+    if old is None:
+        return new.outcome.is_usable
+    if not new.outcome.is_usable or (old.measured and not new.measured):
+        return False
+    stale = old.problem.spec_sha256 != new.problem.spec_sha256 or old.versions.get("generator") != new.versions.get(
+        "generator"
+    )
+    if stale or (new.measured and not old.measured) or old.schedule == new.schedule:
+        return True
+    if new.us is None or old.us is None:
+        return old.us is None
+    noise = float(new.search.get("noise_floor") or 0.0)
+    return new.us < old.us * (1 - noise)

@@ -1,0 +1,85 @@
+"""What `tune()` returns: the winner with its evidence, and where everything was written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from normgen.device import Device
+from normgen.problem import Problem
+from normgen.tuning.records import Record
+
+NOT_MEASURED = "predicted, not measured"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """The outcome of one tuning run.
+
+    record       the winner; `record.measured` says whether a GPU timed it
+    default      the default schedule in the same run; None when it was not usable
+    finalists    the winner and its rivals as confirmed (or predicted), fastest first
+    counts       candidates per outcome, among them `same_code` (folded into another candidate)
+    phases_s     seconds per phase; phases overlap, so they need not add up to the wall time
+    adopted      the winner went into the user's records; False when the one there is better
+    interrupted  Ctrl-C ended the run: the best so far, with what was not done in `notes`
+    """
+
+    problem: Problem
+    device: Device
+    record: Record
+    default: Record | None
+    finalists: tuple[Record, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict, hash=False)
+    phases_s: Mapping[str, float] = field(default_factory=dict, hash=False)
+    candidates_path: Path
+    record_path: Path
+    header_path: Path | None = None
+    adopted: bool = False
+    interrupted: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def measured(self) -> bool:
+        return self.record.measured
+
+    def as_dict(self) -> dict[str, Any]:
+        """The object `normgen tune --json` prints.
+
+        problem, rows, cols, device: the question; measured; best, default (records, see `tuning.records`);
+        finalists: list of {schedule, us, low, high, gb_per_s, percent_of_roof}; counts; phases_s; paths:
+        candidates, record, header; adopted; interrupted; notes.
+        """
+        return {
+            "problem": self.problem.name,
+            "rows": self.problem.rows,
+            "cols": self.problem.cols,
+            "device": self.device.name,
+            "measured": self.measured,
+            "best": self.record.as_dict(),
+            "default": self.default.as_dict() if self.default else None,
+            "finalists": [_short(r) for r in self.finalists],
+            "counts": dict(self.counts),
+            "phases_s": {name: round(seconds, 3) for name, seconds in self.phases_s.items()},
+            "paths": {
+                "candidates": str(self.candidates_path),
+                "record": str(self.record_path),
+                "header": str(self.header_path) if self.header_path else None,
+            },
+            "adopted": self.adopted,
+            "interrupted": self.interrupted,
+            "notes": list(self.notes),
+        }
+
+
+def _short(record: Record) -> dict[str, Any]:
+    return {
+        "schedule": str(record.schedule),
+        "us": record.us,
+        "low": record.times_us.low if record.times_us else None,
+        "high": record.times_us.high if record.times_us else None,
+        "gb_per_s": record.gb_per_s,
+        "percent_of_roof": record.percent_of_roof,
+    }

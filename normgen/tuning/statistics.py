@@ -1,0 +1,112 @@
+"""Medians, their distribution-free intervals, and what counts as a difference. No device, no randomness.
+
+Times of replays are skewed and drift, so everything here is order statistics: medians, and intervals whose
+ends are samples themselves (David and Nagaraja, Order Statistics, 3rd ed., 7.1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """Samples of one kernel in µs a launch; `low`..`high` holds the median with 95 % confidence."""
+
+    n: int
+    median: float
+    p05: float
+    p95: float
+    low: float
+    high: float
+
+    def scaled(self, factor: float) -> Times:
+        """Every figure times `factor`."""
+        return Times(
+            n=self.n,
+            median=self.median * factor,
+            p05=self.p05 * factor,
+            p95=self.p95 * factor,
+            low=self.low * factor,
+            high=self.high * factor,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """Median of paired ratios a[i] / b[i], and the 95 % interval of that median."""
+
+    median: float
+    low: float
+    high: float
+
+
+def quantile(samples: Sequence[float], q: float) -> float:
+    """The q-quantile by linear interpolation between order statistics (Hyndman and Fan's type 7)."""
+    if not samples:
+        raise ValueError("a quantile needs at least one sample")
+    ordered = sorted(samples)
+    position = q * (len(ordered) - 1)
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+
+
+def median(samples: Sequence[float]) -> float:
+    return quantile(samples, 0.5)
+
+
+def median_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """[x_(k), x_(n+1-k)] with the largest k for which P(Binomial(n, 1/2) < k) <= (1 - confidence) / 2.
+
+    Holds the true median with at least `confidence` whatever the distribution. Below six samples no such k
+    exists at 95 % and the range is returned: the widest honest answer.
+    """
+    ordered = sorted(samples)
+    n = len(ordered)
+    if n == 0:
+        raise ValueError("an interval needs at least one sample")
+    tail, k = 0.0, 0
+    while k < n // 2:
+        tail += math.exp(math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) - n * math.log(2))
+        if tail > (1 - confidence) / 2:
+            break
+        k += 1
+    k = max(k, 1)
+    return ordered[k - 1], ordered[n - k]
+
+
+def summarise(samples: Sequence[float]) -> Times:
+    """Median, 5 % and 95 % quantiles, and the median's interval."""
+    low, high = median_interval(samples)
+    return Times(
+        n=len(samples),
+        median=median(samples),
+        p05=quantile(samples, 0.05),
+        p95=quantile(samples, 0.95),
+        low=low,
+        high=high,
+    )
+
+
+def paired_ratio(a: Sequence[float], b: Sequence[float]) -> Ratio:
+    """a against b, replay by replay: drift that hits both cancels. Extra samples of the longer one are ignored."""
+    ratios = [x / y for x, y in zip(a, b, strict=False)]
+    low, high = median_interval(ratios)
+    return Ratio(median=median(ratios), low=low, high=high)
+
+
+def noise_floor(first: Sequence[float], second: Sequence[float]) -> float:
+    """How far the same cubin is from itself: the farthest end of the A/A ratio's interval from 1.
+
+    A relative difference below it is a tie.
+    """
+    ratio = paired_ratio(first, second)
+    return max(abs(ratio.low - 1), abs(ratio.high - 1))
+
+
+def clearly_behind(samples: Sequence[float], best: Sequence[float], margin: float) -> bool:
+    """The whole interval of `samples` lies more than `margin` above the interval of `best`."""
+    return median_interval(samples)[0] > median_interval(best)[1] * (1 + margin)

@@ -1,0 +1,237 @@
+"""Files of records: append-only run files, one-line-per-problem files of winners, and the lookup in them.
+
+<state folder>/runs/<run>/candidates.jsonl   every candidate of a run, as it happened
+<state folder>/records/<gpu>.jsonl           this user's winners
+generated/records/<gpu>.jsonl                the winners that ship
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from normgen.device import TARGETS, Device
+from normgen.problem import Problem
+from normgen.tuning.records import Cache, ProblemKey, Record, is_better, parse_line
+
+
+@dataclass(frozen=True, kw_only=True)
+class Damaged:
+    """A line that is no record: where it stands and what is wrong with it."""
+
+    path: Path
+    line: int
+    why: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: set aside: {self.why}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What a file of records holds."""
+
+    records: tuple[Record, ...]
+    damaged: tuple[Damaged, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lookup:
+    """The best record for a problem, if there is one, and how it was found or why not."""
+
+    record: Record | None
+    exact: bool
+    reason: str
+
+
+def state_folder() -> Path:
+    """NORMGEN_STATE_DIR, else the user's state folder (XDG_STATE_HOME on Linux)."""
+    given = os.environ.get("NORMGEN_STATE_DIR")
+    if given:
+        return Path(given)
+    import platformdirs
+
+    return Path(platformdirs.user_state_dir("normgen"))
+
+
+def shipped_folder() -> Path | None:
+    """generated/records of the clone this package runs from; None where there is no such folder."""
+    folder = Path(__file__).resolve().parents[2] / "generated" / "records"
+    return folder if folder.is_dir() else None
+
+
+def record_folders() -> tuple[Path, ...]:
+    """Where winners are looked up: the user's own first, then what ships."""
+    shipped = shipped_folder()
+    return (state_folder() / "records", *((shipped,) if shipped else ()))
+
+
+def gpu_slug(device: Device) -> str:
+    """The file name of a GPU model: `h200`; a GPU outside the table by its own name, `nvidia-rtx-a6000`."""
+    for name, known in TARGETS.items():
+        if known.name == device.name:
+            return name
+    return re.sub(r"[^a-z0-9]+", "-", device.name.lower()).strip("-")
+
+
+class RecordWriter:
+    """Appends records to a file, line by line, durable when `append` returns; several processes may write one file.
+
+    A line left half-written by a process that died is closed off before the next one, so it costs only itself.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def append(self, record: Record) -> None:
+        data = record.line().encode()
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        try:
+            size = os.fstat(self._fd).st_size
+            if size and os.pread(self._fd, 1, size - 1) != b"\n":
+                data = b"\n" + data
+            while data:
+                data = data[os.write(self._fd, data) :]
+            os.fsync(self._fd)
+        finally:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def __enter__(self) -> RecordWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read(path: Path) -> Reading:
+    """Every record of a file; lines that are none come back as `damaged`. A missing file is empty."""
+    records: list[Record] = []
+    damaged: list[Damaged] = []
+    try:
+        text = path.read_bytes().decode(errors="replace")
+    except FileNotFoundError:
+        return Reading(records=(), damaged=())
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            records.append(parse_line(line))
+        except ValueError as error:
+            damaged.append(Damaged(path=path, line=number, why=str(error), text=line))
+    return Reading(records=tuple(records), damaged=tuple(damaged))
+
+
+def adopt(record: Record, folder: Path, device: Device, *, force: bool = False) -> bool:
+    """Put a winner into `folder/<gpu>.jsonl`, one line per problem and cache policy, lines sorted.
+
+    Replaces an older line only when the new one is better (`is_better`) or with `force`; says whether it did.
+    Damaged lines of the old file move to `<gpu>.jsonl.damaged`.
+    """
+    path = folder / f"{gpu_slug(device)}.jsonl"
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(path):
+        reading = read(path)
+        slots = {_slot(r): r for r in reading.records}
+        old = slots.get(_slot(record))
+        if not (force or is_better(record, old)):
+            return False
+        slots[_slot(record)] = record
+        if reading.damaged:
+            aside = path.with_name(path.name + ".damaged")
+            with aside.open("a", encoding="utf-8") as file:
+                file.writelines(d.text + "\n" for d in reading.damaged)
+        _write_atomically(path, "".join(slots[slot].line() for slot in sorted(slots)))
+    return True
+
+
+def lookup(
+    problem: Problem, device: Device, *, cache: Cache = Cache.COLD, folders: Sequence[Path] | None = None
+) -> Lookup:
+    """The best record for a problem on a GPU model.
+
+    First the exact problem, then the same problem at the nearest number of rows (by ratio). Measured records
+    come before predicted ones, the asked cache policy before the other. A record of another text of the spec
+    is a miss, with that reason.
+    """
+    key = ProblemKey.of(problem)
+    found = list(_records(device, record_folders() if folders is None else folders))
+    same = [r for r in found if r.problem.same_but_rows(key) and r.outcome.is_usable]
+    exact = [r for r in same if r.problem.rows == key.rows]
+
+    def order(record: Record) -> tuple[bool, bool, float]:
+        return not record.measured, record.cache is not cache, record.us or float("inf")
+
+    if exact:
+        return Lookup(record=min(exact, key=order), exact=True, reason="tuned for this problem")
+    if same:
+        best = min(same, key=lambda r: (not r.measured, _row_distance(r.problem.rows, key.rows), order(r)))
+        return Lookup(record=best, exact=False, reason=f"tuned for {best.problem.rows} rows, the nearest to {key.rows}")
+    return Lookup(record=None, exact=False, reason=_why_missing(key, found, device))
+
+
+def best_record(
+    problem: Problem, device: Device, *, cache: Cache = Cache.COLD, folders: Sequence[Path] | None = None
+) -> Record | None:
+    """`lookup(...)`'s record: the exact problem first, else the same at the nearest number of rows, else None."""
+    return lookup(problem, device, cache=cache, folders=folders).record
+
+
+def _slot(record: Record) -> tuple[object, ...]:
+    return (*record.problem.slot(), record.cache.value)
+
+
+def _row_distance(a: int, b: int) -> float:
+    """The factor between two row counts: 1 for equal ones."""
+    low, high = sorted((max(a, 1), max(b, 1)))
+    return high / low
+
+
+def _records(device: Device, folders: Iterable[Path]) -> Iterator[Record]:
+    for folder in folders:
+        yield from read(folder / f"{gpu_slug(device)}.jsonl").records
+
+
+def _why_missing(key: ProblemKey, found: Sequence[Record], device: Device) -> str:
+    same_op = [r.problem for r in found if (r.problem.op, r.problem.direction) == (key.op, key.direction)]
+    if not same_op:
+        return f"no record of {key.op} {key.direction} for {device.name}"
+    same_text = [k for k in same_op if k.spec_sha256 == key.spec_sha256]
+    if not same_text:
+        return f"the records of {key.op} are of another text of its spec ({same_op[0].spec_sha256[:12]})"
+    return f"no record of {key.op} with cols = {key.cols}, these dtypes, pitch and alignment"
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.with_name(f".{path.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

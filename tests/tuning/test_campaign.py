@@ -1,0 +1,217 @@
+"""A whole run on a simulated device: what is proposed, compiled, checked, timed, recorded and confirmed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from normgen.codegen.module import Kernel, Launch, Module
+from normgen.cuda.compiler import Cubin, Resources
+from normgen.device import TARGETS
+from normgen.errors import CompileError, NothingValidError, ProgramError
+from normgen.problem import Problem
+from normgen.schedule.schedule import Schedule
+from normgen.tuning.builder import Builder
+from normgen.tuning.campaign import Campaign, Check, finalist_records
+from normgen.tuning.measure import Policy
+from normgen.tuning.progress import Silent
+from normgen.tuning.records import Cache, Outcome
+from normgen.tuning.run import Run, open_run
+from normgen.tuning.search import Search
+from normgen.tuning.store import read
+from tests.tuning.simulated import SimulatedTimer, problem
+from tests.tuning.test_search import DEFAULT, LEGAL, OPTIMUM, PREDICTED, truth
+
+BY_KEY = {s.key: s for s in LEGAL}
+COPY_US = 0.98 * OPTIMUM
+
+
+class SimulatedBench(SimulatedTimer):
+    """A device that takes what `truth` says, finds `wrong` kernels wrong and refuses to launch `refused` ones."""
+
+    roofs = ("copy",)
+
+    def __init__(self, *, stop_after: int | None = None, seed: int = 0) -> None:
+        super().__init__({"copy": COPY_US}, seed=seed)
+        self.timed: list[str] = []
+        self.full_checks: list[str] = []
+        self.wrong: set[str] = set()
+        self._stop_after = stop_after
+
+    def load(self, key: str, module: Module, cubin: Cubin) -> None:
+        assert module.kernels[0].name in cubin.resources
+        if BY_KEY[key].threads == 1024 and BY_KEY[key].rows_per_block == 8:
+            raise ProgramError("too many resources requested for launch")
+        self.truth[key] = truth(BY_KEY[key])
+
+    def check(self, key: str, *, full: bool) -> Check:
+        if full:
+            self.full_checks.append(key)
+        is_wrong = BY_KEY[key].variance == "welford" or (full and key in self.wrong)
+        return Check(ok=not is_wrong, summary="y[0, 0]: got 1, want 2" if is_wrong else "", error={"y": 0.5})
+
+    def warm_up(self, key: str) -> None:
+        super().warm_up(key)
+        self.timed.append(key)
+        if self._stop_after is not None and len(self.timed) > self._stop_after:
+            raise KeyboardInterrupt
+
+    def unload(self, key: str) -> None:
+        del self.truth[key]
+
+
+def emit(asked: Problem, schedule: Schedule) -> Module:
+    """A module whose text says all that decides the simulated code: hints of a thread-per-row kernel do not."""
+    assert asked == problem()
+    if schedule.threads_per_row == 1 and schedule.rows_per_block == 8:
+        raise ProgramError("eight rows a thread do not fit")
+    shown = schedule.as_dict()
+    if schedule.threads_per_row == 1:
+        shown |= {"load": "default", "store": "default"}
+    name = f"layernorm_{schedule.key}"
+    kernel = Kernel(name=name, params=(), launch=Launch(threads=schedule.threads))
+    return Module(instructions="", text=f"{name} {shown}", kernels=(kernel,))
+
+
+def compile_now(module: Module) -> Future[Cubin]:
+    """A finished compilation; what prefetches its parameters is refused at 1024 threads."""
+    answer: Future[Cubin] = Future()
+    name = module.kernels[0].name
+    if "'threads_per_row': 1024" in module.text and "early" in module.text:
+        answer.set_exception(CompileError("NVRTC must accept the text", log="error: line 1"))
+    else:
+        facts: dict[str, Any] = {"arch": 90, "log": "", "seconds": 0.0, "nvrtc_version": (13, 0), "key": name}
+        answer.set_result(Cubin(data=module.text.encode(), resources={name: Resources(registers=40)}, **facts))
+    return answer
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path))
+    with open_run(
+        problem(), TARGETS["h200"], cache=Cache.COLD, seed=5, trials=80, budget_s=60.0, progress=Silent(),
+        command="test", versions={"normgen": "0.1.0"},
+    ) as opened:  # fmt: skip
+        yield opened
+
+
+def campaign_on(run: Run, bench: SimulatedBench) -> Campaign:
+    return Campaign(
+        run,
+        search=Search(LEGAL, predicted=PREDICTED, seeds=(DEFAULT,), seed=run.seed),
+        builder=Builder(run.problem, emit=emit, submit=compile_now),
+        bench=bench,
+        default=DEFAULT,
+        policy=Policy(),
+    )
+
+
+def test_the_winner_is_near_the_optimum_and_beats_the_default(run: Run) -> None:
+    campaign = campaign_on(run, SimulatedBench())
+    finish = campaign.finish()
+    assert truth(finish.winner.schedule) <= 1.02 * OPTIMUM
+    assert finish.roof_us == pytest.approx(COPY_US, rel=0.05)
+    assert finish.default_us == pytest.approx(truth(DEFAULT), rel=0.05)
+    records = finalist_records(campaign, finish)
+    assert records[0].schedule == finish.winner.schedule
+    assert DEFAULT in [r.schedule for r in records]
+    assert records[0].percent_of_roof == pytest.approx(98, abs=2.5)
+    assert records[0].search["trials"] == 80
+    assert 0 < records[0].search["noise_floor"] < 0.02
+
+
+def test_every_candidate_is_recorded_with_its_outcome_and_no_wrong_one_is_timed(run: Run) -> None:
+    bench = SimulatedBench()
+    campaign_on(run, bench).finish()
+    records = read(run.folder / "candidates.jsonl").records
+    assert len(records) == 80
+    assert len({r.schedule for r in records}) == 80
+    for record in records:
+        if record.outcome is not Outcome.OK:
+            assert record.schedule.key not in bench.timed
+            assert record.times_us is None
+            assert record.reason
+        if record.outcome is Outcome.WRONG_RESULT:
+            assert record.reason == "y[0, 0]: got 1, want 2"
+        assert record.schedule.variance != "welford" or record.outcome is not Outcome.OK
+    assert {"ok", "wrong_result"} <= {r.outcome.value for r in records}
+
+
+def test_each_way_to_fail_has_its_outcome(run: Run) -> None:
+    wrong = Schedule(threads_per_row=64, vector=4, hold="registers", variance="welford")
+    refused = Schedule(threads_per_row=1024, vector=4, hold="registers", params="early")
+    too_big = Schedule(threads_per_row=128, rows_per_block=8, vector=4, hold="registers")
+    no_text = Schedule(threads_per_row=1, rows_per_block=8, hold="registers")
+    same = [Schedule(threads_per_row=1, hold="registers", load=load) for load in ("default", "streaming")]
+    planted = [wrong, refused, too_big, no_text, *same]
+    campaign = campaign_on(run, SimulatedBench())
+    campaign.search = Search(LEGAL, predicted=PREDICTED, seeds=(DEFAULT, *planted))
+    run.trials = 16
+    campaign.finish()
+    outcome = {r.schedule: r for r in read(run.folder / "candidates.jsonl").records}
+    assert outcome[wrong].outcome is Outcome.WRONG_RESULT
+    assert outcome[refused].outcome is Outcome.COMPILE_ERROR
+    assert "error: line 1" in outcome[refused].reason
+    assert outcome[too_big].outcome is Outcome.LAUNCH_ERROR
+    assert outcome[no_text].outcome is Outcome.ILLEGAL
+    assert outcome[same[1]].reason == f"same code as {same[0]}"
+    assert outcome[same[1]].times_us == outcome[same[0]].times_us
+    assert run.counts["same_code"] == 1
+
+
+def test_a_finalist_that_fails_the_full_check_does_not_win(run: Run) -> None:
+    first = campaign_on(run, SimulatedBench()).finish()
+    bench = SimulatedBench()
+    bench.wrong = {first.winner.key}
+    second = campaign_on(run, bench).finish()
+    assert first.winner.key in bench.full_checks
+    assert second.winner.key != first.winner.key
+    last = read(run.folder / "candidates.jsonl").records[-1]
+    assert (last.schedule, last.outcome) == (first.winner.schedule, Outcome.WRONG_RESULT)
+
+
+def test_an_interrupt_keeps_the_best_so_far(run: Run) -> None:
+    finish = campaign_on(run, SimulatedBench(stop_after=30)).finish()
+    assert finish.interrupted
+    assert finish.confirmation is None
+    timed = [r.us for r in read(run.folder / "candidates.jsonl").records if r.us is not None]
+    assert finish.winner.times_us is not None
+    assert finish.winner.times_us.median == pytest.approx(min(timed), rel=1e-3)
+    assert "not confirmed" in run.notes[0]
+
+
+def test_an_interrupt_before_anything_is_usable_is_an_interrupt(run: Run) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        campaign_on(run, SimulatedBench(stop_after=1)).finish()
+
+
+def test_nothing_valid_is_an_error_that_counts_what_happened(run: Run) -> None:
+    bench = SimulatedBench()
+    campaign = campaign_on(run, bench)
+    only_wrong = [s for s in LEGAL if s.variance == "welford"][:20]
+    campaign.search = Search(only_wrong, predicted=[1.0] * 20)
+    with pytest.raises(NothingValidError, match="wrong_result"):
+        campaign.finish()
+
+
+def test_time_runs_out_between_batches_but_the_first_one_finishes(run: Run) -> None:
+    run.clock.budget_s = 0.0
+    with pytest.raises(NothingValidError):
+        campaign_on(run, SimulatedBench()).finish()
+    run.clock.budget_s = run.clock.elapsed_s * 1.2 + 0.05
+    finish = campaign_on(run, SimulatedBench()).finish()
+    assert 16 <= len(read(run.folder / "candidates.jsonl").records) < 80
+    assert not finish.interrupted
+
+
+def test_two_runs_with_one_seed_agree_on_every_proposal(run: Run) -> None:
+    proposals: list[list[Any]] = []
+    for _ in range(2):
+        campaign = campaign_on(run, SimulatedBench())
+        campaign.finish()
+        proposals.append([t.params for t in campaign.search.study.get_trials()])
+    assert proposals[0] == proposals[1]

@@ -1,0 +1,109 @@
+"""Records survive the trip to a line and back, and know which of two is better."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from normgen.device import TARGETS
+from normgen.schedule.schedule import Schedule
+from normgen.tuning.records import Cache, Outcome, ProblemKey, Record, is_better, parse_line
+from normgen.tuning.statistics import Times
+from tests.tuning.simulated import problem
+
+
+def record(us: float = 14.0, **changes: Any) -> Record:
+    values: dict[str, Any] = {
+        "problem": ProblemKey.of(problem()),
+        "schedule": Schedule(threads_per_row=64, vector=4),
+        "outcome": Outcome.OK,
+        "measured": True,
+        "times_us": Times(n=40, median=us, p05=us - 0.1, p95=us + 0.25, low=us - 0.05, high=us + 0.05),
+        "predicted_us": 13.0,
+        "roof_us": 13.7,
+        "bytes": problem().compulsory_bytes,
+        "default_us": 20.0,
+        "error": {"y": 0.25},
+        "resources": ({"kernel": "k", "registers": 32, "spill_bytes": 0},),
+        "device": TARGETS["h200"].as_dict(),
+        "versions": {"normgen": "0.1.0", "generator": "0123456789ab"},
+        "search": {"trials": 64, "noise_floor": 0.01},
+        "command": "normgen tune --shape 8192x768",
+        "seed": 3,
+        "created": "2026-11-20T00:00:00Z",
+    }
+    return Record(**(values | changes))
+
+
+def test_a_line_reads_back_as_the_record_it_was() -> None:
+    original = record()
+    line = original.line()
+    assert line.count("\n") == 1
+    assert line.endswith("\n")
+    assert parse_line(line) == original
+    assert parse_line(line).line() == line
+
+
+def test_a_failure_and_a_prediction_survive_the_trip_too() -> None:
+    failed = record(outcome=Outcome.WRONG_RESULT, measured=False, times_us=None, reason="y[3, 7] is 2.0\nnot 1.0")
+    predicted = record(outcome=Outcome.PREDICTED, measured=False, times_us=None, roof_us=None, default_us=None)
+    assert parse_line(failed.line()) == failed
+    assert parse_line(predicted.line()) == predicted
+    assert predicted.us == 13.0
+
+
+def test_the_figures_are_those_of_the_bytes_and_the_roof() -> None:
+    figures = record(us=14.0).as_dict()
+    assert figures["gb_per_s"] == pytest.approx(8192 * 768 * 8 / 14.0e-6 / 1e9, rel=1e-4)
+    assert figures["percent_of_roof"] == pytest.approx(100 * 13.7 / 14.0, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"schema": 99}, "schema 99"),
+        ({"surprise": 1}, "unknown keys: \\['surprise'\\]"),
+        ({"outcome": "splendid"}, "splendid"),
+        ({"schedule": {"vectors": 4}}, "unknown knob"),
+        ({"times_us": {"n": 3}}, "wrong form"),
+    ],
+)
+def test_a_line_that_is_no_record_says_what_is_wrong(change: dict[str, Any], complaint: str) -> None:
+    data = json.loads(record().line()) | change
+    with pytest.raises(ValueError, match=complaint):
+        parse_line(json.dumps(data))
+
+
+def test_a_torn_line_is_not_json() -> None:
+    with pytest.raises(ValueError, match="not JSON"):
+        parse_line(record().line()[:200])
+
+
+def test_better_means_measured_then_faster_beyond_the_noise() -> None:
+    old = record(us=14.0)
+    other = Schedule(threads_per_row=128, vector=4)
+    assert is_better(old, None)
+    assert is_better(record(us=13.0, schedule=other), old)
+    assert not is_better(record(us=13.95, schedule=other), old)  # within the noise of 1 %
+    assert not is_better(record(us=15.0, schedule=other), old)
+    assert not is_better(record(measured=False, times_us=None, outcome=Outcome.PREDICTED), old)
+    assert not is_better(record(outcome=Outcome.WRONG_RESULT), None)
+    assert is_better(old, record(measured=False, times_us=None, outcome=Outcome.PREDICTED))
+
+
+def test_a_record_of_another_spec_or_generator_is_replaced_whatever_its_time() -> None:
+    old = record(us=10.0)
+    new_spec = dataclasses.replace(ProblemKey.of(problem()), spec_sha256="cd" * 32)
+    assert is_better(record(us=14.0, problem=new_spec), old)
+    assert is_better(record(us=14.0, versions={"generator": "ffffffffffff"}), old)
+
+
+def test_the_slot_ignores_the_spec_text_and_the_rows_test_ignores_rows() -> None:
+    key = ProblemKey.of(problem())
+    assert dataclasses.replace(key, spec_sha256="x").slot() == key.slot()
+    assert key.same_but_rows(ProblemKey.of(problem(rows=1)))
+    assert not key.same_but_rows(ProblemKey.of(problem(cols=1024)))
+    assert Cache("hot") is Cache.HOT
