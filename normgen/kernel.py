@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from normgen.codegen.module import Module
@@ -28,6 +28,15 @@ if TYPE_CHECKING:
     from normgen.cuda.runtime import DeviceBuffer
 
 _DEFAULT_STREAM = 1  # how arrays name stream 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """What follows from the layouts of a call's arrays."""
+
+    rows: int
+    pitches: Mapping[str, int]
+    misfit: str
 
 
 class Kernel:
@@ -64,7 +73,7 @@ class Kernel:
         self._reads = tuple(t for t in problem.tensors if not t.is_written)
         self._writes = tuple(t for t in problem.tensors if t.is_written)
         self._first_output = next((t.name for t in self._writes if t.kind is Kind.ELEM), self._writes[0].name)
-        self._placed: dict[tuple[Any, ...], Placed] = {}
+        self._plans: dict[tuple[Any, ...], _Plan] = {}
         self._workspaces: dict[int, DeviceBuffer] = {}
         self._lock = threading.Lock()
 
@@ -77,22 +86,17 @@ class Kernel:
 
         Raises UsageError, before anything is launched, if an array does not fit.
         """
-        arrays, scalars = self._by_name(inputs, named)
-        first = arrays[self._reads[0].name]
         from normgen.cuda.runtime import stream_handle
 
+        arrays, scalars = self._by_name(inputs, named)
+        first = arrays[self._reads[0].name]
         queue = current_stream(first, self.device) if stream is None else stream_handle(stream)
         views = {name: view(array, stream=queue) for name, array in arrays.items()}
-        placed = {name: self._place(name, facts) for name, facts in views.items()}
-        rows = self._common_rows(placed)
-        self._check_overlap(views)
-        fresh = [] if any(t.name in arrays for t in self._writes) else self._allocate(first, views)
+        fresh = [] if len(arrays) > len(self._reads) else self._allocate(first, views)
         for name, array in fresh:
             arrays[name] = array
             views[name] = view(array, stream=queue)
-            placed[name] = self._place(name, views[name])
-        self._check_outputs(arrays)
-        self._run(views, placed, rows, scalars, queue)
+        self._run(views, scalars, queue)
         for _, array in fresh:
             if isinstance(array, DeviceArray):
                 array.mark_written(queue)
@@ -127,15 +131,23 @@ class Kernel:
             raise UsageError(takes, received=f"no {', '.join(missing)}")
         return arrays, scalars
 
-    def _place(self, name: str, facts: ArrayView) -> Placed:
-        """The check of one array, remembered by everything it depends on."""
-        key = (name, facts.shape, facts.strides, facts.dtype, facts.device, facts.readonly, facts.pointer % 128)
-        found = self._placed.get(key)
+    def _plan(self, views: Mapping[str, ArrayView]) -> _Plan:
+        """All checks of one call, remembered by everything they depend on."""
+        key = tuple(
+            (name, v.shape, v.strides, v.dtype, v.device, v.readonly, v.pointer & 127) for name, v in views.items()
+        )
+        found = self._plans.get(key)
         if found is None:
-            found = self._expected[name].place(facts, device=self.device)
-            if len(self._placed) > 256:  # shapes that never repeat must not fill the memory
-                self._placed.clear()
-            self._placed[key] = found
+            placed = {name: self._expected[name].place(facts, device=self.device) for name, facts in views.items()}
+            self._check_outputs(views)
+            found = _Plan(
+                rows=self._common_rows(placed),
+                pitches={name: place.pitch for name, place in placed.items()},
+                misfit=next((place.misfit for place in placed.values() if place.misfit), ""),
+            )
+            if len(self._plans) > 256:  # shapes that never repeat must not fill the memory
+                self._plans.clear()
+            self._plans[key] = found
         return found
 
     def _common_rows(self, placed: Mapping[str, Placed]) -> int:
@@ -150,6 +162,8 @@ class Kernel:
 
     def _check_overlap(self, views: Mapping[str, ArrayView]) -> None:
         """Refuse an output that starts where another tensor starts: the kernel's pointers are restricted."""
+        if len({facts.pointer for facts in views.values()}) == len(views):
+            return
         for tensor in self._writes:
             mine = views.get(tensor.name)
             shared = [
@@ -161,8 +175,8 @@ class Kernel:
                     received=f"'{tensor.name}' and '{shared[0]}' at one address",
                 )
 
-    def _check_outputs(self, arrays: Mapping[str, Any]) -> None:
-        missing = [t.name for t in self._writes if t.name not in arrays and not t.nullable]
+    def _check_outputs(self, given: Mapping[str, object]) -> None:
+        missing = [t.name for t in self._writes if t.name not in given and not t.nullable]
         if missing:
             raise UsageError(
                 "with one output given, every output that is not optional must be given",
@@ -178,35 +192,28 @@ class Kernel:
 
         return [(t.name, new_like(first, size_of(t), t.dtype, self.device)) for t in self._writes]
 
-    def _run(
-        self,
-        views: Mapping[str, ArrayView],
-        placed: Mapping[str, Placed],
-        rows: int,
-        scalars: Mapping[str, float],
-        queue: int,
-    ) -> None:
-        misfit = next((place.misfit for place in placed.values() if place.misfit), "")
-        if misfit:
-            general = self._general_kernel(misfit)
-            general._run(views, {n: general._place(n, v) for n, v in views.items()}, rows, scalars, queue)
-            return
+    def _run(self, views: Mapping[str, ArrayView], scalars: Mapping[str, float], queue: int) -> None:
         from normgen.cuda.runtime import OnDevice
 
+        plan = self._plan(views)
+        self._check_overlap(views)
+        if plan.misfit:
+            self._general_kernel(plan.misfit)._run(views, scalars, queue)
+            return
         with self._lock, OnDevice(self.device):
             self._wait_for_producers(views, queue)
             bound = self._bound
             for tensor in self.problem.tensors:
                 facts = views.get(tensor.name)
                 if facts is None:
-                    bound.set(pointers={tensor.name: None})
+                    bound.set_tensor(tensor.name, None, 0)
                 else:
-                    bound.set_tensor(tensor.name, facts.pointer, placed[tensor.name].pitch)
+                    bound.set_tensor(tensor.name, facts.pointer, plan.pitches[tensor.name])
             if scalars:
                 bound.set(scalars=scalars)
             if self.module.workspace_bytes:
                 bound.set(workspace=self._workspace(queue).pointer)
-            bound.set_rows(rows)
+            bound.set_rows(plan.rows)
             bound.launch(queue)
 
     def _general_kernel(self, misfit: str) -> Kernel:

@@ -245,9 +245,9 @@ def test_torch_tensors_come_back_as_torch_tensors_on_torchs_stream() -> None:
         x, w, b = (torch.randn(*size, device="cuda", dtype=torch.bfloat16) for size in ((4, 33, 768), (768,), (768,)))
         y, mean, rstd = ln(x, w, b)
         reference = torch.nn.functional.layer_norm(x.double(), (768,), w.double(), b.double())
-        worst = (y.double() - reference).abs().max().item()
+        worst = ((y.double() - reference).abs() / (1 + reference.abs())).max().item()
     assert (y.dtype, mean.dtype, rstd.shape) == (torch.bfloat16, torch.float32, (4, 33))
-    assert worst < 0.05
+    assert worst < 0.008  # two roundings to bfloat16, 2^-8 each
     with pytest.raises(UsageError, match="wrong dtype of 'x': expected bf16"):
         ln(x.float(), w, b)
     with pytest.raises(UsageError, match="wrong device of 'x'"):

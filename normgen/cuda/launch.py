@@ -209,7 +209,7 @@ class Bound:
             self._store(Source.ROWS, "", rows)
             self._grids = [kernel.grid(rows) for kernel, _, _ in self._launches]
 
-    def set_tensor(self, key: str, pointer: int, pitch: int) -> None:
+    def set_tensor(self, key: str, pointer: int | None, pitch: int) -> None:
         """Set a tensor's pointer and, where a kernel takes it, its pitch: the hot path of `set`."""
         cell = self._pointers.get(key)
         if cell is not None:
