@@ -92,6 +92,12 @@ class DriverError(NormgenError):
         super().__init__(rule, received=code if received is None else f"{code} ({received})", hint=hint)
 
 
+class NoCompilerError(NormgenError):
+    """No host C++ compiler: the CPU executor cannot build kernels. Everything else goes on."""
+
+    exit_code = 6
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The hint for an unknown name: the closest known one first, then all of them."""
     names = sorted(known)

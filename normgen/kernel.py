@@ -20,7 +20,7 @@ from normgen.device import Device
 from normgen.errors import NothingValidError, UsageError, did_you_mean
 from normgen.interop.arguments import Placed, expectations
 from normgen.interop.outputs import current_stream, new_like
-from normgen.problem import Direction, Problem, TensorUse
+from normgen.problem import Problem, TensorUse
 from normgen.schedule.schedule import Schedule
 from normgen.spec import Kind
 
@@ -36,6 +36,7 @@ class _Plan:
 
     rows: int
     pitches: Mapping[str, int]
+    workspace_bytes: int
     misfit: str
 
 
@@ -140,8 +141,10 @@ class Kernel:
         if found is None:
             placed = {name: self._expected[name].place(facts, device=self.device) for name, facts in views.items()}
             self._check_outputs(views)
+            rows, sm_count = self._common_rows(placed), self._bound.loaded.kernels[0].sm_count
             found = _Plan(
-                rows=self._common_rows(placed),
+                rows=rows,
+                workspace_bytes=self.module.workspace_bytes(rows=rows, sm_count=sm_count),
                 pitches={name: place.pitch for name, place in placed.items()},
                 misfit=next((place.misfit for place in placed.values() if place.misfit), ""),
             )
@@ -211,8 +214,8 @@ class Kernel:
                     bound.set_tensor(tensor.name, facts.pointer, plan.pitches[tensor.name])
             if scalars:
                 bound.set(scalars=scalars)
-            if self.module.workspace_bytes:
-                bound.set(workspace=self._workspace(queue).pointer)
+            if plan.workspace_bytes:
+                bound.set(workspace=self._workspace(queue, plan.workspace_bytes).pointer)
             bound.set_rows(plan.rows)
             bound.launch(queue)
 
@@ -226,13 +229,13 @@ class Kernel:
             )
         return self._general
 
-    def _workspace(self, queue: int) -> DeviceBuffer:
-        """One zeroed workspace per stream: kernels on two streams may run at the same time."""
+    def _workspace(self, queue: int, size: int) -> DeviceBuffer:
+        """One workspace per stream, as large as its largest call: kernels on two streams may run at the same time."""
         from normgen.cuda.runtime import DeviceBuffer
 
         found = self._workspaces.get(queue)
-        if found is None:
-            found = DeviceBuffer(self.module.workspace_bytes, device=self.device)
+        if found is None or found.size < size:
+            found = DeviceBuffer(size, device=self.device)  # freeing the smaller one waits for the kernels that use it
             found.fill(0, stream=queue)
             self._workspaces[queue] = found
         return found
@@ -267,7 +270,7 @@ def kernel(
     a GPU, CompileError if the text is refused.
     """
     from normgen.cuda.runtime import device_facts
-    from normgen.problem import make_problem
+    from normgen.program.source import problem_for
     from normgen.spec_reader import load
 
     spec = load(op)
@@ -277,12 +280,12 @@ def kernel(
         raise UsageError(
             "`present` names optional tensors", received=min(unknown), hint=did_you_mean(min(unknown), optional)
         )
-    problem = make_problem(
+    problem = problem_for(
         spec,
         shape=shape,
         dtype=dtype,
         dtypes=dtypes or {},
-        direction=Direction(direction),
+        direction=direction,
         without=() if present is None else tuple(sorted(optional - set(present))),
     )
     facts = device_facts(device)

@@ -43,6 +43,7 @@ class Problem:
     align     bytes every base pointer is a multiple of
     any_cols  cols is a run-time argument of the kernel (the general fallback), not a constant
     accumulate  the written gradients are added to, not overwritten
+    absent    optional tensors of the spec that are not there
     """
 
     spec: Spec
@@ -54,6 +55,7 @@ class Problem:
     align: int = 16
     any_cols: bool = False
     accumulate: bool = False
+    absent: tuple[str, ...] = ()
 
     def tensor(self, name: str) -> TensorUse:
         return next(t for t in self.tensors if t.name == name)
@@ -141,15 +143,9 @@ def make_problem(
     Errors: UsageError for a name, dtype, shape, pitch or alignment that does not fit.
     """
     rows, cols = parse_shape(shape) if isinstance(shape, str) else fold_shape(shape)
-    known = [t.name for t in spec.tensors]
-    for name in (*without, *(dtypes or {}), *(reads or ()), *(gradients or ())):
-        if name not in known:
-            raise UsageError(f"spec '{spec.name}' has no such tensor", received=name, hint=did_you_mean(name, known))
     if direction not in list(Direction):
         raise UsageError("unknown direction", received=direction, hint=did_you_mean(direction, Direction))
-    for name in without:
-        if not spec.tensor(name).optional:
-            raise UsageError(f"tensor '{name}' of spec '{spec.name}' is not optional", received=f"without {name}")
+    _check_names(spec, (*without, *(dtypes or {}), *(reads or ()), *(gradients or ())), without)
     stored = _stored_dtypes(spec, dtype, dtypes or {})
     here = [t for t in spec.tensors if t.name not in without]
     if direction == Direction.FORWARD:
@@ -167,7 +163,18 @@ def make_problem(
         align=align,
         any_cols=any_cols,
         accumulate=accumulate,
+        absent=tuple(sorted(without)),
     )
+
+
+def _check_names(spec: Spec, named: Iterable[str], without: Collection[str]) -> None:
+    known = [t.name for t in spec.tensors]
+    for name in named:
+        if name not in known:
+            raise UsageError(f"spec '{spec.name}' has no such tensor", received=name, hint=did_you_mean(name, known))
+    for name in without:
+        if not spec.tensor(name).optional:
+            raise UsageError(f"tensor '{name}' of spec '{spec.name}' is not optional", received=f"without {name}")
 
 
 def _stored_dtypes(spec: Spec, first: str, given: Mapping[str, str]) -> dict[str, DType]:

@@ -61,7 +61,11 @@ def load(path_or_name: str | Path, folders: Sequence[str | Path] = ()) -> Spec:
         raise UsageError("cannot read the spec file", received=f"{file}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise SpecError("a spec is UTF-8 text", file=str(file), received=f"byte {error.start}") from None
-    return parse(text, file=str(file))
+    spec = parse(text, file=str(file))
+    if not is_path and spec.name != path_or_name:
+        rule = "a spec that is found by name has the name of its file"
+        raise SpecError(rule, file=str(file), line=1, received=spec.name, hint=f'name = "{path_or_name}"')
+    return spec
 
 
 def parse(text: str, *, file: str = "<spec>") -> Spec:
@@ -232,7 +236,8 @@ class _Reader:
             raise self.error(
                 "'follows' names a tensor", (*path, "follows"), received=value, hint=did_you_mean(value, table)
             )
-        if value == name or _role(table[value]) not in ("input", None) or _follows(table[value]) is not None:
+        is_leader = value != name and _role(table[value]) in ("input", None) and _follows(table[value]) is None
+        if first_input is not None and not is_leader:
             hint = "follow an input that has its own dtypes"
             raise self.error("a tensor follows the dtype of an input", (*path, "follows"), received=value, hint=hint)
         return str(value)

@@ -28,7 +28,7 @@ def key_lines(text: str) -> dict[KeyPath, int]:
             path = table + _parts(entry[1])
             _note(lines, path, number)
             if entry[2].startswith("{"):
-                for inner in _INLINE.finditer(_STRINGS.sub('""', entry[2])):
+                for inner in _INLINE.finditer(_STRINGS.sub(_blank_value, entry[2])):
                     _note(lines, path + _parts(inner[1]), number)
     return lines
 
@@ -36,6 +36,12 @@ def key_lines(text: str) -> dict[KeyPath, int]:
 def _note(lines: dict[KeyPath, int], path: KeyPath, number: int) -> None:
     for length in range(1, len(path) + 1):
         lines.setdefault(path[:length], number)
+
+
+def _blank_value(string: re.Match[str]) -> str:
+    """A string that is a value must not look like keys; one before `=` is a key itself."""
+    is_key = string.string[string.end() :].lstrip().startswith("=")
+    return string[0] if is_key else '""'
 
 
 def _parts(dotted: str) -> KeyPath:

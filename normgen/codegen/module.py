@@ -18,6 +18,7 @@ class Source(StrEnum):
     COLS = "cols"  # int
     SCALAR = "scalar"  # float: scalar `key` of the spec
     WORKSPACE = "workspace"  # pointer to the workspace plus `offset` bytes
+    BLOCKS = "blocks"  # int: blocks of the module's first kernel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,15 +42,16 @@ class Launch:
     persistent: int = 0  # blocks per SM; 0: one block (or cluster) per row tile
     shared_bytes: int = 0  # dynamic shared memory
     blocks: int = 0  # a fixed grid, whatever rows is; 0: by rows
+    min_blocks: int = 0  # blocks to launch even for 0 rows: column sums of nothing are zeros, and must be written
 
     def grid(self, *, rows: int, sm_count: int) -> int:
-        """Blocks in x for that many rows."""
+        """Blocks in x for that many rows; 0: nothing to launch."""
         if self.blocks:
             return self.blocks
         tiles = -(-rows // self.rows_per_block)
         if self.persistent:
             tiles = min(tiles, max(1, self.persistent * sm_count // self.cluster))
-        return tiles * self.cluster
+        return max(tiles, self.min_blocks) * self.cluster
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +72,9 @@ class Module:
     kernels        in launch order, on one stream
     min_arch       lowest sm_NN the text builds for
     headers        CUDA headers the text includes ("cooperative_groups.h"), usually none
-    workspace_bytes  scratch memory all kernels share, zeroed once before the first call
+    workspace_fixed_bytes  scratch memory all kernels share, zeroed once before the first call; every call leaves it
+                           zeroed again
+    workspace_block_bytes  scratch memory per block of the first kernel, behind the fixed part; never initialised
     """
 
     instructions: str
@@ -78,7 +82,13 @@ class Module:
     kernels: tuple[Kernel, ...]
     min_arch: int = 75
     headers: tuple[str, ...] = ()
-    workspace_bytes: int = 0
+    workspace_fixed_bytes: int = 0
+    workspace_block_bytes: int = 0
+
+    def workspace_bytes(self, *, rows: int, sm_count: int) -> int:
+        """Scratch bytes one call needs; calls on different streams need workspaces of their own."""
+        blocks = self.kernels[0].launch.grid(rows=rows, sm_count=sm_count)
+        return self.workspace_fixed_bytes + blocks * self.workspace_block_bytes
 
     @property
     def source(self) -> str:

@@ -47,7 +47,7 @@ class Algebra:
         self.kinds = dict(kinds)
         self.saved = saved
         self.definitions: dict[sp.Symbol, sp.Expr] = {}
-        self.origin: dict[sp.Symbol, tuple[sp.Expr, dict[sp.Expr, sp.Rational]]] = {}  # xhat: (x - mean, {rstd: 1})
+        self.origin: dict[sp.Symbol, tuple[sp.Expr, dict[sp.Expr, sp.Rational]]] = {}  # xhat: x - mean, its product
         self.sums: dict[sp.Symbol, Monomial] = {}
         self._rules: dict[sp.Expr, Product] = {}
         self._names: dict[sp.Expr, sp.Symbol] = {}
@@ -100,7 +100,7 @@ class Algebra:
         if value.name not in self.saved and shifted != expr and not shifted.free_symbols & set(self._shifts):
             self._rules[value] = self.product(factors(shifted))
             return
-        number, powers = self.product(factors(expr))
+        number, powers = self.product(factors(self._with_logs(expr)))
         if number == 1 and list(powers.values()) == [1] and not next(iter(powers)).is_Symbol:
             term = next(iter(powers))
             self._names.setdefault(term, value)
@@ -116,7 +116,7 @@ class Algebra:
         solved = multiplied({value: inverse}, raised(rest, -inverse))
         if term not in self._rules:
             self._rules[term] = (number**-inverse, solved)
-            self.origin[value] = (term, rest)
+            self.origin[value] = (term, dict(powers))
 
     def _solvable(
         self, value: sp.Symbol, powers: Mapping[sp.Expr, sp.Rational]
@@ -132,6 +132,8 @@ class Algebra:
         if len(own) != 1 or not (1 / powers[own[0]]).is_Integer:
             return None
         term = own[0]
+        if term in self.origin and kind is Kind.ELEM:
+            return None
         rest = {a: p for a, p in powers.items() if a != term}
         if any(a != COLS and self.kind(a) not in (Kind.ROW, Kind.SCALAR) for a in rest):
             return None
@@ -163,7 +165,9 @@ class Algebra:
                 waiting.extend(powers.items())
         return number, {a: p for a, p in result.items() if p != 0}
 
-    def _replacement(self, atom: sp.Expr, exponent: sp.Rational) -> tuple[sp.Expr, Mapping[sp.Expr, sp.Rational] | None]:
+    def _replacement(
+        self, atom: sp.Expr, exponent: sp.Rational
+    ) -> tuple[sp.Expr, Mapping[sp.Expr, sp.Rational] | None]:
         if atom in self._rules:
             number, powers = self._rules[atom]
             return number**exponent, raised(powers, exponent)
@@ -230,14 +234,17 @@ class Algebra:
 
     def _centred(self, atom: sp.Expr) -> Poly | None:
         """sum(x - mean) where every term's sum is known; only a constant is worth having."""
-        term, rest = self.origin.get(atom, (atom, {})) if atom.is_Symbol else (atom, {})
+        term, powers = self.origin.get(atom, (atom, {atom: _ONE}))
+        if powers.get(term) != 1:
+            return None
+        rest = {a: p for a, p in powers.items() if a != term}
         term = self.definitions.get(term, term)
         if not term.is_Add:
             return None
         total: Poly = {}
         for part in term.args:
-            number, powers = self.product(factors(part))
-            rows, elems = self.split(powers)
+            number, product = self.product(factors(part))
+            rows, elems = self.split(product)
             found = self._identity(elems) if elems == UNIT or elems in self._known_sums else None
             if found is None:
                 return None
@@ -285,13 +292,13 @@ class Algebra:
         return None
 
     def _divides(self, value: sp.Symbol, divisors: set[sp.Expr]) -> bool:
-        rest = self.origin[value][1]
-        return any(rest.get(d, 0) > 0 for d in divisors)
+        """Whether solving for the value's term brought one of the divisors."""
+        _, powers = self.origin[value]
+        return any(powers.get(d, 0) > 0 for d in divisors)
 
     def unsolved(self, value: sp.Symbol) -> dict[sp.Expr, sp.Rational]:
         """xhat -> (x - mean) * rstd"""
-        _, powers = factors(self.definitions[value])
-        return dict(powers)
+        return self.origin[value][1]
 
     def opened(self, rest: Monomial, value: sp.Symbol) -> tuple[Monomial, Monomial]:
         """sum(.. xhat ..) = rows * sum(..(x - mean)..): the new term and the row factors that left it."""

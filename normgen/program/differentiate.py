@@ -81,7 +81,7 @@ def differentiate(
     if not sources:
         raise ProgramError("a backward pass needs an elem output", received=program.name)
     _check_saved(program, saved)
-    reverse = _Reverse(program, chosen, frozenset(saved), {t: stored[t] for t in sources})
+    reverse = _Reverse(program, chosen, saved, {t: stored[t] for t in sources})
     gradients = reverse.sweep()
     writer = reverse.writer()
     names = {f"d{n}" for n in chosen}
@@ -100,7 +100,10 @@ def backward_tensors(
     wrt: tuple[str, ...] | None = None,
     cotangents: tuple[str, ...] | None = None,
 ) -> tuple[GradientTensor, ...]:
-    """Every tensor of `differentiate(program, ...)` in the order of a call: dx, dweight, dbias, dy, x, weight, mean, rstd."""
+    """Every tensor of `differentiate(program, ...)` in the order of a call.
+
+    For layernorm with saved mean and rstd: dx, dweight, dbias, dy, x, weight, mean, rstd.
+    """
     backward = differentiate(program, wrt=wrt, saved=saved, cotangents=cotangents)
     forward_inputs = {s.name for s in program.loads}
     order = [*forward_values(program)]
@@ -138,7 +141,9 @@ def _check_saved(program: RowProgram, saved: tuple[str, ...]) -> None:
 class _Reverse:
     """One sweep from the outputs to the inputs."""
 
-    def __init__(self, program: RowProgram, wrt: tuple[str, ...], saved: frozenset[str], sources: dict[str, Store]) -> None:
+    def __init__(
+        self, program: RowProgram, wrt: tuple[str, ...], saved: tuple[str, ...], sources: dict[str, Store]
+    ) -> None:
         self.taken = {*value_kinds(program), COLS.name, *(s.tensor for s in program.stores)}
         self.wrt = wrt
         gradients = [*(f"d{n}" for n in wrt), *(f"d{t}" for t in sources)]
@@ -151,7 +156,7 @@ class _Reverse:
         self.kinds.update((f"d{tensor}", store.kind) for tensor, store in sources.items())
         self.loaded = {s.name: s.kind for s in program.loads}
         self.loaded.update((name, self.kinds[name]) for name in (*saved, *(f"d{t}" for t in sources)))
-        self.algebra = Algebra(self.forward, self.kinds, saved)
+        self.algebra = Algebra(self.forward, self.kinds, frozenset(saved))
         self.sources = sources
         self.named: dict[sp.Symbol, Poly] = {}
         self.cotangents: dict[str, Poly] = {}
@@ -229,6 +234,8 @@ class _Reverse:
         cotangent of a purely elementwise map gets a name too, or its terms would be written out per use.
         """
         if statement.kind is not Kind.ELEM or (len(cotangent) == 1 and next(iter(cotangent)) in self._bare()):
+            return cotangent
+        if all(local == {UNIT: 1} for local in locals_.values()):  # h = x + residual: dx is dh
             return cotangent
         has_rows = any(self.algebra.split(term)[0] != UNIT for term in cotangent)
         reads_rows = any(self.kinds[n] is Kind.ROW for n in locals_)

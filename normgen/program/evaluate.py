@@ -15,7 +15,7 @@ import numpy.typing as npt
 import sympy as sp
 
 from normgen.errors import ProgramError, did_you_mean
-from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Store
+from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Store, value_kinds
 from normgen.program.monoid import LOWEST, Monoid, Recipe, symbol
 from normgen.spec import Kind
 
@@ -53,7 +53,9 @@ def evaluate(
                     result = run.full(run.values[symbol(value)], kind)
                     stored[tensor] = result + run.given(tensor, kind).reshape(result.shape) if accumulate else result
     if keep_all:
-        return {s.name: v for s, v in run.values.items()} | stored
+        kinds = value_kinds(program)
+        values = {s.name: v for s, v in run.values.items() if s.name in kinds}
+        return {n: run.full(v, k) if (k := kinds[n]) is not Kind.SCALAR else v for n, v in values.items()} | stored
     return stored
 
 
@@ -61,7 +63,11 @@ class _Run:
     """The values so far, and the size they have."""
 
     def __init__(
-        self, program: RowProgram, inputs: Mapping[str, npt.ArrayLike], scalars: Mapping[str, float], dtype: np.dtype[Any]
+        self,
+        program: RowProgram,
+        inputs: Mapping[str, npt.ArrayLike],
+        scalars: Mapping[str, float],
+        dtype: np.dtype[Any],
     ) -> None:
         self.inputs = inputs
         self.dtype = dtype
@@ -157,7 +163,10 @@ def evaluate_expr(expr: sp.Expr, values: Mapping[sp.Symbol, Array]) -> Array:
     """One expression, operation by operation in sympy's argument order, in the dtype of the values."""
     dtype = next((v.dtype for v in values.values()), np.dtype(np.float64))
     if expr.is_Symbol:
-        return values[expr] if expr in values else _find({s.name: v for s, v in values.items()}, expr.name, "value")
+        if expr not in values:
+            _find({s.name: v for s, v in values.items()}, expr.name, "value")
+        found: Array = values[expr]
+        return found
     if expr.is_number:
         return np.asarray(float(expr), dtype)
     args = [evaluate_expr(arg, values) for arg in expr.args]

@@ -11,9 +11,19 @@ from collections.abc import Iterable, Mapping
 import sympy as sp
 
 from normgen.program.algebra import Algebra
-from normgen.program.ir import COLS, Load, Map, Reduce, Statement, Store, defined_names
+from normgen.program.ir import COLS, Load, Map, Reduce, Statement, Store, defined_names, used_exprs
 from normgen.program.monoid import SUM, symbol
-from normgen.program.monomials import UNIT, Monomial, Poly, add_into, common_factor, expression, monomial, multiplied, raised
+from normgen.program.monomials import (
+    UNIT,
+    Monomial,
+    Poly,
+    add_into,
+    common_factor,
+    expression,
+    monomial,
+    multiplied,
+    raised,
+)
 from normgen.program.normalised import fresh
 from normgen.program.shared_terms import term_name
 from normgen.spec import Kind
@@ -86,7 +96,8 @@ class GradientWriter:
             for value, definition in self.named.items():
                 if value.name != purpose and len(definition) == 1:
                     powers = self._with_name(powers, value, *definition.items())
-            add_into(result, {monomial(powers): number})
+            shown = number if number.is_Rational else number.evalf(17)  # 2/sqrt(pi) is one constant
+            add_into(result, {monomial(powers): shown})
         return result
 
     def _with_name(
@@ -126,7 +137,7 @@ class GradientWriter:
         if len(poly) == 1:
             ((term, number),) = poly.items()
             return number * self._row_factor(term)
-        return self._row_map(fresh(f"{purpose}_row", self.taken), sp.Add(*(n * self._product(t) for t, n in poly.items())))
+        return self._row_map(f"{purpose}_row", sp.Add(*(n * self._product(t) for t, n in poly.items())))
 
     def _row_factor(self, term: Monomial) -> sp.Expr:
         """A product of row values: itself if it is one value, else a row map."""
@@ -159,7 +170,7 @@ class GradientWriter:
     # -- values --------------------------------------------------------------------------------------------
 
     def _product(self, term: Monomial) -> sp.Expr:
-        return expression([(self._expr(atom), power) for atom, power in term])
+        return expression(tuple((self._expr(atom), power) for atom, power in term))
 
     def _expr(self, expr: sp.Expr) -> sp.Expr:
         """`expr` with every value written before it is used."""
@@ -183,15 +194,17 @@ class GradientWriter:
         if value.name in self.loaded:
             self.statements.append(Load(value.name, self.loaded[value.name]))
         elif value.name in self.forward:
-            statement = self.forward[value.name]
-            for expr in statement.args if isinstance(statement, Reduce) else (statement.expr,):
-                self._expr(expr)
-            for name in defined_names(statement):
-                self._written[symbol(name)] = symbol(name)
-            if isinstance(statement, Map):
-                self._by_expr.setdefault((statement.expr, statement.kind), value)
-            self.statements.append(statement)
+            self._recompute(self.forward[value.name], value)
         return value
+
+    def _recompute(self, statement: Statement, value: sp.Symbol) -> None:
+        for expr in used_exprs(statement):
+            self._expr(expr)
+        for name in defined_names(statement):
+            self._written[symbol(name)] = symbol(name)
+        if isinstance(statement, Map):
+            self._by_expr.setdefault((statement.expr, statement.kind), value)
+        self.statements.append(statement)
 
     def _write_sum(self, value: sp.Symbol) -> sp.Symbol:
         """A row reduction; a row factor that is known only later leaves it, so that it need not wait."""

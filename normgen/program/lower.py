@@ -41,11 +41,12 @@ def lower(spec: Spec, *, present: frozenset[str] | None = None) -> RowProgram:
             raise UsageError(f"tensor '{tensor.name}' of spec '{spec.name}' is not optional")
     stored = [t for t in (*spec.outputs, *spec.statistics) if t.name in present]
     lowering = _Lowering(spec, present)
-    for formula in spec.formulas:
-        lowering.define(formula.name)
+    for name in lowering.order():
+        lowering.define(name)
+    stores = [lowering.store(tensor) for tensor in stored]
     program = RowProgram(
         name=spec.name,
-        statements=(*lowering.loads(), *lowering.statements, *(lowering.store(t) for t in stored)),
+        statements=(*lowering.loads(), *lowering.statements, *stores),
         scalars=tuple(name for name, _ in spec.scalars),
     )
     return check(without_dead_code(check(program)))
@@ -79,15 +80,11 @@ class _Lowering:
         return tuple(Load(t.name, t.kind) for t in read)
 
     def store(self, tensor: Tensor) -> Store:
-        """Store a written tensor; a value of a smaller kind is broadcast by a map of its own."""
+        """Store a written tensor; a value of a smaller kind, or a constant, is broadcast first."""
         name, kind = tensor.name, tensor.kind
-        value = self.values[name]
-        if value == symbol(name) and self.kinds[name] is kind:
-            return Store(name, name, kind)
-        own = name if name not in self.kinds else self.fresh(f"{name}_{kind.value}")
-        self.statements.append(Map(own, kind, value))
-        self.kinds[own] = kind
-        return Store(name, own, kind)
+        if self.values[name] != symbol(name):
+            self.statements.append(Map(name, kind, self.values[name]))
+        return Store(name, name, kind)
 
     # names
 
@@ -109,6 +106,15 @@ class _Lowering:
 
     # formulas
 
+    def order(self) -> list[str]:
+        """The author's order, but named reductions first: an equal inline reduction then gets the author's name."""
+        names = [f.name for f in self.spec.formulas]
+        return sorted(names, key=lambda name: not _is_reduction(self.tree(name)))
+
+    def tree(self, name: str) -> Expression:
+        formula = self.formulas[name]
+        return parse_formula(formula.text, file=self.spec.file, line=formula.line)
+
     def define(self, name: str) -> None:
         """Lower the formula of `name` and, first, every formula it reads."""
         if name in self.values:
@@ -120,7 +126,7 @@ class _Lowering:
                 "formulas must not depend on themselves", file=self.spec.file, line=formula.line, received=cycle
             )
         self.open.append(name)
-        tree = parse_formula(formula.text, file=self.spec.file, line=formula.line)
+        tree = self.tree(name)
         for other in dict.fromkeys(n.name for n in names_in(tree)):
             if other not in self.values and other not in self.formulas:
                 raise self.error(name, f"unknown name '{other}'")
@@ -135,13 +141,16 @@ class _Lowering:
         )
 
     def named(self, name: str, tree: Expression) -> sp.Expr:
-        """The value of a formula, under the author's name unless it is a constant."""
-        if isinstance(tree, Call) and tree.function in ("sum", "max", "absmax"):
-            expr = self.reduction(name, tree, wish=name)
+        """The value of a formula, under the author's name unless it is a constant or is stored with a larger kind."""
+        written = {t.name: t.kind for t in self.spec.tensors if t.role.is_written}.get(name)
+        if isinstance(tree, Call) and _is_reduction(tree):
+            expr = self.reduction(name, tree, wish=None if written is Kind.ELEM else name)
         else:
             expr = self.expr(name, tree)
         if expr == symbol(name) or expr.is_number:
             return expr
+        if written is not None and self.kind_of(expr) is not written:
+            return self.part(name, expr)
         return self.map(name, expr)
 
     def part(self, owner: str, expr: sp.Expr) -> sp.Expr:
@@ -236,6 +245,11 @@ class _Lowering:
         self.kinds[name] = Kind.ROW
         self.statements.append(Reduce((name,), Kind.ROW, monoid, (arg,)))
         return symbol(name)
+
+
+def _is_reduction(tree: Expression) -> bool:
+    """Is the whole formula one reduction, without a factor?"""
+    return isinstance(tree, Call) and tree.function in ("sum", "max", "absmax")
 
 
 def _of_constant(function: str, value: sp.Expr) -> sp.Expr:

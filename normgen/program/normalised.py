@@ -45,6 +45,11 @@ def kind_of(expr: sp.Expr, kinds: dict[str, Kind]) -> Kind:
     return join(kinds[s.name] for s in expr.free_symbols if s != COLS)
 
 
+def _root(factor: sp.Expr, power: sp.Integer) -> sp.Expr:
+    """The factor whose `power`th power `factor` is written as."""
+    return sp.Pow(factor.base, factor.exp / power) if factor.is_Pow else sp.Pow(factor, 1 / power)
+
+
 class _TermNamer:
     def __init__(self, program: RowProgram, taken: set[str]) -> None:
         self.kinds: dict[str, Kind] = dict.fromkeys(program.scalars, Kind.SCALAR)
@@ -107,18 +112,45 @@ class _TermNamer:
     def normalised(self, expr: sp.Expr, *, is_whole: bool) -> sp.Expr:
         rows = [f for f in expr.args if not f.is_number and kind_of(f, self.kinds) is Kind.ROW]
         elems = [f for f in expr.args if kind_of(f, self.kinds) is Kind.ELEM]
-        behind_rows = self.sources_of(sp.Mul(*rows))
-        centres = [f for f in elems if self.sources_of(f) & behind_rows]
-        if not rows or not centres:
-            return expr
-        core = sp.Mul(centres[0], *rows)
-        if core == expr and is_whole:
-            return expr
-        others = [f for f in expr.args if f is not centres[0] and f not in rows]
+        for elem in elems:
+            own = [r for r in rows if self.sources_of(r) & self.sources_of(elem)]
+            if own:
+                return self.with_hat(expr, elem, own, is_whole=is_whole)
+        return expr
+
+    def with_hat(self, expr: sp.Expr, elem: sp.Expr, rows: list[sp.Expr], *, is_whole: bool) -> sp.Expr:
+        """elem * rows * others -> xhat**power * others"""
+        power = self.common_power(elem, rows)
+        centre = _root(elem, power)
+        roots = [_root(r, power) for r in rows]
+        core = sp.Mul(centre, *roots)
         value = self.known.get(core)
         if value is None:
-            value = self.new_map(self.hat_name(centres[0]), Kind.ELEM, core)
-        return sp.Mul(*others, value)
+            value, used = self.longest_known(centre, roots)
+        else:
+            used = roots
+        if value is None:
+            if core == expr and is_whole:
+                return expr
+            value, used = self.new_map(self.hat_name(centre), Kind.ELEM, core), roots
+        unused = [sp.Pow(r, power) for r in roots if r not in used]
+        others = [f for f in expr.args if f is not elem and f not in rows]
+        return sp.Mul(*others, *unused, sp.Pow(value, power))
+
+    def longest_known(self, centre: sp.Expr, roots: list[sp.Expr]) -> tuple[sp.Symbol | None, list[sp.Expr]]:
+        """A map known already that is the centre times some of the row factors."""
+        for factor in roots:
+            value = self.known.get(sp.Mul(centre, factor))
+            if value is not None:
+                return value, [factor]
+        return None, []
+
+    def common_power(self, elem: sp.Expr, rows: list[sp.Expr]) -> sp.Integer:
+        """3 for (x - mean)**3 * rstd**3, which sympy makes of ((x - mean) * rstd)**3."""
+        powers = [f.exp if f.is_Pow else sp.Integer(1) for f in (elem, *rows)]
+        if powers[0].is_Integer and powers[0] > 1 and all((p / powers[0]).is_Integer for p in powers):
+            return powers[0]
+        return sp.Integer(1)
 
     def hat_name(self, centre: sp.Expr) -> str:
         """xhat for a term in one elem value x; input_hat for longer names."""

@@ -13,7 +13,7 @@ from normgen.program.normalised import fresh, kind_of
 from normgen.spec import Kind
 
 
-def share_terms(statements: list[Statement], kinds: Mapping[str, Kind], taken: set[str]) -> list[Statement]:
+def share_terms(statements: list[Statement], kinds: dict[str, Kind], taken: set[str]) -> list[Statement]:
     """The statements with every function and division that occurs twice as a map of its own.
 
     Products and sums are left: they cost no more than the register that would hold them.
@@ -26,16 +26,18 @@ def share_terms(statements: list[Statement], kinds: Mapping[str, Kind], taken: s
 
 def term_name(term: sp.Expr) -> str:
     """A readable name of an expression: exp_x_minus_top, sigmoid_g, x_minus_mean."""
-    if term.is_Symbol or term.is_number:
-        return str(term).replace("-", "minus_").replace("/", "_over_").replace(".", "_")
+    if term.is_Symbol:
+        return str(term.name)
+    if term.is_number:
+        return str(term) if term.is_Integer and term >= 0 else ""
     if _sigmoid_argument(term) is not None:
         return f"sigmoid_{term_name(_sigmoid_argument(term))}"
     if term.is_Add:
         terms = sorted(term.args, key=lambda t: (t.could_extract_minus_sign(), t.is_number, str(t)))
         words = [("minus_" if t.could_extract_minus_sign() else "plus_") + term_name(abs_term(t)) for t in terms]
-        return "_".join(words).removeprefix("plus_")
+        return "_".join(words).removeprefix("plus_").rstrip("_")
     if term.is_Mul:
-        return "_".join(term_name(f) for f in term.args)
+        return "_".join(filter(None, map(term_name, term.args)))
     if term.is_Pow:
         return f"{term_name(term.base)}_power" if term.exp != -1 else f"inv_{term_name(term.base)}"
     return "_".join([type(term).__name__.lower(), *map(term_name, term.args)])
@@ -62,11 +64,9 @@ def _terms(expr: sp.Expr) -> Iterator[sp.Expr]:
 
 
 def _repeated(statements: list[Statement]) -> sp.Expr | None:
-    """The largest costly term that occurs more than once and has no name yet."""
+    """The largest costly term that occurs more than once, its own map included."""
     counts = Counter(t for s in statements for e in used_exprs(s) for t in _terms(e))
-    defined = {s.expr for s in statements if isinstance(s, Map)}
-    repeated = [t for t, n in counts.items() if n > 1 and not _is_row_division(t) and (n > 2 or t not in defined)]
-    repeated += [t for t, n in counts.items() if n == 2 and t in defined and not _is_row_division(t)]
+    repeated = [t for t, n in counts.items() if n > 1 and not _is_row_division(t)]
     return max(repeated, key=lambda t: (t.count_ops(), str(t)), default=None)
 
 
@@ -75,14 +75,11 @@ def _is_row_division(term: sp.Expr) -> bool:
     return bool(term.is_Pow and term.base.is_Symbol)
 
 
-def _with_name(
-    statements: list[Statement], term: sp.Expr, kinds: Mapping[str, Kind], taken: set[str]
-) -> list[Statement]:
+def _with_name(statements: list[Statement], term: sp.Expr, kinds: dict[str, Kind], taken: set[str]) -> list[Statement]:
     """`term` replaced by its map: an existing one, moved up to its first use, or a new one."""
     own = next((s for s in statements if isinstance(s, Map) and s.expr == term), None)
-    statement = own or Map(fresh(term_name(term), taken), kind_of(term, dict(kinds)), term)
-    if own is None and isinstance(kinds, dict):
-        kinds[statement.name] = statement.kind
+    statement = own or Map(fresh(term_name(term), taken), kind_of(term, kinds), term)
+    kinds[statement.name] = statement.kind
     replacement = {term: symbol(statement.name)}
     result: list[Statement] = []
     is_written = False

@@ -50,13 +50,17 @@ class Builder:
         else:
             self._waiting[candidate.key] = self._submit(candidate.module)
 
-    def finish(self, candidate: Candidate) -> None:
-        """Wait for the candidate's cubin; a refused text becomes its outcome."""
+    def finish(self, candidate: Candidate, *, timeout_s: float | None = None) -> None:
+        """Wait for the candidate's cubin; a refused text, or one that takes too long, becomes its outcome."""
         waiting = self._waiting.pop(candidate.key, None)
         if waiting is None or candidate.module is None:
             return
         try:
-            candidate.cubin = waiting.result()
+            candidate.cubin = waiting.result(timeout_s)
+        except TimeoutError:
+            waiting.cancel()
+            candidate.fail(Outcome.TIMEOUT, "not compiled within the time of the run")
+            return
         except CompileError as error:
             candidate.fail(Outcome.COMPILE_ERROR, f"{error}\n{error.log}".strip())
             return
@@ -86,4 +90,7 @@ def code_digest(module: Module, cubin: Cubin) -> str:
 
 
 def _launches(module: Module) -> str:
-    return repr([(kernel.params, kernel.launch) for kernel in module.kernels] + [module.workspace_bytes])
+    return repr(
+        [(kernel.params, kernel.launch) for kernel in module.kernels]
+        + [module.workspace_fixed_bytes, module.workspace_block_bytes]
+    )

@@ -26,6 +26,12 @@ BATCH = 16
 CONFIRM_RESERVE = 0.15  # share of the budget kept for the confirmation
 
 
+class DeviceLostError(NormgenError):
+    """A fault after which this process cannot use the device: the run ends with what it has."""
+
+    exit_code = 6
+
+
 @dataclass(frozen=True, kw_only=True)
 class Check:
     """A kernel's result against the reference: `error` per written tensor as a fraction of its bound."""
@@ -85,28 +91,27 @@ class Campaign:
         self._loaded: set[str] = set()
 
     def finish(self) -> Finish:
-        """Search until trials, time or points run out, then confirm. Ctrl-C ends either with the best so far.
+        """Search until trials, time or points run out, then confirm.
 
+        Ctrl-C, or a kernel that takes the device down, ends either with the best so far.
         Raises NothingValidError when no candidate was usable.
         """
-        interrupted = False
         try:
             self._measure_roof()
             self._search()
-        except KeyboardInterrupt:
-            interrupted = True
-        if not self._usable:
-            if interrupted:
-                raise KeyboardInterrupt
-            raise NothingValidError(
-                "no candidate compiled, launched and was right", received=_count(self.run), hint="see the record file"
-            )
-        if not interrupted:
-            try:
-                return self._confirm()
-            except KeyboardInterrupt:
-                interrupted = True
-        self.run.note("interrupted: the winner is the best of the search so far and was not confirmed")
+            if not self._usable:
+                received, hint = _count(self.run), "the record file has each candidate's reason"
+                raise NothingValidError("no candidate compiled, launched and was right", received=received, hint=hint)
+            return self._confirm()
+        except (KeyboardInterrupt, DeviceLostError) as end:
+            if not self._usable:
+                raise
+            return self._unconfirmed(end)
+
+    def _unconfirmed(self, end: BaseException) -> Finish:
+        """The best of the search, after an early end."""
+        why = "interrupted" if isinstance(end, KeyboardInterrupt) else str(end)
+        self.run.note(f"{why}: the winner is the best of the search so far and was not confirmed")
         ranked = self._ranked()
         return Finish(
             winner=ranked[0],
@@ -114,7 +119,7 @@ class Campaign:
             confirmation=None,
             roof_us=self._roof_us,
             default_us=self._us_of(self.default),
-            interrupted=True,
+            interrupted=isinstance(end, KeyboardInterrupt),
         )
 
     def _measure_roof(self) -> None:
@@ -173,6 +178,10 @@ class Campaign:
                 self.bench.load(candidate.key, candidate.module, candidate.cubin)
                 self._loaded.add(candidate.key)
             check = self.bench.check(candidate.key, full=full)
+        except DeviceLostError as error:
+            candidate.fail(Outcome.LAUNCH_ERROR, str(error))
+            self.run.keep(candidate)
+            raise
         except NormgenError as error:
             candidate.fail(Outcome.LAUNCH_ERROR, str(error))
             return False

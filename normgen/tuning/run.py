@@ -200,7 +200,7 @@ def resources_of(module: Module, cubin: Cubin) -> tuple[dict[str, Any], ...]:
 
 
 def misfit(resources: Sequence[Mapping[str, Any]], device: Device) -> str | None:
-    """Why a kernel cannot be launched, or is not worth it: registers, shared memory, spills. None when it fits."""
+    """Why a block of one of the kernels fits no SM: registers or shared memory. None when all fit."""
     for figures in resources:
         granule = -(-int(figures["registers"]) // 8) * 8  # allocated in units of 8 a thread
         if granule * int(figures["threads"]) > device.registers_per_sm:
@@ -209,6 +209,9 @@ def misfit(resources: Sequence[Mapping[str, Any]], device: Device) -> str | None
         shared = int(figures["static_shared_bytes"]) + int(figures["dynamic_shared_bytes"])
         if shared > device.shared_per_block:
             return f"{figures['kernel']}: {shared} bytes of shared memory exceed {device.shared_per_block}"
-        if figures["spill_bytes"]:
-            return f"{figures['kernel']}: {figures['spill_bytes']} bytes of registers spill to local memory"
     return None
+
+
+def local_bytes(resources: Sequence[Mapping[str, Any]]) -> int:
+    """Bytes a thread keeps in local memory: spilled registers, and arrays the compiler could not keep in any."""
+    return sum(int(figures["spill_bytes"]) + int(figures["stack_bytes"]) for figures in resources)

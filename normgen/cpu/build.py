@@ -1,0 +1,119 @@
+"""Building modules: several in one compiler call, each cached under a key of everything that matters."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from normgen.codegen.module import Module
+from normgen.cpu.compiler import (
+    SHIM,
+    Compiler,
+    cache_folder,
+    compile_file,
+    require_compiler,
+    runtime_library,
+    shim_digest,
+)
+from normgen.cpu.program import Program
+from normgen.cpu.unit import unit_text
+from normgen.errors import CompileError
+
+_FORMAT = "1"
+_MODULES_PER_CALL = 32
+
+
+def build(module: Module, *, compiler: Compiler | None = None) -> Program:
+    """The module as a program of this machine. Raises CompileError with the log, NoCompilerError."""
+    return build_many([module], compiler=compiler)[0]
+
+
+def build_many(
+    modules: Sequence[Module], *, compiler: Compiler | None = None, workers: int | None = None
+) -> list[Program]:
+    """As `build` for each module, with few compiler calls; `workers` of them at a time (default: at most 2).
+
+    Raises CompileError for the first module that does not compile.
+    """
+    chosen = compiler or require_compiler()
+    runtime = runtime_library(chosen)
+    keys = [_key(module, chosen) for module in modules]
+    missing = {key: module for key, module in zip(keys, modules, strict=True) if _cached(key) is None}
+    if missing:
+        _build_missing(missing, chosen, runtime, workers or min(2, os.cpu_count() or 1))
+    programs = []
+    for key, module in zip(keys, modules, strict=True):
+        place = _cached(key)
+        if place is None:
+            raise CompileError("a built program vanished from the cache", log="", received=str(cache_folder()))
+        programs.append(Program(module=module, unit=place[0], index=place[1], runtime=runtime))
+    return programs
+
+
+def _build_missing(missing: dict[str, Module], compiler: Compiler, runtime: Path, workers: int) -> None:
+    items = list(missing.items())
+    size = max(1, min(_MODULES_PER_CALL, -(-len(items) // workers)))
+    chunks = [dict(items[start : start + size]) for start in range(0, len(items), size)]
+    with ThreadPoolExecutor(max_workers=workers) as pool:
+        for done in [pool.submit(_build_unit, chunk, compiler, runtime) for chunk in chunks]:
+            done.result()
+
+
+def _build_unit(chunk: dict[str, Module], compiler: Compiler, runtime: Path) -> None:
+    try:
+        _compile_unit(chunk, compiler, runtime)
+    except CompileError as error:
+        if len(chunk) == 1:
+            names = ", ".join(kernel.name for module in chunk.values() for kernel in module.kernels)
+            raise CompileError(
+                f"the host compiler refused the text of {names}", log=error.log, received=error.log[-2000:]
+            ) from None
+        for key, module in chunk.items():  # which of them is it?
+            _build_unit({key: module}, compiler, runtime)
+
+
+def _compile_unit(chunk: dict[str, Module], compiler: Compiler, runtime: Path) -> None:
+    name = hashlib.sha256("".join(chunk).encode()).hexdigest()[:24]
+    target = cache_folder() / f"unit_{name}.so"
+    include = ("-I", str(SHIM / "include"))
+    with tempfile.TemporaryDirectory(prefix="normgen-") as folder:
+        source = Path(folder) / "unit.cpp"
+        source.write_text(unit_text(list(chunk.values())), encoding="utf-8")
+        compile_file(compiler, source, target, (*compiler.kernel_flags, *include), (str(runtime), "-lm", "-lc"))
+    for index, key in enumerate(chunk):
+        _write_atomically(_pointer(key), json.dumps({"unit": target.name, "index": index}))
+
+
+def _key(module: Module, compiler: Compiler) -> str:
+    digest = hashlib.sha256()
+    kernels = [(kernel.name, [param.ctype for param in kernel.params]) for kernel in module.kernels]
+    for part in (_FORMAT, shim_digest(), str(compiler), *compiler.kernel_flags, repr(kernels), module.text):
+        digest.update(part.encode())
+        digest.update(b"\0")
+    return digest.hexdigest()[:40]
+
+
+def _pointer(key: str) -> Path:
+    return cache_folder() / f"{key}.json"
+
+
+def _cached(key: str) -> tuple[Path, int] | None:
+    """The unit that holds the module, and its number in there."""
+    try:
+        found = json.loads(_pointer(key).read_text(encoding="utf-8"))
+        unit, index = cache_folder() / found["unit"], int(found["index"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return (unit, index) if unit.exists() else None
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".write-")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(temporary, path)

@@ -1,0 +1,143 @@
+"""The host C++ compiler: finding it, its flags, and the runtime library it builds once."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from normgen.errors import CompileError, NoCompilerError
+
+SHIM = Path(__file__).parent / "shim"
+_CANDIDATES = ("g++", "clang++", "c++")
+_COMPILE_SECONDS = 300.0
+
+_KERNEL_FLAGS = (
+    *("-std=c++17", "-O1", "-g1", "-pipe", "-fPIC", "-shared", "-nostdlib", "-w"),
+    *("-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-fno-asynchronous-unwind-tables"),
+    *("-fvisibility=hidden", "-ffp-contract=off", "-fno-strict-aliasing", "-fno-math-errno"),
+    # The same instrumentation a sanitizer uses, answered by our own runtime: every access calls it first.
+    "-fsanitize=thread,alignment,bounds",
+)
+_GCC_FLAGS = ("--param=tsan-instrument-func-entry-exit=0",)
+_CLANG_FLAGS = ("-mllvm", "-tsan-instrument-func-entry-exit=0", "-fno-sanitize=local-bounds")
+_RUNTIME_FLAGS = ("-std=c++17", "-O2", "-g1", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-exceptions")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiler:
+    """A C++ compiler on this machine."""
+
+    command: tuple[str, ...]
+    version: str  # the first line of --version
+
+    @property
+    def is_clang(self) -> bool:
+        return "clang" in self.version.lower()
+
+    @property
+    def kernel_flags(self) -> tuple[str, ...]:
+        return (*_KERNEL_FLAGS, *(_CLANG_FLAGS if self.is_clang else self._gcc_flags))
+
+    @property
+    def _gcc_flags(self) -> tuple[str, ...]:
+        found = re.search(r"(\d+)\.\d+\.\d+", self.version)
+        return _GCC_FLAGS if found and int(found[1]) >= 12 else ()  # older: the hooks are empty functions
+
+    def __str__(self) -> str:
+        return f"{' '.join(self.command)} ({self.version})"
+
+
+@functools.lru_cache(maxsize=16)
+def _probe(command: tuple[str, ...]) -> Compiler | None:
+    path = shutil.which(command[0])
+    if path is None:
+        return None
+    try:
+        answer = subprocess.run(
+            [path, *command[1:], "--version"], capture_output=True, text=True, timeout=30, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    lines = answer.stdout.splitlines()
+    return Compiler(command=(path, *command[1:]), version=lines[0].strip() if lines else "unknown")
+
+
+def find_compiler() -> Compiler | None:
+    """$CXX when set, else the first of g++, clang++, c++ that answers; None without any."""
+    chosen = os.environ.get("CXX", "").split()
+    candidates = [tuple(chosen)] if chosen else [(name,) for name in _CANDIDATES]
+    return next((found for found in map(_probe, candidates) if found is not None), None)
+
+
+def require_compiler() -> Compiler:
+    """As find_compiler. Raises NoCompilerError."""
+    found = find_compiler()
+    if found is None:
+        raise NoCompilerError(
+            "the CPU executor needs a C++17 compiler, and none was found",
+            received=f"CXX={os.environ.get('CXX', '')!r}; looked for {', '.join(_CANDIDATES)}",
+            hint="install g++ (Debian, Ubuntu: apt install g++) or point $CXX at a compiler",
+        )
+    return found
+
+
+def cache_folder() -> Path:
+    """Where built programs stay: $NORMGEN_CACHE_DIR or the user's cache folder, then `cpu`."""
+    root = os.environ.get("NORMGEN_CACHE_DIR") or platformdirs.user_cache_dir("normgen")
+    return Path(root) / "cpu"
+
+
+@functools.cache
+def shim_digest() -> str:
+    """A digest over every file of the shim and the runtime."""
+    digest = hashlib.sha256()
+    for path in sorted(SHIM.rglob("*")):
+        if path.is_file():
+            digest.update(str(path.relative_to(SHIM)).encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def compile_file(
+    compiler: Compiler, source: Path, target: Path, flags: Sequence[str], libraries: Sequence[str]
+) -> None:
+    """Compile and link `source` into the shared library `target`, which appears whole or not at all.
+
+    Raises CompileError with the compiler's output.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".build-", suffix=".so")
+    os.close(handle)
+    command = [*compiler.command, *flags, str(source), "-o", temporary, *libraries]
+    try:
+        answer = subprocess.run(command, capture_output=True, timeout=_COMPILE_SECONDS, check=False)
+        log = answer.stderr.decode(errors="replace")
+        if answer.returncode != 0:
+            raise CompileError("the host compiler refused the text", log=log, received=log[-2000:])
+        os.replace(temporary, target)
+    except subprocess.TimeoutExpired as late:
+        raise CompileError(
+            "the host compiler did not finish", log=str(late), received=f"{_COMPILE_SECONDS} s"
+        ) from late
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def runtime_library(compiler: Compiler) -> Path:
+    """The runtime as a shared library, built on first use. Raises CompileError."""
+    key = hashlib.sha256("\0".join([shim_digest(), str(compiler), *_RUNTIME_FLAGS]).encode()).hexdigest()[:20]
+    target = cache_folder() / f"libnormgen_cpu_{key}.so"
+    if not target.exists():
+        soname = f"-Wl,-soname,{target.name}"
+        compile_file(compiler, SHIM / "runtime" / "runtime.cpp", target, (*_RUNTIME_FLAGS, soname), ("-lrt",))
+    return target

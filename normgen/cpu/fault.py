@@ -1,0 +1,114 @@
+"""Faults a run can show, with the kernel's line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from normgen.codegen.module import Module
+from normgen.cpu.library import FaultRecord
+from normgen.cpu.symbols import Frame, Lookup
+
+
+class FaultKind(StrEnum):
+    OUT_OF_BOUNDS = "out_of_bounds"
+    MISALIGNED = "misaligned"
+    UNINITIALISED_SHARED = "uninitialised_shared"
+    SHARED_RACE = "shared_race"
+    DIVERGENT_BARRIER = "divergent_barrier"
+    DEADLOCK = "deadlock"
+    TIMEOUT = "timeout"
+    OUT_OF_BOUNDS_SHARED = "out_of_bounds_shared"
+
+
+_KINDS = tuple(FaultKind)  # in the order of the runtime's enum
+_INDEX_OUT_OF_ARRAY = len(_KINDS)
+_WAITS = {
+    -1: "have exited",
+    0: "are between barriers",
+    1: "wait in __syncthreads",
+    2: "wait in a warp collective",
+    3: "wait in a named barrier",
+    4: "wait for the cluster",
+    5: "wait for an mbarrier",
+}
+_SHARED_ARRAY = re.compile(r"__shared__[^;=]*?(\w+)\s*\[")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One thing a kernel must not do.
+
+    line       line of Module.text, from 1; 0 when it could not be found
+    line_text  that line
+    block, thread  blockIdx.x and threadIdx.x of the first thread seen doing it; -1 when none is to blame
+    """
+
+    kind: FaultKind
+    kernel: str
+    line: int
+    line_text: str
+    message: str
+    block: int = -1
+    thread: int = -1
+
+    def __str__(self) -> str:
+        where = f"{self.kernel}, line {self.line}" if self.line else f"{self.kernel}, line unknown"
+        who = f" [block {self.block}, thread {self.thread}]" if self.thread >= 0 else ""
+        return f"{self.kind}: {where}: {self.message}{who}\n    {self.line_text.strip()}"
+
+
+def make_faults(
+    records: Sequence[FaultRecord], *, module: Module, kernel: str, text_file: str, lookup: Lookup
+) -> tuple[Fault, ...]:
+    """The runtime's records with lines; one fault for each kind and line."""
+    wanted = [pc for record in records for pc in _pcs(record)]
+    frames = lookup(wanted) if wanted else {}
+    lines = module.text.split("\n")
+    found: dict[tuple[FaultKind, int], Fault] = {}
+    for record in records:
+        chain = frames.get(record.pc, ())
+        if record.other_pc and chain and chain == frames.get(record.other_pc):
+            continue  # the compiler copied one barrier to two places
+        line = _text_line(chain, text_file)
+        line_text = lines[line - 1] if 0 < line <= len(lines) else ""
+        groups = "; ".join(
+            _group(group.wait, group.threads, _text_line(frames.get(group.pc, ()), text_file))
+            for group in record.groups[: record.group_count]
+        )
+        message = record.message.decode(errors="replace")
+        fault = Fault(
+            kind=_kind(record.kind, module.text, line_text),
+            kernel=kernel,
+            line=line,
+            line_text=line_text,
+            message=f"{message} ({groups})" if groups else message,
+            block=record.block,
+            thread=record.thread,
+        )
+        found.setdefault((fault.kind, fault.line), fault)
+    return tuple(found.values())
+
+
+def _pcs(record: FaultRecord) -> list[int]:
+    groups = [group.pc for group in record.groups[: record.group_count]]
+    return [pc for pc in (record.pc, record.other_pc, *groups) if pc]
+
+
+def _text_line(chain: Sequence[Frame], text_file: str) -> int:
+    """The innermost line of the module's own text; helpers of the shim lie further in."""
+    return next((frame.line for frame in chain if frame.file == text_file), 0)
+
+
+def _group(wait: int, threads: int, line: int) -> str:
+    return f"{threads} threads {_WAITS[wait]}" + (f" at line {line}" if line else "")
+
+
+def _kind(code: int, text: str, line_text: str) -> FaultKind:
+    if code != _INDEX_OUT_OF_ARRAY:
+        return _KINDS[code]
+    names = set(_SHARED_ARRAY.findall(text))
+    in_line = set(re.findall(r"\b(\w+)\s*\[", line_text))
+    return FaultKind.OUT_OF_BOUNDS_SHARED if names & in_line else FaultKind.OUT_OF_BOUNDS

@@ -1,0 +1,218 @@
+"""A built module: running its kernels over numpy arrays."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from normgen.codegen.module import Kernel, Module, Param, Source
+from normgen.cpu.fault import Fault, make_faults
+from normgen.cpu.library import LAUNCH_LOCK, Launch, Region, Report, load_runtime, load_unit
+from normgen.cpu.symbols import find_frames
+from normgen.cpu.tensors import Array, Placed, place
+from normgen.cpu.unit import text_name
+from normgen.errors import UsageError
+
+_WORKSPACE = "workspace"
+_CTYPES: dict[str, Any] = {
+    "float": ctypes.c_float,
+    "double": ctypes.c_double,
+    "int": ctypes.c_int,
+    "unsigned": ctypes.c_uint,
+    "unsigned int": ctypes.c_uint,
+    "long long": ctypes.c_longlong,
+    "unsigned long long": ctypes.c_ulonglong,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What running a program showed. `faults` is empty when all is well.
+
+    blocks    blocks that ran to their end, over all kernels
+    accesses  loads and stores checked, outside of threads' own local memory
+    """
+
+    faults: tuple[Fault, ...]
+    blocks: int
+    accesses: int
+    seconds: float
+
+    @property
+    def is_clean(self) -> bool:
+        return not self.faults
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A module built for this machine; `run` may be called any number of times."""
+
+    module: Module
+    unit: Path
+    index: int
+    runtime: Path
+
+    def run(
+        self,
+        tensors: Mapping[str, Array | None],
+        *,
+        rows: int,
+        cols: int,
+        scalars: Mapping[str, float] | None = None,
+        seed: int = 0,
+        sm_count: int = 4,
+        workspace: Array | None = None,
+        time_limit_s: float = 60.0,
+    ) -> Run:
+        """Launch every kernel in order; written arrays are written in place.
+
+        tensors: elem arrays [rows, cols] (any row stride and alignment), row values [rows], col values [cols]; None is a
+        null pointer. `workspace` is zeroed memory when not given. `seed` shuffles blocks and threads; 0 keeps their order.
+        A fault ends the run after its kernel. Raises UsageError when an argument is missing.
+        """
+        started = time.monotonic()
+        scratch = self.module.workspace_bytes(rows=rows, sm_count=sm_count)
+        if workspace is None and scratch:
+            workspace = np.zeros(scratch, dtype=np.uint8)
+        first_grid = self.module.kernels[0].launch.grid(rows=rows, sm_count=sm_count)
+        sizes = {Source.ROWS: rows, Source.COLS: cols, Source.BLOCKS: first_grid}
+        placed = place({**tensors, _WORKSPACE: workspace})
+        values = {**dict.fromkeys(tensors), **placed}
+        faults: tuple[Fault, ...] = ()
+        blocks = accesses = 0
+        written: set[str] = set()
+        for number, kernel in enumerate(self.module.kernels):
+            grid = kernel.launch.grid(rows=rows, sm_count=sm_count)
+            if grid == 0:
+                continue
+            arguments = [_argument(param, values, sizes=sizes, scalars=scalars or {}) for param in kernel.params]
+            left = max(0.001, time_limit_s - (time.monotonic() - started))
+            report = self._launch(number, kernel, arguments, placed, grid=grid, seed=seed, time_limit_s=left)
+            written |= _written_keys(kernel)
+            blocks += report.blocks_run
+            accesses += report.accesses
+            faults = self._faults(kernel, report)
+            if faults:
+                break
+        for name in written & placed.keys():
+            placed[name].write_back()
+        return Run(faults=faults, blocks=blocks, accesses=accesses, seconds=time.monotonic() - started)
+
+    def _launch(
+        self,
+        number: int,
+        kernel: Kernel,
+        arguments: Sequence[Any],
+        placed: Mapping[str, Placed],
+        *,
+        grid: int,
+        seed: int,
+        time_limit_s: float,
+    ) -> Report:
+        runtime, unit = load_runtime(self.runtime), load_unit(self.unit)
+        shared = unit[f"normgen_shared_of_{self.index}"]
+        shared.restype = ctypes.c_void_p
+        pointers = (ctypes.c_void_p * max(1, len(arguments)))(*(ctypes.addressof(value) for value in arguments))
+        regions = _regions(kernel, placed)
+        launch = Launch(
+            entry=ctypes.cast(unit[f"normgen_entry_{self.index}_{number}"], ctypes.c_void_p),
+            shared_begin=shared(0),
+            shared_end=shared(1),
+            arguments=pointers,
+            regions=regions,
+            region_count=len(regions),
+            grid=grid,
+            threads=kernel.launch.threads,
+            cluster=kernel.launch.cluster,
+            dynamic_bytes=kernel.launch.shared_bytes,
+            seed=seed,
+            time_limit_s=time_limit_s,
+        )
+        report = Report()
+        with LAUNCH_LOCK:
+            runtime.normgen_cpu_launch(ctypes.byref(launch), ctypes.byref(report))
+        return report
+
+    def _faults(self, kernel: Kernel, report: Report) -> tuple[Fault, ...]:
+        return make_faults(
+            report.faults[: report.fault_count],
+            module=self.module,
+            kernel=kernel.name,
+            text_file=text_name(self.index),
+            lookup=lambda addresses: find_frames(self.unit, addresses),
+        )
+
+
+def _argument(
+    param: Param,
+    values: Mapping[str, Placed | None],
+    *,
+    sizes: Mapping[Source, int],
+    scalars: Mapping[str, float],
+) -> Any:
+    """The ctypes value of one kernel parameter."""
+    key = _WORKSPACE if param.source is Source.WORKSPACE else param.key
+    known: Mapping[str, Any] = scalars if param.source is Source.SCALAR else values
+    if param.source not in sizes and key not in known:
+        raise UsageError(
+            f"kernel parameter '{param.name}' needs {param.source} '{key}'",
+            received=", ".join(sorted(known)) or "nothing",
+        )
+    if param.source is Source.TENSOR or param.source is Source.WORKSPACE:
+        tensor = values[key]
+        return ctypes.c_void_p(tensor.address + param.offset if tensor is not None else None)
+    if param.source is Source.PITCH:
+        tensor = values[key]
+        return _number(param, tensor.pitch if tensor is not None else 0)
+    if param.source is Source.SCALAR:
+        return _number(param, scalars[key])
+    return _number(param, sizes[param.source])
+
+
+def _number(param: Param, value: float) -> Any:
+    ctype = _CTYPES.get(param.ctype)
+    if ctype is None:
+        raise UsageError(
+            f"kernel parameter '{param.name}' is not a number",
+            received=param.ctype,
+            hint="one of " + ", ".join(_CTYPES),
+        )
+    return ctype(value)
+
+
+def _pointer_params(kernel: Kernel) -> list[tuple[str, bool]]:
+    """(tensor, written) of every pointer parameter."""
+    return [
+        (_WORKSPACE if param.source is Source.WORKSPACE else param.key, "const" not in param.ctype)
+        for param in kernel.params
+        if param.source in (Source.TENSOR, Source.WORKSPACE)
+    ]
+
+
+def _written_keys(kernel: Kernel) -> set[str]:
+    return {key for key, written in _pointer_params(kernel) if written}
+
+
+def _regions(kernel: Kernel, placed: Mapping[str, Placed]) -> Any:
+    """What this kernel may touch: the tensors it is given."""
+    keys = dict.fromkeys(key for key, _ in _pointer_params(kernel) if key in placed)
+    written = _written_keys(kernel)
+    return (Region * len(keys))(
+        *(
+            Region(
+                base=placed[key].address,
+                rows=placed[key].rows,
+                row_bytes=placed[key].row_bytes,
+                pitch_bytes=placed[key].pitch_bytes,
+                writable=int(key in written),
+                name=key.encode(),
+            )
+            for key in keys
+        )
+    )

@@ -1,0 +1,80 @@
+// Arithmetic and stored number formats of the shim.
+#pragma once
+
+NORMGEN_INLINE float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+NORMGEN_INLINE float __frsqrt_rn(float x) { return 1.0f / sqrtf(x); }
+NORMGEN_INLINE float __fsqrt_rn(float x) { return sqrtf(x); }
+NORMGEN_INLINE float __expf(float x) { return expf(x); }
+NORMGEN_INLINE float __logf(float x) { return logf(x); }
+NORMGEN_INLINE float __log2f(float x) { return log2f(x); }
+NORMGEN_INLINE float __fdividef(float x, float y) { return x / y; }
+NORMGEN_INLINE float __fdiv_rn(float x, float y) { return x / y; }
+NORMGEN_INLINE float __frcp_rn(float x) { return 1.0f / x; }
+NORMGEN_INLINE float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
+NORMGEN_INLINE float __fadd_rn(float x, float y) { return x + y; }
+NORMGEN_INLINE float __fmul_rn(float x, float y) { return x * y; }
+
+NORMGEN_INLINE float __uint_as_float(unsigned bits) { float value; __builtin_memcpy(&value, &bits, 4); return value; }
+NORMGEN_INLINE unsigned __float_as_uint(float value) { unsigned bits; __builtin_memcpy(&bits, &value, 4); return bits; }
+NORMGEN_INLINE float __int_as_float(int bits) { return __uint_as_float(static_cast<unsigned>(bits)); }
+NORMGEN_INLINE int __float_as_int(float value) { return static_cast<int>(__float_as_uint(value)); }
+NORMGEN_INLINE int __popc(unsigned bits) { return __builtin_popcount(bits); }
+NORMGEN_INLINE int __ffs(int bits) { return __builtin_ffs(bits); }
+NORMGEN_INLINE int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(static_cast<unsigned>(bits)); }
+
+#define NORMGEN_MIN_MAX(type)                                               \
+  NORMGEN_INLINE constexpr type min(type a, type b) { return b < a ? b : a; } \
+  NORMGEN_INLINE constexpr type max(type a, type b) { return a < b ? b : a; }
+NORMGEN_MIN_MAX(int)
+NORMGEN_MIN_MAX(unsigned)
+NORMGEN_MIN_MAX(long)
+NORMGEN_MIN_MAX(unsigned long)
+NORMGEN_MIN_MAX(long long)
+NORMGEN_MIN_MAX(unsigned long long)
+NORMGEN_INLINE float min(float a, float b) { return fminf(a, b); }
+NORMGEN_INLINE float max(float a, float b) { return fmaxf(a, b); }
+// CUDA mixes int and unsigned in min and max: the result is unsigned.
+NORMGEN_INLINE constexpr unsigned min(int a, unsigned b) { return min(static_cast<unsigned>(a), b); }
+NORMGEN_INLINE constexpr unsigned min(unsigned a, int b) { return min(a, static_cast<unsigned>(b)); }
+NORMGEN_INLINE constexpr unsigned max(int a, unsigned b) { return max(static_cast<unsigned>(a), b); }
+NORMGEN_INLINE constexpr unsigned max(unsigned a, int b) { return max(a, static_cast<unsigned>(b)); }
+
+NORMGEN_INLINE float half_to_float(unsigned short half) {
+  const unsigned sign = (half & 0x8000u) << 16, exponent = half >> 10 & 0x1Fu, fraction = half & 0x3FFu;
+  if (exponent == 0) {  // zero and subnormals: fraction * 2^-24, exact
+    const float magnitude = static_cast<float>(fraction) * 5.9604644775390625e-08f;
+    return __uint_as_float(__float_as_uint(magnitude) | sign);
+  }
+  if (exponent == 0x1Fu) return __uint_as_float(sign | 0x7F800000u | fraction << 13);
+  return __uint_as_float(sign | (exponent + 112u) << 23 | fraction << 13);
+}
+
+NORMGEN_INLINE unsigned short float_to_half(float value) {
+  const unsigned bits = __float_as_uint(value), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7FFFFFFFu;
+  if (magnitude > 0x7F800000u) return 0x7FFFu;                                            // NaN
+  if (magnitude >= 0x477FF000u) return static_cast<unsigned short>(sign | 0x7C00u);       // rounds to infinity
+  if (magnitude < 0x38800000u) {  // subnormal: adding 0.5 leaves round-to-nearest-even multiples of 2^-24 in the low bits
+    const unsigned rounded = __float_as_uint(__uint_as_float(magnitude) + 0.5f);
+    return static_cast<unsigned short>(sign | (rounded - 0x3F000000u));
+  }
+  const unsigned rounded = magnitude + 0xFFFu + (magnitude >> 13 & 1u);
+  return static_cast<unsigned short>(sign | (rounded - 0x38000000u) >> 13);
+}
+
+NORMGEN_INLINE unsigned short float_to_bfloat16(float value) {
+  const unsigned bits = __float_as_uint(value);
+  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return 0x7FFFu;  // NaN
+  return static_cast<unsigned short>((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
+}
+
+// IEEE 754-2019 maximum and minimum: NaN if either operand is NaN.
+NORMGEN_INLINE float maximum(float a, float b) { return a > b || a != a ? a : b; }
+NORMGEN_INLINE float minimum(float a, float b) { return a < b || a != a ? a : b; }
+
+NORMGEN_INLINE unsigned floats_to_half2(float low, float high) {
+  return float_to_half(low) | static_cast<unsigned>(float_to_half(high)) << 16;
+}
+
+NORMGEN_INLINE unsigned floats_to_bfloat162(float low, float high) {
+  return float_to_bfloat16(low) | static_cast<unsigned>(float_to_bfloat16(high)) << 16;
+}

@@ -1,0 +1,99 @@
+// Barriers, warp collectives, atomics, cache-hinted and asynchronous accesses of the shim.
+#pragma once
+
+NORMGEN_INLINE void __syncthreads() { normgen_cpu_syncthreads(); }
+NORMGEN_INLINE void __syncwarp(unsigned mask = 0xFFFFFFFFu) { normgen_cpu_syncwarp(mask); }
+NORMGEN_INLINE void __threadfence() { asm volatile("" ::: "memory"); }
+NORMGEN_INLINE void __threadfence_block() { asm volatile("" ::: "memory"); }
+NORMGEN_INLINE unsigned __activemask() { return normgen_cpu_activemask(); }
+NORMGEN_INLINE unsigned __ballot_sync(unsigned mask, int predicate) { return normgen_cpu_ballot(mask, predicate); }
+NORMGEN_INLINE int __any_sync(unsigned mask, int predicate) { return normgen_cpu_ballot(mask, predicate) != 0; }
+NORMGEN_INLINE int __all_sync(unsigned mask, int predicate) { return normgen_cpu_ballot(mask, !predicate) == 0; }
+
+template <typename Value>
+NORMGEN_INLINE Value normgen_shuffle(unsigned mask, const Value& value, int source) {
+  Value result;
+  normgen_cpu_shuffle(mask, source, &value, &result, sizeof(Value));
+  return result;
+}
+
+NORMGEN_INLINE int normgen_lane() { return static_cast<int>(normgen_cpu_thread_index() % 32u); }
+
+template <typename Value>
+NORMGEN_INLINE Value __shfl_sync(unsigned mask, Value value, int source, int width = 32) {
+  const int first = normgen_lane() & ~(width - 1);
+  return normgen_shuffle(mask, value, first + (source & (width - 1)));
+}
+
+template <typename Value>
+NORMGEN_INLINE Value __shfl_xor_sync(unsigned mask, Value value, int offset, int width = 32) {
+  const int lane = normgen_lane(), source = lane ^ offset, end = (lane & ~(width - 1)) + width;
+  return normgen_shuffle(mask, value, source >= end ? lane : source);
+}
+
+template <typename Value>
+NORMGEN_INLINE Value __shfl_down_sync(unsigned mask, Value value, unsigned offset, int width = 32) {
+  const int lane = normgen_lane(), source = lane + static_cast<int>(offset), end = (lane & ~(width - 1)) + width;
+  return normgen_shuffle(mask, value, source >= end ? lane : source);
+}
+
+template <typename Value>
+NORMGEN_INLINE Value __shfl_up_sync(unsigned mask, Value value, unsigned offset, int width = 32) {
+  const int lane = normgen_lane(), source = lane - static_cast<int>(offset), first = lane & ~(width - 1);
+  return normgen_shuffle(mask, value, source < first ? lane : source);
+}
+
+NORMGEN_INLINE float atomicAdd(float* target, float value) { return normgen_cpu_atomic_add_float(target, value); }
+NORMGEN_INLINE int atomicAdd(int* target, int value) { return normgen_cpu_atomic_add_int(target, value); }
+NORMGEN_INLINE unsigned atomicAdd(unsigned* target, unsigned value) { return normgen_cpu_atomic_add_unsigned(target, value); }
+
+#define NORMGEN_LOAD(name)              \
+  template <typename Word>              \
+  NORMGEN_INLINE Word name(const Word* from) { return *from; }
+#define NORMGEN_STORE(name)             \
+  template <typename Word>              \
+  NORMGEN_INLINE void name(Word* to, Word value) { *to = value; }
+NORMGEN_LOAD(load_default)
+NORMGEN_LOAD(load_streaming)
+NORMGEN_LOAD(load_cache_global)
+NORMGEN_LOAD(load_no_allocate)
+NORMGEN_LOAD(load_evict_first)
+NORMGEN_LOAD(load_evict_last)
+NORMGEN_STORE(store_default)
+NORMGEN_STORE(store_streaming)
+NORMGEN_STORE(store_cache_global)
+NORMGEN_STORE(store_evict_first)
+NORMGEN_LOAD(__ldg)
+NORMGEN_LOAD(__ldcs)
+NORMGEN_LOAD(__ldcg)
+NORMGEN_STORE(__stcs)
+NORMGEN_STORE(__stcg)
+
+NORMGEN_INLINE unsigned char* dynamic_shared() { return normgen_cpu_dynamic_shared(); }
+
+NORMGEN_INLINE void cp_async_16(void* shared, const void* global) { normgen_cpu_cp_async(shared, global, 16); }
+NORMGEN_INLINE void cp_async_8(void* shared, const void* global) { normgen_cpu_cp_async(shared, global, 8); }
+NORMGEN_INLINE void cp_async_4(void* shared, const void* global) { normgen_cpu_cp_async(shared, global, 4); }
+NORMGEN_INLINE void cp_async_commit() { normgen_cpu_cp_async_commit(); }
+template <int N>
+NORMGEN_INLINE void cp_async_wait() { normgen_cpu_cp_async_wait(N); }
+
+NORMGEN_INLINE void mbarrier_init(unsigned long long* mbarrier, unsigned count) { normgen_cpu_mbarrier_init(mbarrier, count); }
+NORMGEN_INLINE void mbarrier_fence() {}
+NORMGEN_INLINE void mbarrier_expect_bytes(unsigned long long* mbarrier, unsigned bytes) { normgen_cpu_mbarrier_arrive(mbarrier, bytes); }
+NORMGEN_INLINE void mbarrier_arrive(unsigned long long* mbarrier) { normgen_cpu_mbarrier_arrive(mbarrier, 0); }
+NORMGEN_INLINE void mbarrier_wait(unsigned long long* mbarrier, unsigned parity) { normgen_cpu_mbarrier_wait(mbarrier, parity); }
+NORMGEN_INLINE void bulk_load(void* shared, const void* global, unsigned bytes, unsigned long long* mbarrier) {
+  normgen_cpu_bulk_load(shared, global, bytes, mbarrier);
+}
+
+NORMGEN_INLINE unsigned cluster_rank() { return normgen_cpu_cluster_rank(); }
+template <typename Value>
+NORMGEN_INLINE void cluster_store(Value* own_shared_address, unsigned rank, Value value) {
+  normgen_cpu_cluster_store(own_shared_address, rank, &value, sizeof(Value));
+}
+NORMGEN_INLINE void cluster_arrive() { normgen_cpu_cluster_arrive(); }
+NORMGEN_INLINE void cluster_wait() { normgen_cpu_cluster_wait(); }
+NORMGEN_INLINE void named_barrier(int id, int threads) { normgen_cpu_named_barrier(id, threads); }
+NORMGEN_INLINE void dependency_wait() {}
+NORMGEN_INLINE void dependency_trigger() {}

@@ -1,0 +1,151 @@
+// Asynchronous copies and mbarriers. A copy's bytes arrive only when somebody waits for them, as late as allowed.
+#include <cstring>
+
+#include "runtime.h"
+
+namespace normgen_cpu {
+
+namespace {
+
+void check_alignment(uintptr_t address, size_t alignment, const char* what, uintptr_t pc) {
+  if (address % alignment == 0) return;
+  fatal_fault(kMisaligned, pc, "%s must be a multiple of %zu, and its largest power-of-two factor is %zu", what, alignment,
+              static_cast<size_t>(address & -address));
+}
+
+Copy checked_copy(void* to, const void* from, unsigned bytes, size_t alignment, uintptr_t pc) {
+  const uintptr_t target = reinterpret_cast<uintptr_t>(to);
+  check_alignment(target, alignment, "the shared address of an asynchronous copy", pc);
+  check_alignment(reinterpret_cast<uintptr_t>(from), alignment, "the global address of an asynchronous copy", pc);
+  if (!in_shared(target)) fatal_fault(kOutOfBoundsShared, pc, "an asynchronous copy writes outside shared memory");
+  const Copy copy{static_cast<unsigned char*>(to), static_cast<const unsigned char*>(from), bytes};
+  mark_in_flight(copy, pc);
+  return copy;
+}
+
+// The mbarrier at that address; an access to one that nobody has set up is a read of uninitialised memory.
+Mbarrier& find_mbarrier(unsigned long long* address, uintptr_t pc) {
+  const uintptr_t key = reinterpret_cast<uintptr_t>(address);
+  check_access(key, sizeof *address, kAtomic, true, pc);
+  auto found = machine.current->block->mbarriers.find(key);
+  if (found == machine.current->block->mbarriers.end()) {
+    fatal_fault(kUninitialisedShared, pc, "uses an mbarrier that was never initialised");
+  }
+  return found->second;
+}
+
+int arrival_event() {
+  Fiber& fiber = *machine.current;
+  std::vector<int> before;
+  if (fiber.event >= 0) before.push_back(fiber.event);
+  fiber.event = add_event(*fiber.block, {Lanes{fiber.warp(), 1u << fiber.lane()}}, std::move(before), false);
+  return fiber.event;
+}
+
+bool has_waiter(const Mbarrier& mbarrier) {
+  for (const Fiber* fiber : machine.current->block->fibers) {
+    if (!fiber->exited && fiber->wait == Wait::kMbarrier && fiber->mbarrier == &mbarrier) return true;
+  }
+  return false;
+}
+
+// Completes the phase when every arrival and byte has come; `deliver` lands what is still under way first.
+void settle(Mbarrier& mbarrier, bool deliver) {
+  if (deliver && !mbarrier.copies.empty()) {
+    tick();
+    for (const Copy& copy : mbarrier.copies) {
+      land(copy, kAsyncThread);
+      mbarrier.missing_bytes -= copy.bytes;
+    }
+    mbarrier.copies.clear();
+  }
+  if (mbarrier.pending != 0 || mbarrier.missing_bytes != 0) return;
+  Block& block = *machine.current->block;
+  mbarrier.completed = add_event(block, {}, std::move(mbarrier.arrivals), true);
+  mbarrier.arrivals.clear();
+  mbarrier.pending = mbarrier.count;
+  ++mbarrier.phase;
+  for (Fiber* fiber : block.fibers) {
+    if (!fiber->exited && fiber->wait == Wait::kMbarrier && fiber->mbarrier == &mbarrier) wake(fiber);
+  }
+}
+
+void arrive(Mbarrier& mbarrier, uint64_t bytes, uintptr_t pc) {
+  mbarrier.missing_bytes += static_cast<int64_t>(bytes);
+  if (--mbarrier.pending < 0) {
+    fatal_fault(kDeadlock, pc, "more arrivals at an mbarrier than the %u it was initialised for", mbarrier.count);
+  }
+  mbarrier.arrivals.push_back(arrival_event());
+  settle(mbarrier, has_waiter(mbarrier));
+}
+
+void start_thread_copy(void* to, const void* from, unsigned bytes, uintptr_t pc) {
+  machine.current->uncommitted.push_back(checked_copy(to, from, bytes, bytes, pc));
+}
+
+}  // namespace
+
+}  // namespace normgen_cpu
+
+using namespace normgen_cpu;
+
+NORMGEN_API void normgen_cpu_cp_async(void* to, const void* from, unsigned bytes) {
+  start_thread_copy(to, from, bytes, NORMGEN_CALLER);
+}
+
+NORMGEN_API void normgen_cpu_cp_async_commit() {
+  Fiber& fiber = *machine.current;
+  fiber.groups.push_back(std::move(fiber.uncommitted));
+  fiber.uncommitted.clear();
+}
+
+NORMGEN_API void normgen_cpu_cp_async_wait(int groups_left) {
+  Fiber& fiber = *machine.current;
+  while (fiber.groups.size() > static_cast<size_t>(groups_left)) {
+    for (const Copy& copy : fiber.groups.front()) land(copy, fiber.stamp_thread);
+    fiber.groups.pop_front();
+  }
+}
+
+NORMGEN_API void normgen_cpu_mbarrier_init(unsigned long long* address, unsigned count) {
+  const uintptr_t pc = NORMGEN_CALLER;
+  check_access(reinterpret_cast<uintptr_t>(address), sizeof *address, kWrite, true, pc);
+  if (!in_shared(reinterpret_cast<uintptr_t>(address))) {
+    fatal_fault(kOutOfBoundsShared, pc, "an mbarrier must lie in shared memory");
+  }
+  Mbarrier& mbarrier = machine.current->block->mbarriers[reinterpret_cast<uintptr_t>(address)];
+  mbarrier = Mbarrier();
+  mbarrier.count = count;
+  mbarrier.pending = count;
+}
+
+NORMGEN_API void normgen_cpu_mbarrier_arrive(unsigned long long* address, unsigned bytes) {
+  const uintptr_t pc = NORMGEN_CALLER;
+  arrive(find_mbarrier(address, pc), bytes, pc);
+}
+
+NORMGEN_API void normgen_cpu_mbarrier_wait(unsigned long long* address, unsigned parity) {
+  const uintptr_t pc = NORMGEN_CALLER;
+  Mbarrier& mbarrier = find_mbarrier(address, pc);
+  Fiber& fiber = *machine.current;
+  if (mbarrier.phase % 2 == parity % 2) {
+    fiber.mbarrier = &mbarrier;
+    fiber.parity = parity;
+    settle(mbarrier, true);
+    while (mbarrier.phase % 2 == parity % 2) park(Wait::kMbarrier, pc);
+  }
+  std::vector<int> before;
+  if (fiber.event >= 0) before.push_back(fiber.event);
+  const bool known = mbarrier.completed >= 0 && mbarrier.completed < static_cast<int>(fiber.block->events.size());
+  if (known) before.push_back(mbarrier.completed);
+  fiber.event = add_event(*fiber.block, {Lanes{fiber.warp(), 1u << fiber.lane()}}, std::move(before), false);
+}
+
+NORMGEN_API void normgen_cpu_bulk_load(void* to, const void* from, unsigned bytes, unsigned long long* address) {
+  const uintptr_t pc = NORMGEN_CALLER;
+  if (bytes % 16 != 0) fatal_fault(kMisaligned, pc, "a bulk copy moves a multiple of 16 bytes, and this one %u", bytes);
+  Mbarrier& mbarrier = find_mbarrier(address, pc);
+  if (bytes == 0) return;
+  mbarrier.copies.push_back(checked_copy(to, from, bytes, 16, pc));
+  if (has_waiter(mbarrier)) settle(mbarrier, true);
+}

@@ -1,0 +1,168 @@
+// Barriers of a block, of a part of a block, and of a cluster; stores into another block's shared memory.
+#include <cstring>
+
+#include "runtime.h"
+
+namespace normgen_cpu {
+
+namespace {
+
+void release_block(Block& block) {
+  const uintptr_t first = block.fibers[0]->pc;
+  for (const Fiber* fiber : block.fibers) {
+    if (fiber->pc == first) continue;
+    FaultRecord* fault = record_fault(kDivergentBarrier, fiber->pc,
+                                      "thread %d and thread 0 stand at different __syncthreads", fiber->thread);
+    fault->other_pc = first - machine.image_begin;
+    break;
+  }
+  block.at_barrier = 0;
+  block.barrier_clock = tick();
+  block.events.clear();
+  block.readers.clear();
+  for (auto& [address, mbarrier] : block.mbarriers) {
+    mbarrier.completed = -1;
+    mbarrier.arrivals.clear();  // what arrived before the barrier is known to all by the barrier
+  }
+  for (Fiber* fiber : block.fibers) {
+    fiber->event = -1;
+    wake(fiber);
+  }
+}
+
+unsigned char* shared_of(Block& target, uintptr_t own) {
+  if (&target == machine.live) return reinterpret_cast<unsigned char*>(own);
+  const size_t index = shadow_index(own);
+  return index < machine.static_bytes ? target.saved_static.data() + index
+                                      : target.saved_dynamic.data() + (index - machine.static_bytes);
+}
+
+}  // namespace
+
+void recheck_block_barrier(Block& block) {
+  if (block.at_barrier == 0 || block.at_barrier + block.exited < static_cast<int>(block.fibers.size())) return;
+  if (block.exited == 0) {
+    release_block(block);
+    return;
+  }
+  for (const Fiber* fiber : block.fibers) {
+    if (fiber->exited) continue;
+    fatal_fault(kDivergentBarrier, fiber->pc, "%d of %zu threads reach __syncthreads; the other %d have exited",
+                block.at_barrier, block.fibers.size(), block.exited);
+  }
+}
+
+void recheck_cluster_barrier() {
+  int live = 0;
+  for (const Block* block : machine.cluster) live += static_cast<int>(block->fibers.size()) - block->exited;
+  if (machine.cluster_arrived == 0 || machine.cluster_arrived < live) return;
+  machine.cluster_arrived = 0;
+  ++machine.cluster_phase;
+  for (Block* block : machine.cluster) {
+    for (Fiber* fiber : block->fibers) {
+      if (!fiber->exited && fiber->wait == Wait::kCluster) wake(fiber);
+    }
+  }
+}
+
+}  // namespace normgen_cpu
+
+using namespace normgen_cpu;
+
+NORMGEN_API void normgen_cpu_syncthreads() {
+  const uintptr_t pc = NORMGEN_CALLER;
+  if (time_is_up) fault_timeout(pc);
+  Fiber& fiber = *machine.current;
+  fiber.pc = pc;
+  fiber.wait = Wait::kBlock;
+  ++fiber.block->at_barrier;
+  recheck_block_barrier(*fiber.block);
+  leave_fiber();
+}
+
+NORMGEN_API void normgen_cpu_named_barrier(int id, int threads) {
+  const uintptr_t pc = NORMGEN_CALLER;
+  if (time_is_up) fault_timeout(pc);
+  Fiber& fiber = *machine.current;
+  Block& block = *fiber.block;
+  if (id < 0 || id >= kNamedBarriers || threads % kWarp != 0 || threads <= 0) {
+    fatal_fault(kDivergentBarrier, pc, "a named barrier needs an id of 0..15 and whole warps, not id %d with %d threads", id,
+                threads);
+  }
+  std::vector<Fiber*>& waiting = block.named[id];
+  if (!waiting.empty() && waiting[0]->named_threads != threads) {
+    fatal_fault(kDivergentBarrier, pc, "named barrier %d is used for %d and for %d threads at the same time", id,
+                waiting[0]->named_threads, threads);
+  }
+  fiber.named_id = id;
+  fiber.named_threads = threads;
+  fiber.pc = pc;
+  fiber.wait = Wait::kNamed;
+  waiting.push_back(&fiber);
+  if (static_cast<int>(waiting.size()) == threads) {
+    std::vector<uint32_t> masks(kMaxWarps, 0);
+    std::vector<int> before;
+    for (const Fiber* one : waiting) {
+      masks[one->warp()] |= 1u << one->lane();
+      if (one->event >= 0) before.push_back(one->event);
+    }
+    std::vector<Lanes> lanes;
+    for (int warp = 0; warp < kMaxWarps; ++warp) {
+      if (masks[warp] != 0) lanes.push_back(Lanes{warp, masks[warp]});
+    }
+    const int event = add_event(block, std::move(lanes), std::move(before), false);
+    for (Fiber* one : waiting) {
+      one->event = event;
+      wake(one);
+    }
+    waiting.clear();
+  }
+  leave_fiber();
+}
+
+NORMGEN_API void normgen_cpu_cluster_arrive() {
+  const uintptr_t pc = NORMGEN_CALLER;
+  Fiber& fiber = *machine.current;
+  if (fiber.cluster_arrived) fatal_fault(kDivergentBarrier, pc, "arrives twice at the cluster barrier without a wait");
+  fiber.cluster_arrived = true;
+  machine.arrivals[machine.cluster_phase % 2][fiber.stamp_thread] = tick();
+  ++machine.cluster_arrived;
+  recheck_cluster_barrier();
+}
+
+NORMGEN_API void normgen_cpu_cluster_wait() {
+  const uintptr_t pc = NORMGEN_CALLER;
+  if (time_is_up) fault_timeout(pc);
+  Fiber& fiber = *machine.current;
+  if (!fiber.cluster_arrived) fatal_fault(kDivergentBarrier, pc, "waits at the cluster barrier without having arrived");
+  while (machine.cluster_phase == fiber.cluster_phase) park(Wait::kCluster, pc);
+  fiber.cluster_arrived = false;
+  ++fiber.cluster_phase;
+}
+
+NORMGEN_API unsigned normgen_cpu_cluster_rank() { return static_cast<unsigned>(machine.current->block->rank); }
+
+NORMGEN_API void normgen_cpu_cluster_store(void* own, unsigned rank, const void* value, unsigned bytes) {
+  const uintptr_t pc = NORMGEN_CALLER;
+  const uintptr_t address = reinterpret_cast<uintptr_t>(own);
+  Fiber& fiber = *machine.current;
+  if (!in_shared(address)) fatal_fault(kOutOfBoundsShared, pc, "a store into the cluster needs a shared address");
+  if (rank >= machine.cluster.size()) {
+    fatal_fault(kOutOfBoundsShared, pc, "stores to block rank %u of a cluster of %zu", rank, machine.cluster.size());
+  }
+  Block& target = *machine.cluster[rank];
+  if (&target == fiber.block) {
+    check_access(address, bytes, kWrite, (bytes & (bytes - 1)) == 0, pc);
+    std::memcpy(own, value, bytes);
+    return;
+  }
+  check_shared_extent(address, bytes, kWrite, pc);
+  if (fiber.cluster_phase == 0) {
+    record_fault(kSharedRace, pc, "stores into block rank %u before any cluster barrier: that block may not run yet", rank);
+  }
+  if (target.exited == static_cast<int>(target.fibers.size())) {
+    fatal_fault(kOutOfBoundsShared, pc, "stores into block rank %u, all of whose threads have exited", rank);
+  }
+  check_remote_write(target, shadow_index(address), bytes, pc);
+  std::memcpy(shared_of(target, address), value, bytes);
+}

@@ -1,0 +1,248 @@
+// The CPU executor's runtime: state of one launch, and the functions its parts offer each other.
+// One operating-system thread runs everything; every CUDA thread is a fiber.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#define NORMGEN_API extern "C" __attribute__((visibility("default")))
+#define NORMGEN_CALLER reinterpret_cast<std::uintptr_t>(__builtin_return_address(0))
+
+namespace normgen_cpu {
+
+using std::int64_t;
+using std::uint32_t;
+using std::uint64_t;
+using std::uintptr_t;
+
+constexpr int kWarp = 32;
+constexpr int kMaxThreads = 1024;  // a block
+constexpr int kMaxCluster = 16;    // blocks
+constexpr int kMaxWarps = kMaxThreads / kWarp;
+constexpr size_t kMaxShared = 256 * 1024;  // bytes of static, and of dynamic, shared memory of a block
+constexpr size_t kStackBytes = 256 * 1024;
+constexpr int kNamedBarriers = 16;
+constexpr unsigned char kPoison = 0xFF;  // a NaN as float, half and bfloat16
+
+enum FaultKind : int {
+  kOutOfBounds,
+  kMisaligned,
+  kUninitialisedShared,
+  kSharedRace,
+  kDivergentBarrier,
+  kDeadlock,
+  kTimeout,
+  kOutOfBoundsShared,
+  kIndexOutOfArray,  // of a local or a shared array: Python tells which from the line
+};
+
+enum class Wait : int { kNone, kBlock, kWarp, kNamed, kCluster, kMbarrier };
+
+// ---- the ABI shared with Python (normgen/cpu/library.py mirrors it) ----
+
+struct Region {  // one tensor: `rows` rows of `row_bytes` legal bytes, `pitch_bytes` apart
+  uint64_t base;
+  int64_t rows, row_bytes, pitch_bytes;
+  int64_t writable;
+  const char* name;
+};
+
+struct WaitGroup {
+  int wait, threads;
+  uint64_t pc;
+};
+
+struct FaultRecord {
+  int kind, block, thread, group_count;
+  uint64_t pc;        // offset into the kernel's image
+  uint64_t other_pc;  // a second call site that must be the same one, or 0
+  WaitGroup groups[6];
+  char message[256];
+};
+
+struct Launch {
+  void (*entry)(void**);
+  unsigned char* shared_begin;
+  unsigned char* shared_end;
+  void** arguments;
+  const Region* regions;
+  int region_count, grid, threads, cluster, dynamic_bytes;
+  uint32_t seed;
+  double time_limit_s;
+};
+
+constexpr int kMaxFaults = 64;
+struct Report {
+  int fault_count, blocks_run;
+  uint64_t switches, accesses;
+  FaultRecord faults[kMaxFaults];
+};
+
+// ---- happens-before between barriers of a part of a block ----
+
+struct Lanes {
+  int warp;
+  uint32_t mask;
+};
+
+struct Event {  // everything `lanes` did before `time` is known to whoever knows the event
+  uint64_t time;
+  std::vector<Lanes> lanes;
+  std::vector<int> before;
+  bool asynchronous;  // covers what asynchronous copies wrote
+};
+
+// ---- shared memory shadow: one cell per byte ----
+// A stamp is clock << 18 | flags << 16 | thread; thread is rank in the cluster * 1024 + threadIdx.x.
+
+constexpr int kStampShift = 18;
+constexpr uint64_t kAtomicFlag = 1u << 16;
+constexpr uint64_t kInFlightFlag = 2u << 16;
+constexpr uint64_t kThreadBits = 0xFFFF;
+constexpr uint64_t kManyReaders = 0xFFFE;
+constexpr uint64_t kAsyncThread = 0xFFFF;
+
+struct Readers {  // of one byte, when several threads of the block have read it since the last block barrier
+  uint32_t mask[kMaxWarps];
+  uint64_t clock[kMaxWarps];
+};
+
+struct Shadow {
+  uint64_t* write = nullptr;
+  uint64_t* read = nullptr;
+  uint32_t* readers = nullptr;  // index into Block::readers where read says kManyReaders
+};
+
+// ---- blocks and fibers ----
+
+struct Copy {
+  unsigned char* to;
+  const unsigned char* from;
+  uint32_t bytes;
+};
+
+struct Mbarrier {
+  uint32_t count = 0;
+  int64_t pending = 0, missing_bytes = 0;
+  uint32_t phase = 0;
+  std::vector<int> arrivals;  // events of the phase under way
+  int completed = -1;         // event of the last completed phase
+  std::vector<Copy> copies;
+};
+
+struct Block;
+
+struct Request {  // what a lane waits for in a warp collective
+  int kind;       // 0 __syncwarp, 1 shuffle, 2 ballot
+  uint32_t mask;
+  int source, bytes, predicate;
+  const void* in;
+  void* out;
+};
+
+struct Fiber {
+  void* stack_pointer;
+  Block* block;
+  int thread;       // threadIdx.x
+  uint64_t stamp_thread;
+  bool exited;
+  Wait wait;
+  uintptr_t pc;
+  Request request;
+  int named_id, named_threads;
+  Mbarrier* mbarrier;
+  uint32_t parity;
+  int event;            // the last event this thread took part in since the last block barrier, or -1
+  uint64_t warp_clock;  // of the last __syncwarp of the whole warp
+  uint64_t cluster_phase;
+  bool cluster_arrived;
+  std::vector<Copy> uncommitted;
+  std::deque<std::vector<Copy>> groups;
+  int lane() const { return thread % kWarp; }
+  int warp() const { return thread / kWarp; }
+};
+
+struct Block {
+  int index, rank;
+  std::vector<Fiber*> fibers;
+  std::deque<Fiber*> ready;
+  int exited, at_barrier;
+  std::vector<Fiber*> named[kNamedBarriers];
+  uint64_t start_clock, barrier_clock;
+  std::vector<Event> events;
+  std::vector<Readers> readers;
+  std::unordered_map<uintptr_t, Mbarrier> mbarriers;  // by address while the block is the live one
+  std::vector<unsigned char> saved_static, saved_dynamic;
+  Shadow shadow;
+};
+
+struct Machine {
+  Launch launch;
+  Report* report;
+  Block* live = nullptr;  // the block whose shared memory is in place
+  Fiber* current = nullptr;
+  void* scheduler_stack = nullptr;
+  std::vector<Block*> cluster;
+  uint64_t clock = 1;
+  uint64_t cluster_phase = 0;
+  int cluster_waiting = 0;
+  int cluster_arrived = 0;
+  std::vector<uint64_t> arrivals[2];  // clock at which a thread arrived at the even / odd cluster barrier
+  bool aborted = false;
+  uintptr_t image_begin = 0, image_end = 0, code_begin = 0, code_end = 0;
+  size_t static_bytes = 0;
+  std::vector<unsigned char> redzone;  // per static byte: 1 where no variable lies
+  unsigned char* dynamic = nullptr;
+  uintptr_t stack_begin = 0;  // of the running fiber
+  uintptr_t stacks_begin = 0, stacks_end = 0;
+  uint64_t accesses_until_yield = 0;
+};
+
+extern Machine machine;
+extern volatile bool time_is_up;
+
+// fiber.cpp
+Fiber* make_fiber(int slot, Block* block, int thread);
+void resume(Fiber* fiber);
+void leave_fiber();               // to the scheduler; comes back when resumed
+[[noreturn]] void abandon_run();  // to the scheduler for good
+
+// scheduler.cpp
+void park(Wait wait, uintptr_t pc);
+void wake(Fiber* fiber);
+uint32_t live_lanes(const Block& block, int warp);
+
+// faults.cpp
+FaultRecord* record_fault(FaultKind kind, uintptr_t pc, const char* format, ...) __attribute__((format(printf, 3, 4)));
+[[noreturn]] void fatal_fault(FaultKind kind, uintptr_t pc, const char* format, ...)
+    __attribute__((format(printf, 3, 4)));
+void report_stall();
+[[noreturn]] void fault_timeout(uintptr_t pc);
+
+// memory.cpp
+enum Access { kRead = 1, kWrite = 2, kAtomic = 4 };
+void check_access(uintptr_t address, size_t bytes, int access, bool aligned, uintptr_t pc);
+bool in_shared(uintptr_t address);
+void check_shared_extent(uintptr_t address, size_t bytes, int access, uintptr_t pc);
+size_t shadow_index(uintptr_t address);
+void mark_in_flight(const Copy& copy, uintptr_t pc);
+void land(const Copy& copy, uint64_t thread);
+void check_remote_write(Block& target, size_t index, size_t bytes, uintptr_t pc);
+void poison_shared(Block& block);
+
+// order.cpp
+bool is_ordered(uint64_t stamp, const Fiber& reader);
+int add_event(Block& block, std::vector<Lanes> lanes, std::vector<int> before, bool asynchronous);
+uint64_t tick();
+uint64_t my_stamp();
+
+// warp.cpp, async.cpp
+void recheck_warp(Block& block, int warp);
+void recheck_block_barrier(Block& block);
+void recheck_cluster_barrier();
+
+}  // namespace normgen_cpu

@@ -1,0 +1,125 @@
+// Warp collectives: a lane publishes its value and waits until every live lane of the mask has come.
+#include <cstring>
+
+#include "runtime.h"
+
+namespace normgen_cpu {
+
+namespace {
+
+Fiber* lane_of(Block& block, int warp, int lane) {
+  const size_t thread = static_cast<size_t>(warp) * kWarp + lane;
+  return thread < block.fibers.size() ? block.fibers[thread] : nullptr;
+}
+
+bool is_complete(Block& block, int warp, const Request& request, uint32_t expected) {
+  for (uint32_t mask = expected; mask != 0; mask &= mask - 1) {
+    const Fiber* fiber = lane_of(block, warp, __builtin_ctz(mask));
+    if (fiber->wait != Wait::kWarp || fiber->request.kind != request.kind || fiber->request.mask != request.mask) return false;
+  }
+  return true;
+}
+
+void deliver(Block& block, int warp, uint32_t expected) {
+  uint32_t ballot = 0;
+  for (uint32_t mask = expected; mask != 0; mask &= mask - 1) {
+    const int lane = __builtin_ctz(mask);
+    if (lane_of(block, warp, lane)->request.predicate != 0) ballot |= 1u << lane;
+  }
+  for (uint32_t mask = expected; mask != 0; mask &= mask - 1) {
+    Fiber* fiber = lane_of(block, warp, __builtin_ctz(mask));
+    const Request& request = fiber->request;
+    if (request.kind == 2) std::memcpy(request.out, &ballot, sizeof ballot);
+    if (request.kind != 1) continue;
+    if ((expected >> request.source & 1u) == 0) {
+      record_fault(kDivergentBarrier, fiber->pc, "lane %d reads the value of lane %d, which %s", fiber->lane(),
+                   request.source, (request.mask >> request.source & 1u) == 0 ? "is not in the mask" : "has exited");
+      std::memset(request.out, kPoison, request.bytes);
+      continue;
+    }
+    std::memcpy(request.out, lane_of(block, warp, request.source)->request.in, request.bytes);
+  }
+}
+
+void order_lanes(Block& block, int warp, uint32_t expected) {
+  std::vector<int> before;
+  for (uint32_t mask = expected; mask != 0; mask &= mask - 1) {
+    const int event = lane_of(block, warp, __builtin_ctz(mask))->event;
+    if (event >= 0 && (before.empty() || before.back() != event)) before.push_back(event);
+  }
+  const int event = add_event(block, {Lanes{warp, expected}}, std::move(before), false);
+  const bool whole = expected == live_lanes(block, warp);
+  for (uint32_t mask = expected; mask != 0; mask &= mask - 1) {
+    Fiber* fiber = lane_of(block, warp, __builtin_ctz(mask));
+    fiber->event = event;
+    if (whole) fiber->warp_clock = machine.clock;
+  }
+}
+
+void complete(Block& block, int warp, const Request& request, uint32_t expected) {
+  if (request.kind == 0) {
+    order_lanes(block, warp, expected);
+  } else {
+    deliver(block, warp, expected);
+  }
+  for (uint32_t mask = expected; mask != 0; mask &= mask - 1) wake(lane_of(block, warp, __builtin_ctz(mask)));
+}
+
+void collective(const Request& request, uintptr_t pc) {
+  Fiber& fiber = *machine.current;
+  Block& block = *fiber.block;
+  if (time_is_up) fault_timeout(pc);
+  if ((request.mask >> fiber.lane() & 1u) == 0) {
+    fatal_fault(kDivergentBarrier, pc, "lane %d calls a warp collective whose mask %#x does not name it", fiber.lane(),
+                request.mask);
+  }
+  fiber.request = request;
+  fiber.wait = Wait::kWarp;
+  fiber.pc = pc;
+  const uint32_t expected = request.mask & live_lanes(block, fiber.warp());
+  if (is_complete(block, fiber.warp(), request, expected)) complete(block, fiber.warp(), request, expected);
+  leave_fiber();
+}
+
+}  // namespace
+
+uint32_t live_lanes(const Block& block, int warp) {
+  uint32_t live = 0;
+  for (int lane = 0; lane < kWarp; ++lane) {
+    const size_t thread = static_cast<size_t>(warp) * kWarp + lane;
+    if (thread < block.fibers.size() && !block.fibers[thread]->exited) live |= 1u << lane;
+  }
+  return live;
+}
+
+void recheck_warp(Block& block, int warp) {
+  for (int lane = 0; lane < kWarp; ++lane) {
+    Fiber* fiber = lane_of(block, warp, lane);
+    if (fiber == nullptr || fiber->exited || fiber->wait != Wait::kWarp) continue;
+    const Request request = fiber->request;
+    const uint32_t expected = request.mask & live_lanes(block, warp);
+    if (is_complete(block, warp, request, expected)) complete(block, warp, request, expected);
+  }
+}
+
+}  // namespace normgen_cpu
+
+using namespace normgen_cpu;
+
+NORMGEN_API void normgen_cpu_syncwarp(unsigned mask) {
+  collective(Request{0, mask, 0, 0, 0, nullptr, nullptr}, NORMGEN_CALLER);
+}
+
+NORMGEN_API void normgen_cpu_shuffle(unsigned mask, int source, const void* in, void* out, int bytes) {
+  collective(Request{1, mask, source, bytes, 0, in, out}, NORMGEN_CALLER);
+}
+
+NORMGEN_API unsigned normgen_cpu_ballot(unsigned mask, int predicate) {
+  unsigned result = 0;
+  collective(Request{2, mask, 0, 0, predicate, nullptr, &result}, NORMGEN_CALLER);
+  return result;
+}
+
+NORMGEN_API unsigned normgen_cpu_activemask() {
+  return live_lanes(*machine.current->block, machine.current->warp());
+}

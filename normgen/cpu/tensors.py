@@ -1,0 +1,81 @@
+"""Placing the caller's arrays so that no access can stray from one into another unseen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from normgen.errors import UsageError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_GAP_BYTES = 1 << 20  # between two tensors; never touched, so it costs address space only
+_PLACE_BYTES = 256  # addresses keep their value modulo this
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """A tensor in the arena: `rows` rows of `row_bytes` legal bytes, `pitch_bytes` apart."""
+
+    name: str
+    original: Array
+    view: Array
+    address: int
+    rows: int
+    row_bytes: int
+    pitch_bytes: int
+
+    @property
+    def pitch(self) -> int:
+        """Distance of rows in elements."""
+        return self.pitch_bytes // self.original.itemsize
+
+    def write_back(self) -> None:
+        self.original[...] = self.view
+
+
+def place(arrays: Mapping[str, Array | None]) -> dict[str, Placed]:
+    """Copies of the arrays in one arena, wide apart, with their row strides and alignment. Raises UsageError."""
+    given = {name: array for name, array in arrays.items() if array is not None}
+    extents = {name: _extent(name, array) for name, array in given.items()}
+    total = sum(rows * pitch_bytes + _GAP_BYTES + 2 * _PLACE_BYTES for rows, _, pitch_bytes in extents.values())
+    arena: Array = np.empty(total + _GAP_BYTES, dtype=np.uint8)
+    base = arena.ctypes.data
+    position = base + _GAP_BYTES
+    placed = {}
+    for name, array in given.items():
+        rows, row_bytes, pitch_bytes = extents[name]
+        address = position + (array.ctypes.data - position) % _PLACE_BYTES
+        strides = array.strides if array.ndim < 2 else (pitch_bytes, array.itemsize)
+        view: Array = np.ndarray(array.shape, array.dtype, arena, address - base, strides)
+        view[...] = array
+        placed[name] = Placed(
+            name=name,
+            original=array,
+            view=view,
+            address=address,
+            rows=rows,
+            row_bytes=row_bytes,
+            pitch_bytes=pitch_bytes,
+        )
+        position = address + rows * pitch_bytes + _GAP_BYTES
+    return placed
+
+
+def _extent(name: str, array: Array) -> tuple[int, int, int]:
+    """(rows, row_bytes, pitch_bytes); a one-dimensional array is one row."""
+    if array.ndim not in (1, 2):
+        raise UsageError("a tensor has one dimension or is [rows, cols]", received=f"{name}: {array.ndim} dimensions")
+    length = array.shape[-1]
+    if length > 1 and array.strides[-1] != array.itemsize:
+        raise UsageError("the elements of a row must lie side by side", received=f"{name}: strides {array.strides}")
+    row_bytes = length * array.itemsize
+    if array.ndim == 1:
+        return 1, row_bytes, row_bytes
+    pitch_bytes = max(array.strides[0], row_bytes) if array.shape[0] < 2 else array.strides[0]
+    if pitch_bytes < row_bytes or pitch_bytes % array.itemsize:
+        raise UsageError("rows must not overlap", received=f"{name}: strides {array.strides}, {row_bytes} bytes a row")
+    return array.shape[0], row_bytes, pitch_bytes

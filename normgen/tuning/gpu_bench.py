@@ -1,0 +1,209 @@
+"""The bench on a real GPU: checks against the reference, replays of captured graphs over rotating buffers."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from normgen.codegen.module import Module
+from normgen.cuda.compiler import compile_module
+from normgen.cuda.runtime import DeviceBuffer, Event, Graph, LoadedModule, Stream, copy, use_device
+from normgen.device import Device
+from normgen.errors import DriverError
+from normgen.problem import Problem
+from normgen.spec import Kind
+from normgen.tuning.campaign import Check, DeviceLostError
+from normgen.tuning.gpu_check import DeviceCheck
+from normgen.tuning.gpu_data import filled_sets, zeros
+from normgen.tuning.plan import ROUND_OVER_L2, Plan, layout, plan_of
+from normgen.tuning.records import Cache
+from normgen.tuning.roof import VECTOR_BYTES, roof_module
+
+WARM_UP_S = 0.003
+COPY, ELEMENTWISE = "roof: copy", "roof: elementwise"
+# After these the context is gone for good (CUDA driver API, CUresult).
+_FATAL = (
+    *("ILLEGAL_ADDRESS", "LAUNCH_FAILED", "LAUNCH_TIMEOUT", "MISALIGNED_ADDRESS", "ILLEGAL_INSTRUCTION"),
+    *("HARDWARE_STACK_ERROR", "INVALID_ADDRESS_SPACE", "INVALID_PC", "ASSERT"),
+)
+
+
+@dataclass(kw_only=True)
+class _Loaded:
+    module: LoadedModule
+    workspace: DeviceBuffer | None
+
+
+@dataclass(kw_only=True)
+class _Replay:
+    """A graph of `launches` launches; `flush` empties the L2 before it where the plan says so."""
+
+    graph: Graph
+    launches: int
+    flush: Callable[[], None] | None
+
+
+class GpuBench:
+    """A `campaign.Bench` on device `index`. Everything runs on one stream of its own."""
+
+    roofs: Sequence[str] = (COPY, ELEMENTWISE)
+
+    def __init__(self, problem: Problem, facts: Device, *, index: int, cache: Cache, seed: int) -> None:
+        use_device(index)
+        self.problem = problem
+        self._index, self._facts = index, facts
+        self._stream = Stream(index)
+        self._start, self._stop = Event(index), Event(index)
+        self._offsets, set_bytes = layout(problem)
+        self.plan = plan_of(set_bytes, l2_bytes=facts.l2_bytes, cache=cache)
+        self._sets = filled_sets(problem, self._offsets, set_bytes, count=self.plan.sets, index=index, seed=seed)
+        self._scalars = {name: float(value) for name, value in problem.spec.scalars}
+        self._checks = DeviceCheck(problem, index=index, seed=seed)
+        self._stream.wait_for(0)  # the data was prepared on the default stream
+        self._loaded: dict[str, _Loaded] = {}
+        self._replays: dict[str, _Replay] = {}
+        self._helpers: list[LoadedModule] = []
+        self._flusher: Callable[[], None] | None = None
+        self._make_roofs(cache)
+
+    def load(self, key: str, module: Module, cubin: Any) -> None:
+        """Load a cubin; its workspace is zeroed once, here."""
+        scratch = module.workspace_bytes(rows=self.problem.rows, sm_count=self._facts.sm_count)
+        workspace = zeros(scratch, self._index) if scratch else None
+        self._stream.wait_for(0)
+        self._loaded[key] = _Loaded(module=LoadedModule(module, cubin, device=self._index), workspace=workspace)
+
+    def check(self, key: str, *, full: bool) -> Check:
+        """One run on the adversarial rows, compared with the float64 reference."""
+        with _watching():
+            verdict = self._checks.run(self._bind(self._loaded[key]), self._stream, full=full)
+        shares = {t.name: float(t.max_ratio) for t in verdict.tensors}
+        return Check(ok=verdict.ok, summary=verdict.summary(), error=shares)
+
+    def unload(self, key: str) -> None:
+        """Free the kernel's graph, module and workspace."""
+        replay = self._replays.pop(key, None)
+        if replay is not None:
+            replay.graph.close()
+        loaded = self._loaded.pop(key)
+        loaded.module.close()
+        if loaded.workspace is not None:
+            loaded.workspace.close()
+
+    def warm_up(self, key: str) -> None:
+        """Replay for 3 ms; the first time this also captures the graph."""
+        if key not in self._replays:
+            with _watching():
+                self._replays[key] = self._capture(self._loaded[key])
+        end = time.perf_counter() + WARM_UP_S
+        while time.perf_counter() < end:
+            self.sample(key)
+
+    def sample(self, key: str) -> float:
+        """µs a launch of one replay."""
+        replay = self._replays[key]
+        if replay.flush is not None:
+            replay.flush()
+        with _watching():
+            return replay.graph.replay_us(self._stream, self._start, self._stop) / replay.launches
+
+    def twin(self, key: str) -> str:
+        """The same loaded cubin, captured again."""
+        again = f"{key} again"
+        self._replays[again] = self._capture(self._loaded[key])
+        return again
+
+    def _bind(self, loaded: _Loaded) -> Any:
+        workspace = loaded.workspace.pointer if loaded.workspace is not None else None
+        return loaded.module.bind().set(workspace=workspace)
+
+    def _capture(self, loaded: _Loaded) -> _Replay:
+        """A graph of as many launches as the plan says for this kernel's time; launch i uses set i % sets."""
+        bound = self._bind(loaded).set(
+            pitches={t.name: self.problem.pitch for t in self.problem.tensors if t.kind is Kind.ELEM},
+            rows=self.problem.rows,
+            cols=self.problem.cols,
+            scalars=self._scalars,
+        )
+
+        def launch(i: int) -> None:
+            base = self._sets[i % self.plan.sets].pointer
+            bound.set(pointers={name: base + offset for name, offset in self._offsets.items()})
+            bound.launch(self._stream)
+
+        return self._replay(launch, self.plan)
+
+    def _replay(self, launch: Callable[[int], None], plan: Plan) -> _Replay:
+        us = self._rough_us(launch)
+        count = plan.launches(us)
+
+        def work() -> None:
+            for i in range(count):
+                launch(i)
+
+        graph = Graph.capture(self._stream, work)
+        graph.upload(self._stream)
+        return _Replay(graph=graph, launches=count, flush=self._flusher if plan.flushed else None)
+
+    def _rough_us(self, launch: Callable[[int], None]) -> float:
+        """A first idea of the time of a launch, from three in a row: good enough to size a graph."""
+        launch(0)
+        self._start.record(self._stream)
+        for i in range(3):
+            launch(i)
+        self._stop.record(self._stream)
+        self._stop.synchronize()
+        return self._stop.since_us(self._start) / 3
+
+    def _make_roofs(self, cache: Cache) -> None:
+        """Both copies of half the problem's bytes to the other half, on their own sets."""
+        half = -(-max(self.problem.compulsory_bytes // 2, 1) // VECTOR_BYTES) * VECTOR_BYTES
+        plan = plan_of(2 * half, l2_bytes=self._facts.l2_bytes, cache=cache)
+        if plan.flushed or self.plan.flushed:
+            self._flusher = self._make_flusher()
+        self._roof_sets = [zeros(2 * half, self._index) for _ in range(plan.sets)]
+        self._stream.wait_for(0)
+        copier = self._helper("copy_elements").set(rows=half // VECTOR_BYTES)
+
+        def by_node(i: int) -> None:
+            base = self._roof_sets[i % plan.sets].pointer
+            copy(base, base + half, half, stream=self._stream, device=self._index)
+
+        def by_kernel(i: int) -> None:
+            base = self._roof_sets[i % plan.sets].pointer
+            copier.set(pointers={"target": base, "source": base + half})
+            copier.launch(self._stream)
+
+        self._replays[COPY] = self._replay(by_node, plan)
+        self._replays[ELEMENTWISE] = self._replay(by_kernel, plan)
+
+    def _make_flusher(self) -> Callable[[], None]:
+        """Reads 3 x L2 of memory that nothing else uses."""
+        size = ROUND_OVER_L2 * self._facts.l2_bytes // VECTOR_BYTES * VECTOR_BYTES
+        self._scratch = zeros(size + VECTOR_BYTES, self._index)
+        base = self._scratch.pointer
+        reader = self._helper("read_elements").set(
+            rows=size // VECTOR_BYTES, pointers={"target": base + size, "source": base}
+        )
+        return lambda: reader.launch(self._stream)
+
+    def _helper(self, name: str) -> Any:
+        """A bound kernel of `tuning.roof`, compiled here."""
+        module = roof_module(name)
+        loaded = LoadedModule(module, compile_module(module, self._facts.arch), device=self._index)
+        self._helpers.append(loaded)
+        return loaded.bind()
+
+
+@contextlib.contextmanager
+def _watching() -> Iterator[None]:
+    """Turns a fault that ends the context into DeviceLostError: nothing can be measured after it."""
+    try:
+        yield
+    except DriverError as error:
+        if any(name in error.code for name in _FATAL):
+            raise DeviceLostError("a kernel ended the device's context", received=error.code) from error
+        raise

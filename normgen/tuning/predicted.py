@@ -1,0 +1,119 @@
+"""Tuning without a GPU: compile for a named target, prune by resources, rank by the cost model, check on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from normgen.errors import NormgenError, NothingValidError
+from normgen.schedule.schedule import Schedule
+from normgen.tuning import cpu_check, parts
+from normgen.tuning.builder import Builder
+from normgen.tuning.measured import prepare
+from normgen.tuning.records import Outcome, Record
+from normgen.tuning.run import Candidate, Run, local_bytes, misfit
+
+COMPILED = 40  # schedules worth compiling when nothing is measured
+COMPILE_SHARE = 0.6  # of the budget; the rest is for the CPU executor
+CHECKED = 5  # kernels that may fail on the CPU executor before the run gives up
+
+
+def predict_without_gpu(run: Run) -> tuple[tuple[Record, ...], bool]:
+    """The best by the cost model that passes the CPU executor, then its rivals; and whether Ctrl-C ended it.
+
+    Raises NothingValidError when none compiles, fits and is right.
+    """
+    from normgen.cuda.cache import CubinCache
+    from normgen.cuda.pool import CompilePool
+
+    interrupted = False
+    candidates: list[Candidate] = []
+    with CompilePool(cache=CubinCache()) as pool:
+        run.progress.phase("enumerate")
+        with run.clock.phase("enumerate"):
+            search, default, _ = prepare(run)
+        builder = Builder(run.problem, emit=parts.emit, submit=lambda m: pool.submit(m, run.device.arch))
+        run.progress.phase("compile")
+        proposals = search.ask(min(run.trials, COMPILED))
+        try:
+            with run.clock.phase("compile"):
+                compile_all(run, builder, [Candidate(schedule=p.schedule) for p in proposals], candidates.append)
+        except KeyboardInterrupt:
+            interrupted = True
+    ranked = rank(run, candidates)
+    if not ranked:
+        counts = ", ".join(f"{n} {name}" for name, n in sorted(run.counts.items()))
+        raise NothingValidError("no schedule compiled and fits the target", received=counts or "nothing was compiled")
+    run.progress.phase("verify on the CPU")
+    with run.clock.phase("verify on the CPU"):
+        ranked = first_right(run, ranked) if not interrupted else unchecked(run, ranked, "interrupted")
+    for candidate in ranked:
+        run.keep(candidate)
+    default_us = next((c.predicted_us for c in ranked if c.schedule == default), None)
+    summary = {"trials": len(candidates), "outcomes": dict(sorted(run.counts.items()))}
+    return tuple(run.record(c, default_us=default_us, search=summary) for c in ranked), interrupted
+
+
+def compile_all(run: Run, builder: Builder, candidates: list[Candidate], done: Callable[[Candidate], None]) -> None:
+    """Emit all, then collect their cubins until the time for it is over; what has no cubin is recorded here."""
+    deadline_s = run.clock.budget_s * COMPILE_SHARE
+    for candidate in candidates:
+        builder.begin(candidate)
+    for candidate in candidates:
+        builder.finish(candidate, timeout_s=max(0.0, deadline_s - run.clock.elapsed_s))
+        if builder.twin_of(candidate) is not None:
+            run.counts["same_code"] += 1
+            continue
+        if candidate.outcome is None and (reason := misfit(candidate.resources, run.device)):
+            candidate.fail(Outcome.ILLEGAL, reason)
+        if candidate.outcome is not None:
+            run.keep(candidate)
+        done(candidate)
+
+
+def rank(run: Run, candidates: list[Candidate]) -> list[Candidate]:
+    """By the cost model that now knows the registers; one that uses local memory comes after all that do not."""
+    fit = [c for c in candidates if c.outcome is None and c.cubin is not None]
+    for candidate in fit:
+        candidate.predicted_us = parts.predicted_us(run.problem, candidate.schedule, run.device, candidate.resources[0])
+        candidate.outcome = Outcome.PREDICTED
+        if local := local_bytes(candidate.resources):
+            candidate.reason = f"{local} bytes a thread in local memory"
+    return sorted(fit, key=lambda c: (local_bytes(c.resources) > 0, c.predicted_us or 0.0, c.registers, c.key))
+
+
+def first_right(run: Run, ranked: list[Candidate]) -> list[Candidate]:
+    """The ranking from the first kernel on that the CPU executor finds right; wrong ones are recorded and left out."""
+    if not cpu_check.has_compiler():
+        return unchecked(run, ranked, "no C++ compiler was found (set CXX, or install g++ or clang++)")
+    left = list(ranked)
+    for _ in range(CHECKED):
+        if not left:
+            break
+        candidate = left[0]
+        assert candidate.module is not None
+        try:
+            check = cpu_check.check_on_cpu(run.problem, candidate.module, seed=run.seed)
+        except NormgenError as error:
+            candidate.fail(Outcome.COMPILE_ERROR, f"the CPU executor: {error}")
+        else:
+            candidate.error = check.error
+            if check.ok:
+                run.note(f"verified on the CPU executor at {check.rows} rows")
+                return left
+            candidate.fail(Outcome.WRONG_RESULT, check.summary)
+        run.keep(left.pop(0))
+    raise NothingValidError(
+        f"the {CHECKED} best predicted kernels are wrong on the CPU executor", received="see the record file"
+    )
+
+
+def unchecked(run: Run, ranked: list[Candidate], why: str) -> list[Candidate]:
+    """The ranking without a check, and a line that says so: only formulas as written, no rewrite may lose accuracy."""
+    as_written = Schedule()
+    trusted = [
+        c for c in ranked if (c.schedule.variance, c.schedule.softmax) == (as_written.variance, as_written.softmax)
+    ]
+    run.note(f"not verified, and only formulas as written were considered: {why}")
+    if not trusted:
+        raise NothingValidError("no schedule with the formulas as written is among those compiled", received=why)
+    return trusted

@@ -1,0 +1,159 @@
+"""`tune()`: from a shape to a tuned kernel, its record and its header."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from normgen.device import Device
+from normgen.errors import UsageError, did_you_mean
+from normgen.problem import Problem, make_problem
+from normgen.tuning import parts
+from normgen.tuning.progress import Progress, Silent
+from normgen.tuning.records import Cache, Record
+from normgen.tuning.result import Result
+from normgen.tuning.run import Run, open_run, versions
+from normgen.tuning.store import adopt, gpu_slug, state_folder
+
+DEFAULT_TRIALS = 128
+
+
+def tune(
+    op: str = "layernorm",
+    *,
+    shape: str | tuple[int, ...],
+    dtype: str = "f32",
+    dtypes: Mapping[str, str] | None = None,
+    device: int | str | None = None,
+    target: str = "h200",
+    cache: str = "cold",
+    trials: int | None = None,
+    budget_s: float = 60.0,
+    seed: int = 0,
+    direction: str = "forward",
+    without: Collection[str] = (),
+    pitch: int | None = None,
+    align: int = 16,
+    progress: Progress | None = None,
+    output: Path | None = None,
+) -> Result:
+    """Find the fastest kernel of a spec for one shape [.., cols], on a GPU or, without one, by prediction.
+
+    op        a built-in spec's name, or the path of a TOML file
+    dtype     of the first input; `dtypes` (tensor name -> dtype) where others differ; `without`: absent tensors
+    device    a GPU's number; "cpu": predict for `target`; None: the first GPU, else predict
+    cache     "cold": every launch finds its data in DRAM; "hot": in L2
+    trials    candidates at most; budget_s: seconds in all
+    output    folder of the header (default: the run's own folder)
+
+    Errors: UsageError, SpecError; NoDeviceError when the GPU asked for is not there; NothingValidError when no
+    candidate compiles and is right. Ctrl-C ends the search with the best so far (`Result.interrupted`).
+    """
+    from normgen.spec_reader import load
+
+    policy = _cache_policy(cache)
+    if trials is not None and trials < 1:
+        raise UsageError("a run needs at least one trial", received=str(trials))
+    if budget_s <= 0:
+        raise UsageError("the budget is a positive number of seconds", received=f"{budget_s:g}")
+    problem = make_problem(
+        load(op),
+        shape=shape,
+        dtype=dtype,
+        dtypes=dtypes,
+        direction=direction,
+        without=without,
+        pitch=pitch,
+        align=align,
+    )
+    gpu = parts.find_gpu(device)
+    facts = gpu[1] if gpu else parts.target_device(target)
+    with open_run(
+        problem,
+        facts,
+        cache=policy,
+        seed=seed,
+        trials=trials or DEFAULT_TRIALS,
+        budget_s=budget_s,
+        progress=progress or Silent(),
+        command=command_of(op, problem, cache=policy, seed=seed, target=None if gpu else facts),
+        versions=environment(measured=gpu is not None),
+    ) as run:
+        if gpu:
+            from normgen.tuning.measured import measure_on_gpu
+
+            records, interrupted = measure_on_gpu(run, gpu[0])
+        else:
+            from normgen.tuning.predicted import predict_without_gpu
+
+            records, interrupted = predict_without_gpu(run)
+        return conclude(run, records, interrupted=interrupted, output=output)
+
+
+def conclude(run: Run, records: tuple[Record, ...], *, interrupted: bool, output: Path | None) -> Result:
+    """Write the winner's record and header, adopt it among the user's winners, and gather the result."""
+    from normgen.export import export_record
+
+    winner = records[0]
+    record_path = run.folder / "winner.jsonl"
+    record_path.write_text(winner.line(), encoding="utf-8")
+    adopted = adopt(winner, state_folder() / "records", run.device)
+    with run.clock.phase("export"):
+        header = export_record(winner, output or run.folder)
+    default = parts.default_schedule(run.problem, run.device)
+    return Result(
+        problem=run.problem,
+        device=run.device,
+        record=winner,
+        default=next((r for r in records if r.schedule == default), None),
+        finalists=records,
+        counts=dict(sorted(run.counts.items())),
+        phases_s={**run.clock.phases_s, "all": run.clock.elapsed_s},
+        candidates_path=run.writer.path,
+        record_path=record_path,
+        header_path=header,
+        adopted=adopted,
+        interrupted=interrupted,
+        notes=tuple(run.notes),
+    )
+
+
+def environment(*, measured: bool) -> dict[str, str]:
+    """The versions a record names: ours, the compiler's, and with a GPU the driver's."""
+    from normgen.cuda.compiler import nvrtc_version
+
+    found: dict[str, Any] = {
+        "nvrtc": ".".join(map(str, nvrtc_version())),
+        "cuda_bindings": metadata.version("cuda-bindings"),
+    }
+    if measured:
+        from normgen.cuda.runtime import driver_version
+
+        found["driver_cuda"] = ".".join(map(str, driver_version()))
+    return versions(**found)
+
+
+def command_of(op: str, problem: Problem, *, cache: Cache, seed: int, target: Device | None) -> str:
+    """The command line that asks for the same again; only what differs from the defaults."""
+    words = ["normgen", "tune", "--shape", f"{problem.rows}x{problem.cols}"]
+    words += ["--op", op] if op != "layernorm" else []
+    words += ["--dtype", problem.dtype.name] if problem.dtype.name != "f32" else []
+    words += ["--direction", problem.direction.value] if problem.direction.value != "forward" else []
+    present = problem.present | {t.name[1:] for t in problem.tensors if problem.direction.value == "backward"}
+    for tensor in problem.spec.tensors:
+        words += ["--without", tensor.name] if tensor.optional and tensor.name not in present else []
+    words += ["--pitch", str(problem.pitch)] if problem.pitch != problem.cols else []
+    words += ["--align", str(problem.align)] if problem.align != 16 else []
+    words += ["--cache", cache.value] if cache is not Cache.COLD else []
+    words += ["--seed", str(seed)] if seed else []
+    words += ["--device", "cpu", "--target", gpu_slug(target)] if target else []
+    return shlex.join(words)
+
+
+def _cache_policy(name: str) -> Cache:
+    if name not in list(Cache):
+        raise UsageError("the cache policy is cold or hot", received=name, hint=did_you_mean(name, Cache))
+    return Cache(name)

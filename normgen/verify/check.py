@@ -1,0 +1,367 @@
+"""Does a kernel's result meet the accuracy contract? Every element against its reference and its own error bound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normgen.dtypes import DType
+from normgen.errors import UsageError
+from normgen.problem import Direction, Problem, TensorUse
+from normgen.spec import Formula, Kind
+from normgen.verify.error_model import Bounded, ColumnSum, Float32Error, stored
+from normgen.verify.interpret import Array, Evaluation, formula_table, spec_formulas
+from normgen.verify.reference import BACKWARD_FORMULAS, has_reference, reference
+from normgen.verify.rows import Inputs, Outputs
+
+BLOCK_ELEMENTS = 1 << 16  # 0.5 MB a float64 temporary: a block's temporaries stay in the L2 cache
+COLUMNS = "columns"  # the family that column outputs are reported under: they sum over all rows
+Formulas = Iterable[Formula | tuple[str, str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadElement:
+    """One element outside its bound. `row` is -1 for a column output."""
+
+    row: int
+    col: int
+    family: str
+    got: float
+    want: float
+    bound: float
+
+    def __str__(self) -> str:
+        where = f"col {self.col}" if self.row < 0 else f"row {self.row}, col {self.col}"
+        return f"{where} ({self.family}): got {self.got:.9g}, want {self.want:.9g} ± {self.bound:.3g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorVerdict:
+    """What was found for one written tensor.
+
+    max_abs_error, max_ratio, bad and first_bad count the rows of the contract's families; `ratios` gives
+    max error / bound for every family, and `outside` those that fail without being part of the contract.
+    `unbounded` elements have no finite bound (an intermediate may overflow float32): any value passes there.
+    """
+
+    name: str
+    max_abs_error: float
+    max_ratio: float
+    bad: int
+    unbounded: int
+    ratios: dict[str, float]
+    outside: tuple[str, ...] = ()
+    first_bad: BadElement | None = None
+    first_outside: BadElement | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.bad == 0
+
+    def summary(self) -> str:
+        state = "ok" if self.ok else f"{self.bad} bad"
+        line = f"{self.name}: {state}, max error {self.max_abs_error:.3g}, {self.max_ratio:.3g} of the bound"
+        if self.first_bad is not None:
+            line += f"; first {self.first_bad}"
+        if self.outside:
+            line += f"; outside the contract: {', '.join(self.outside)} (first {self.first_outside})"
+        return line
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The result of `check`. `overrun` names tensors that were written outside their elements."""
+
+    problem: Problem
+    tensors: tuple[TensorVerdict, ...]
+    overrun: tuple[str, ...]
+    rows_checked: int
+    seed: int
+
+    @property
+    def ok(self) -> bool:
+        return not self.overrun and all(t.ok for t in self.tensors)
+
+    @property
+    def max_ratio(self) -> float:
+        """The largest error as a share of its bound, over all tensors."""
+        return max((t.max_ratio for t in self.tensors), default=0.0)
+
+    def tensor(self, name: str) -> TensorVerdict:
+        return next(t for t in self.tensors if t.name == name)
+
+    def summary(self) -> str:
+        """One line for the verdict and one for each tensor."""
+        what = f"{self.problem}, {self.rows_checked} rows checked, seed {self.seed}"
+        lines = [f"{'ok' if self.ok else 'WRONG'}: {what}", *("  " + t.summary() for t in self.tensors)]
+        lines += [f"  {name}: bytes outside the elements were written" for name in self.overrun]
+        return "\n".join(lines)
+
+
+def check(
+    problem: Problem,
+    inputs: Inputs,
+    outputs: Outputs | Mapping[str, Any],
+    *,
+    rows: int | None = None,
+    chain: int | None = None,
+    formulas: Formulas | None = None,
+) -> Verdict:
+    """Compare every written tensor with the float64 reference, element by element, within the derived bound.
+
+    rows      look at so many rows only: the first, the last, every family, the rest at random; column outputs always
+              sum all rows. None: every row
+    chain     the longest run of additions in the schedule's row sums, for a tighter bound; None: cols
+    formulas  (name, text) of the written tensors of a backward problem that has no hand-written reference
+
+    Raises UsageError when neither a reference nor formulas say what is right.
+    """
+    given = outputs.buffers if isinstance(outputs, Outputs) else outputs
+    arrays = outputs.arrays if isinstance(outputs, Outputs) else {k: v for k, v in outputs.items() if v is not None}
+    written = [t for t in problem.tensors if t.is_written and t.name in given and t.name in arrays]
+    model = _Model(
+        problem=problem,
+        inputs=inputs,
+        start=outputs.start if isinstance(outputs, Outputs) else {},
+        formulas=_formula_table(problem, inputs, formulas),
+        arithmetic=Float32Error(cols=problem.cols, chain=chain),
+    )
+    tallies = {t.name: _Tally(problem=problem, tensor=t, families=inputs.families) for t in written}
+    picked = pick_rows(inputs.families, rows, seed=inputs.seed)
+    with np.errstate(all="ignore"):
+        by_row = [t for t in written if t.kind is not Kind.COL]
+        by_column = [t for t in written if t.kind is Kind.COL]
+        for block in _blocks(picked, problem.cols):
+            for tensor, want, bound in model.rows(block, by_row):
+                tallies[tensor.name].add(block, np.asarray(arrays[tensor.name][block]), want, bound)
+        for tensor, want, bound in model.columns(by_column):
+            tallies[tensor.name].add(np.array([-1]), np.asarray(arrays[tensor.name])[None, :], want, bound)
+    return Verdict(
+        problem=problem,
+        tensors=tuple(tally.verdict() for tally in tallies.values()),
+        overrun=outputs.overrun() if isinstance(outputs, Outputs) else (),
+        rows_checked=len(picked),
+        seed=inputs.seed,
+    )
+
+
+def pick_rows(families: tuple[str, ...], count: int | None, *, seed: int = 0) -> NDArray[np.intp]:
+    """Row numbers in order: all, or first, last, two of every family and random ones up to `count`."""
+    total = len(families)
+    if count is None or count >= total:
+        return np.arange(total)
+    rng = np.random.default_rng([seed, 2])
+    names = np.array(families)
+    must = {0, total - 1}
+    for name in dict.fromkeys(families):
+        at = np.flatnonzero(names == name)
+        must |= {int(i) for i in rng.choice(at, min(2, at.size), replace=False)}
+    others = rng.permutation(np.setdiff1d(np.arange(total), list(must)))
+    return np.sort(np.concatenate([list(must), others[: max(0, count - len(must))]])).astype(np.intp)
+
+
+def _blocks(picked: NDArray[np.intp], cols: int) -> Iterator[NDArray[np.intp]]:
+    step = max(1, BLOCK_ELEMENTS // cols)
+    return (picked[i : i + step] for i in range(0, len(picked), step))
+
+
+def _formula_table(problem: Problem, inputs: Inputs, formulas: Formulas | None) -> dict[str, Formula]:
+    given = inputs.buffers
+    absent = spec_formulas(problem.spec, given)
+    if problem.direction is Direction.FORWARD:
+        return {**absent, **(formula_table(formulas) if formulas is not None else {})}
+    known = BACKWARD_FORMULAS.get(problem.spec.name) if formulas is None else formulas
+    if known is None:
+        raise UsageError(
+            "a backward problem is checked against a hand-written reference or formulas",
+            received=problem.spec.name,
+            hint="pass formulas=[(name, text), ...]",
+        )
+    only_absent = {t.name for t in problem.spec.tensors if t.absent is not None}
+    return {**{n: f for n, f in absent.items() if n in only_absent}, **formula_table(known)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Model:
+    """What is right, and how exactly: reference values and bounds, block by block."""
+
+    problem: Problem
+    inputs: Inputs
+    start: Mapping[str, Any]
+    formulas: dict[str, Formula]
+    arithmetic: Float32Error
+
+    def rows(self, block: NDArray[np.intp], tensors: list[TensorUse]) -> Iterator[tuple[TensorUse, Array, Array]]:
+        """(tensor, want, bound) of the elem and row outputs for these rows, each [len(block), cols or 1]."""
+        if not tensors:
+            return
+        evaluation, values = self._open(block)
+        wanted = self._reference(values)
+        for tensor in tensors:
+            found = self._accumulated(tensor, evaluation.value(tensor.name), block)
+            width = self.problem.cols if tensor.kind is Kind.ELEM else 1
+            shape = (len(block), width)
+            want = wanted.get(tensor.name)
+            if want is None:
+                want = found.value
+            elif tensor.name in self.start:
+                want = want.reshape(shape) + self._start(tensor, block)
+            bound = stored(found, tensor.dtype)
+            yield tensor, np.broadcast_to(want.reshape(-1, want.shape[-1] if want.ndim == 2 else 1), shape), bound
+
+    def columns(self, tensors: list[TensorUse]) -> Iterator[tuple[TensorUse, Array, Array]]:
+        """(tensor, want, bound) of the column outputs over all rows, each [1, cols]."""
+        if not tensors:
+            return
+        rows, cols = self.problem.rows, self.problem.cols
+        zero = np.zeros((1, cols))
+        parts = {t.name: ColumnSum(zero, zero, zero) for t in tensors}
+        exact: dict[str, Array] = {}
+        for block in _blocks(np.arange(rows), cols):
+            evaluation, values = self._open(block)
+            wanted = self._reference(values)
+            for tensor in tensors:
+                term = evaluation.column_term(tensor.name)
+                parts[tensor.name] = parts[tensor.name].plus(self.arithmetic.column_part(term))
+                if tensor.name in wanted:
+                    exact[tensor.name] = exact.get(tensor.name, zero) + wanted[tensor.name]
+        for tensor in tensors:
+            found = self._accumulated(tensor, parts[tensor.name].bounded(rows), None)
+            want = exact.get(tensor.name)
+            if want is None:
+                want = found.value
+            elif tensor.name in self.start:
+                want = want + self._start(tensor, None)
+            yield tensor, want, stored(found, tensor.dtype)
+
+    def _open(self, block: NDArray[np.intp]) -> tuple[Evaluation[Bounded], dict[str, Array]]:
+        """The walk over one block, and the block's inputs in float64 kind shapes."""
+        values: dict[str, Array] = {}
+        for name, array in self.inputs.arrays.items():
+            kind = self.problem.tensor(name).kind
+            taken = array[block] if kind in (Kind.ELEM, Kind.ROW) else array
+            value = taken.astype(np.float64)
+            shape = {Kind.ROW: (len(block), 1), Kind.COL: (1, self.problem.cols), Kind.SCALAR: ()}
+            values[name] = value.reshape(shape.get(kind, value.shape))
+        known = {name: Bounded(value) for name, value in values.items()}
+        known |= {name: Bounded(np.asarray(value)) for name, value in self.inputs.scalars.items()}
+        known["cols"] = Bounded(np.asarray(float(self.problem.cols)))
+        spec = self.problem.spec
+        return Evaluation(self.arithmetic, self.formulas, known, file=spec.file or spec.name), values
+
+    def _reference(self, values: dict[str, Array]) -> dict[str, Array]:
+        spec, direction = self.problem.spec, self.problem.direction
+        if not has_reference(spec.name, direction):
+            return {}
+        return reference(spec.name, direction, values, self.inputs.scalars)
+
+    def _start(self, tensor: TensorUse, block: NDArray[np.intp] | None) -> Array:
+        start = np.asarray(self.start[tensor.name])
+        taken = start if block is None else start[block]
+        return np.asarray(
+            taken.astype(np.float64).reshape(-1 if tensor.kind is not Kind.COL else 1, self._width(tensor))
+        )
+
+    def _width(self, tensor: TensorUse) -> int:
+        return 1 if tensor.kind is Kind.ROW else self.problem.cols
+
+    def _accumulated(self, tensor: TensorUse, found: Bounded, block: NDArray[np.intp] | None) -> Bounded:
+        if tensor.name not in self.start:
+            return found
+        return self.arithmetic.add(found, Bounded(self._start(tensor, block)))
+
+
+@dataclass(kw_only=True)
+class _Tally:
+    """Counts for one written tensor, filled block by block."""
+
+    problem: Problem
+    tensor: TensorUse
+    families: tuple[str, ...]
+    max_abs_error: float = 0.0
+    bad: int = 0
+    unbounded: int = 0
+    ratios: dict[str, float] = field(default_factory=dict)
+    outside: set[str] = field(default_factory=set)
+    first_bad: BadElement | None = None
+    first_outside: BadElement | None = None
+
+    def add(self, rows: NDArray[np.intp], got: Array, want: Array, bound: Array) -> None:
+        """One block: got, want and bound are [len(rows), width] or broadcast to it; row -1 is a column output."""
+        got = got.astype(np.float64).reshape(want.shape)
+        error = np.abs(got - want)
+        ratio = error / bound
+        worst = ratio.max(axis=1)
+        for i in np.flatnonzero(~(worst <= 1)).tolist():  # NaN, inf or out of bounds: look closer
+            limits = np.broadcast_to(bound, want.shape)[i]
+            ratio[i], error[i] = _judge(got[i], want[i], limits, error[i], self.tensor.dtype)
+            worst[i] = ratio[i].max()
+            if worst[i] > 1:
+                self._note(int(rows[i]), got[i], want[i], limits, ratio[i])
+        if not bound.max() < np.inf:
+            self.unbounded += int((np.isinf(bound) & np.isfinite(want)).sum())
+        largest = error.max(axis=1)
+        for i, row in enumerate(rows.tolist()):
+            family = self._family(row)
+            self.ratios[family] = max(self.ratios.get(family, 0.0), float(worst[i]))
+            if self._counts(family):
+                self.max_abs_error = max(self.max_abs_error, float(largest[i]))
+
+    def _family(self, row: int) -> str:
+        return COLUMNS if row < 0 else self.families[row]
+
+    def _counts(self, family: str) -> bool:
+        contract = self.problem.spec.accuracy_rows
+        return not contract or family == COLUMNS or family in contract
+
+    def _note(self, row: int, got: Array, want: Array, bound: Array, ratio: Array) -> None:
+        family = self._family(row)
+        col = int(np.argmax(ratio > 1))
+        element = BadElement(
+            row=row, col=col, family=family, got=float(got[col]), want=float(want[col]), bound=float(bound[col])
+        )
+        if self._counts(family):
+            self.bad += int((ratio > 1).sum())
+            self.first_bad = self.first_bad or element
+        else:
+            self.outside.add(family)
+            self.first_outside = self.first_outside or element
+
+    def verdict(self) -> TensorVerdict:
+        counted = (ratio for family, ratio in self.ratios.items() if self._counts(family))
+        return TensorVerdict(
+            name=self.tensor.name,
+            max_abs_error=self.max_abs_error,
+            max_ratio=max(counted, default=0.0),
+            bad=self.bad,
+            unbounded=self.unbounded,
+            ratios=self.ratios,
+            outside=tuple(sorted(self.outside)),
+            first_bad=self.first_bad,
+            first_outside=self.first_outside,
+        )
+
+
+def _judge(got: Array, want: Array, bound: Array, error: Array, dtype: DType) -> tuple[Array, Array]:
+    """(error / bound, error) of one row that holds non-finite values or misses; a wrong element has a ratio > 1.
+
+    A NaN must be a NaN and an infinity that infinity. Where the bound is inf, a non-finite value may be any other
+    non-finite one (Welford turns an inf in a row into NaN) and a finite value anything. Where the exact result lies
+    within its bound of overflow, both inf and the largest finite value are right.
+    """
+    loose = np.isinf(bound)
+    clipped = np.clip(want, -dtype.largest, dtype.largest)
+    overflows = np.abs(want) + np.where(loose, 0.0, bound) > dtype.largest
+    right = np.where(
+        np.isfinite(want),
+        loose | (overflows & np.isinf(got) & (np.sign(got) == np.sign(want))),
+        (np.isnan(want) & np.isnan(got)) | (got == want) | (np.isinf(want) & loose & ~np.isfinite(got)),
+    )
+    near = np.where(overflows & np.isfinite(got), np.minimum(error, np.abs(got - clipped)), error)
+    ratio = np.where(loose, np.inf, near / bound)
+    ratio = np.where(right, 0.0, np.where(np.isfinite(want) & ~np.isnan(ratio), ratio, np.inf))
+    return ratio, np.where(right, 0.0, np.where(np.isnan(near), np.inf, near))

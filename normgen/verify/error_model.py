@@ -1,0 +1,298 @@
+"""How far a correct float32 kernel may be from the exact result: derived per element, not guessed.
+
+`Float32Error` walks the as-written formula (two-pass variance, two-pass softmax) in float64 and carries, beside each
+value v, a bound e on the absolute error of its float32 evaluation. With u = 2^-24:
+
+* Inputs are exact: they are already rounded to their stored dtype. Every operation adds u |v| for its own rounding
+  and 2^-150 for a result below the smallest normal (subnormals are kept, not flushed), to first order plus the
+  product of the errors: e(a b) = (|a| + e_a) e_b + |b| e_a, e(a + b) = e_a + e_b, e(f(a)) = |f'(a)| e_a or the
+  exact change of f over [a - e_a, a + e_a] where f is steep.
+* Functions round by the CUDA C++ Programming Guide, table of mathematical functions, 1 ulp being at most 2u |v|:
+  rsqrtf, tanhf, erff 2 ulp; logf, sqrt 1 ulp; __expf 2 + floor(|1.173 x|) ulp, which covers expf. A division may
+  be a product with a reciprocal: 1 ulp; by a power of two it is exact.
+* A sum of n terms, in any order and by any tree. An addition node s rounds by δ_s |S_s| with |δ_s| <= u and S_s the
+  partial sum there, so the error is Σ δ_s S_s to first order. Three bounds are known, T being Σ |t_i|:
+  - always: Σ u |S_s| <= depth u T, as every term passes `depth` additions at most and Σ_s |S_s| <= depth T;
+  - for independent δ_s of mean 0 (the model of Higham and Mary 2019, SIAM J. Sci. Comput. 41, A2815), Hoeffding's
+    inequality gives P(|Σ δ_s S_s| > λ u √(Σ S_s²)) <= 2 exp(-λ²/2), and Σ S_s² <= T Σ |S_s| <= depth T². So
+    λ √depth u T fails with probability <= 2 exp(-λ²/2) a sum. With λ = 6 that is 3.0e-8: less than 1e-2 for a check
+    of 3e5 sums, even if each δ were ±u; for round-to-nearest δ is closer to uniform on ±0.7 u, 15 deviations.
+  - the model is wrong where the roundings of a chain agree in sign, as for rows of (nearly) equal terms or terms on a
+    coarse grid. While the running sum S keeps its spacing q it is a multiple of q, so adding t rounds by exactly
+    r_q(t) = t - q rint(t / q): the chain drifts by the mean of r_q over the terms. `_drifts` measures that mean on
+    the data for the last three spacings. Rows where it is 4 deviations from 0 get the sum of the worst cases,
+    Σ min(|t_i|, u T), or depth u T (1 - mean|t| / (2 max|t|)) where that is less: a rounding error never exceeds
+    the term added, and a partial sum of k terms is at most min(k max|t|, T).
+  `depth` is n - 1, or chain - 1 + log2(n / chain) where the caller knows the longest chain of the schedule.
+* Errors of the terms themselves add up, Σ e_i. Maxima are exact: max e_i.
+* An operation whose result may exceed the largest float32 has the bound inf: nothing can be said after it.
+
+`REARRANGED` = 2 multiplies the computed error once, at the end: schedules may pull row factors out of sums, divide
+by a reciprocal, contract to fma, shift by a pivot or merge Welford states. Each of these trades one rounding of the
+as-written formula for at most one other of a value of the same size (measured worst case over tests/verify: 0.61 of
+the bound with the factor). Storing to dtype d adds u_d |v| and half its smallest subnormal.
+
+The bound is first order: it assumes e_var < var. A row where it does not hold says so by e_rstd >= rstd / 2.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normgen.dtypes import F32, DType
+from normgen.verify.interpret import Array, Float64, spread_over_row
+
+U = F32.unit_roundoff
+HALF_SUBNORMAL = F32.smallest_subnormal / 2
+LAMBDA = 6.0  # 2 exp(-λ²/2) = 3.0e-8: probability that one sum of independent roundings exceeds its bound
+REARRANGED = 2.0  # a schedule may trade each rounding for one other: see the module docstring
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """Values and bounds on their absolute error in float32; `error` None: exact."""
+
+    value: Array
+    error: Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSum:
+    """Part of a sum over rows: Σ t, Σ |t| and Σ e of the rows seen so far, each [1, cols]."""
+
+    total: Array
+    size: Array
+    carried: Array
+
+    def plus(self, other: ColumnSum) -> ColumnSum:
+        return ColumnSum(self.total + other.total, self.size + other.size, self.carried + other.carried)
+
+    def bounded(self, rows: int) -> Bounded:
+        """The finished sum over `rows` rows."""
+        return Bounded(self.total, self.carried + min(rows, LAMBDA * math.sqrt(rows)) * U * self.size)
+
+
+def _plus(a: Array | None, b: Array | None) -> Array | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b
+
+
+def _rounded(value: Array, error: Array | None, roundings: float | Array = 1.0) -> Bounded:
+    """`value` with `error` and the rounding of the operation that made it, `roundings` times u |value|."""
+    size = np.asarray(np.abs(value))
+    top = size.max(initial=0.0)
+    bound = size * (U * roundings)
+    bound += HALF_SUBNORMAL
+    if not top < F32.largest / 2:  # also when there is a NaN
+        bound = np.where(np.isinf(value), 0.0, bound)
+        bound = np.where((size + (0.0 if error is None else error) > F32.largest) & ~np.isinf(value), np.inf, bound)
+    if error is not None:
+        bound = bound + error if bound.shape != np.broadcast_shapes(bound.shape, error.shape) else _into(bound, error)
+    return Bounded(value, bound)
+
+
+def _into(bound: Array, error: Array) -> Array:
+    bound += error
+    return bound
+
+
+def _relative(error: Array, value: Array) -> Array:
+    """error / value where value can be told from 0, else inf."""
+    size = np.abs(value)
+    told = (size > F32.smallest_subnormal) & (error < np.inf)
+    return np.where(told, error / np.where(told, size, 1.0), np.where(error == 0, 0.0, np.inf))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Float32Error:
+    """float64 values and float32 error bounds, together. `chain`: longest run of additions, by default cols."""
+
+    cols: int
+    chain: int | None = None
+
+    @property
+    def depth(self) -> float:
+        """Additions a term of a row sum passes at most; the first term of a chain is not added to anything."""
+        chain = self.cols if self.chain is None else max(1, min(self.chain, self.cols))
+        return chain - 1 + math.log2(self.cols / chain)
+
+    def constant(self, value: float) -> Bounded:
+        array = np.asarray(value, dtype=np.float64)
+        return Bounded(array) if float(np.float32(value)) == value else _rounded(array, None)
+
+    def negate(self, a: Bounded) -> Bounded:
+        return Bounded(-a.value, a.error)
+
+    def add(self, a: Bounded, b: Bounded) -> Bounded:
+        return _rounded(a.value + b.value, _plus(a.error, b.error))
+
+    def subtract(self, a: Bounded, b: Bounded) -> Bounded:
+        return _rounded(a.value - b.value, _plus(a.error, b.error))
+
+    def multiply(self, a: Bounded, b: Bounded) -> Bounded:
+        value = a.value * b.value
+        if a.error is None and b.error is None:
+            return _rounded(value, None)
+        if a.error is None:
+            a, b = b, a
+        assert a.error is not None
+        error = np.abs(b.value) if b.error is None else np.abs(b.value) + b.error
+        error = error * a.error
+        return _rounded(value, error if b.error is None else error + np.abs(a.value) * b.error)
+
+    def divide(self, a: Bounded, b: Bounded) -> Bounded:
+        value = a.value / b.value
+        error = None if a.error is None else a.error / np.abs(b.value)
+        if b.error is not None:
+            relative = _relative(b.error, b.value)
+            grown = np.abs(value) if error is None else np.abs(value) + error
+            ratio = relative / np.maximum(1 - relative, 0.5)
+            error = _plus(error, grown * ratio)
+        return _rounded(value, error, 0.0 if _is_power_of_two(b) else 2.0)
+
+    def power(self, base: Bounded, exponent: float) -> Bounded:
+        if exponent == 2:
+            return self._square(base)
+        if exponent in (0.5, -0.5):
+            return self.call("sqrt" if exponent > 0 else "rsqrt", base)
+        value = np.asarray(base.value**exponent)
+        # A whole power is repeated products; powf is good to 4 ulp.
+        roundings = abs(exponent) if exponent == int(exponent) else 8.0
+        if base.error is None:
+            return _rounded(value, None, roundings)
+        if exponent == int(exponent) and exponent > 0:
+            size = np.abs(base.value)
+            return _rounded(value, (size + base.error) ** exponent - size**exponent, roundings)
+        relative = _relative(base.error, base.value)
+        grown = np.where(relative < 0.5, np.expm1(-abs(exponent) * np.log1p(-np.minimum(relative, 0.5))), np.inf)
+        return _rounded(value, np.abs(value) * grown, roundings)
+
+    def _square(self, a: Bounded) -> Bounded:
+        if a.error is None:
+            return _rounded(a.value * a.value, None)
+        error = np.abs(a.value)
+        error = (error + error + a.error) * a.error
+        return _rounded(a.value * a.value, error)
+
+    def call(self, name: str, *args: Bounded) -> Bounded:
+        plain = Float64(cols=self.cols)
+        value = plain.call(name, *(a.value for a in args))
+        if name == "sigmoid":
+            one = Bounded(np.asarray(1.0))
+            return Bounded(value, self.divide(one, self.add(one, self.call("exp", self.negate(args[0])))).error)
+        if name in ("minimum", "maximum"):
+            errors = [x.error for x in args if x.error is not None]
+            return Bounded(value, functools.reduce(np.maximum, errors) if errors else None)
+        arg = args[0]
+        if name == "abs":
+            return Bounded(value, arg.error)
+        return _rounded(value, _propagated(name, arg, value), _roundings(name, arg.value))
+
+    def reduce(self, name: str, arg: Bounded) -> Bounded:
+        t = spread_over_row(arg.value, self.cols)
+        e = None if arg.error is None else spread_over_row(arg.error, self.cols)
+        if name in ("max", "absmax"):
+            top = np.abs(t) if name == "absmax" else t
+            return Bounded(top.max(axis=1, keepdims=True), None if e is None else e.max(axis=1, keepdims=True))
+        size = np.abs(t).sum(axis=1, keepdims=True)
+        error = self._summation(t, size)
+        total = t.sum(axis=1, keepdims=True)
+        carried = error if e is None else error + e.sum(axis=1, keepdims=True)
+        error = np.where(size + carried > F32.largest, np.inf, carried)
+        result = Bounded(total, error)
+        return self.divide(result, self.constant(self.cols)) if name == "mean" else result
+
+    def _summation(self, t: Array, size: Array) -> Array:
+        """Bound on the rounding of the sum itself: see the module docstring; t: [rows, cols], size: [rows, 1]."""
+        depth = self.depth
+        error = min(depth, LAMBDA * math.sqrt(depth)) * U * size
+        if depth > LAMBDA * math.sqrt(depth) and len(t):
+            rows = np.flatnonzero(self._drifts(t, size))
+            if rows.size:
+                terms, total = np.abs(t[rows]), size[rows]
+                unequal = 1 - total / np.maximum(self.cols * 2 * terms.max(axis=1, keepdims=True), total / self.cols)
+                stuck = np.minimum(terms, U * total).sum(axis=1, keepdims=True)
+                error[rows] = np.maximum(error[rows], np.minimum(stuck, depth * U * total * unequal))
+        return error
+
+    def _drifts(self, t: Array, size: Array) -> NDArray[np.bool_]:
+        """[rows]: whether additions to a running sum round the same way on average; t: [rows, cols].
+
+        Every third term is enough: a mean that stays unseen, 4 / √(12 cols / 3), drifts by less than λ √cols.
+        """
+        sample = t[:, :: 3 if self.cols >= 400 else 1]
+        last = np.maximum(size * (self.depth / self.cols), F32.smallest_normal)
+        known = np.isfinite(last)
+        spacing = np.ldexp(1.0, np.frexp(np.where(known, last, 1.0))[1] - 24)
+        scaled = sample / spacing
+        limit = 4 / math.sqrt(12 * sample.shape[1])
+        found = np.zeros(len(t), dtype=bool)
+        for _ in range(3):
+            found |= np.abs((scaled - np.rint(scaled)).mean(axis=1)) > limit
+            scaled *= 2
+        return np.asarray(found & known[:, 0])
+
+    def sum_rows(self, arg: Bounded) -> Bounded:
+        return self.column_part(arg).bounded(len(arg.value))
+
+    def column_part(self, arg: Bounded) -> ColumnSum:
+        """The rows of `arg` as part of a sum over all rows."""
+        t = arg.value
+        total, size = t.sum(axis=0, keepdims=True), np.abs(t).sum(axis=0, keepdims=True)
+        zero = np.zeros_like(total)
+        return ColumnSum(total, size, zero if arg.error is None else arg.error.sum(axis=0, keepdims=True))
+
+
+def _is_power_of_two(a: Bounded) -> bool:
+    return a.error is None and a.value.ndim == 0 and abs(float(np.frexp(a.value)[0])) == 0.5
+
+
+def _roundings(name: str, x: Array) -> float | Array:
+    """Roundings of u |f(x)| each: twice the ulp of the programming guide."""
+    if name == "exp":
+        return 2 * (2 + 1.173 * np.minimum(np.abs(x), 120.0))  # beyond 120 the result is 0 or inf
+    return {"log": 2.0, "sqrt": 2.0, "rsqrt": 4.0, "tanh": 4.0, "erf": 4.0}[name]
+
+
+def _propagated(name: str, a: Bounded, value: Array) -> Array | None:
+    """The error of f(a) that comes from the error of a."""
+    x, e = a.value, a.error
+    if e is None:
+        return None
+    match name:
+        case "exp":
+            return np.where(np.isneginf(x), 0.0, np.exp(x + e) - value)
+        case "log":
+            relative = _relative(e, x)
+            return np.where(relative < 0.5, -np.log1p(-np.minimum(relative, 0.5)), np.inf)
+        case "sqrt":
+            return np.minimum(np.sqrt(e), e / np.sqrt(np.maximum(x, F32.smallest_subnormal)))
+        case "rsqrt":
+            relative = _relative(e, x)
+            # (1 - r)^-1/2 - 1 up to r = 1/2; beyond that the tangent there, so that the bound goes on growing.
+            exact = np.expm1(-0.5 * np.log1p(-np.minimum(relative, 0.5)))
+            return np.where(np.isinf(x), 0.0, value * (exact + np.sqrt(2.0) * np.maximum(relative - 0.5, 0.0)))
+        case "erf":
+            return e * (2 / math.sqrt(math.pi))
+    return e  # tanh: |f'| <= 1
+
+
+def stored(a: Bounded, dtype: DType) -> Array:
+    """The bound of `a` once REARRANGED is applied and the value is stored as `dtype`."""
+    size = np.abs(a.value)
+    if not size.max(initial=0.0) < np.inf:
+        size = np.where(np.isinf(size), 0.0, size)  # an infinity is stored as it is
+    if a.error is None:
+        bound = dtype.unit_roundoff * size
+    else:
+        bound = REARRANGED * a.error
+        if dtype.name != F32.name:
+            bound = bound + dtype.unit_roundoff * (size + bound)
+    bound = bound + dtype.smallest_subnormal / 2
+    return np.where(np.isnan(bound) & ~np.isnan(a.value), np.inf, bound)

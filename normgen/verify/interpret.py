@@ -1,0 +1,336 @@
+"""Formulas evaluated straight from their text, with no compiler in between.
+
+A formula is parsed with Python's `ast`, checked against an allow-list and walked. The walk is generic over an
+`Arithmetic`: `Float64` gives values, `error_model.Float32Error` gives values together with error bounds.
+Nothing here imports `normgen.program`, so that a mistake of the compiler cannot repeat itself in its own check.
+
+Shapes: elem [rows, cols], row [rows, 1], col [1, cols], scalar [].
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normgen.errors import SpecError, did_you_mean
+from normgen.spec import Formula, Spec
+
+Array = NDArray[np.float64]
+V = TypeVar("V")
+
+REDUCTIONS = ("sum", "mean", "max", "absmax")  # over the row, one argument
+FUNCTIONS = {
+    "exp": 1,
+    "log": 1,
+    "sqrt": 1,
+    "rsqrt": 1,
+    "abs": 1,
+    "sigmoid": 1,
+    "tanh": 1,
+    "erf": 1,
+    "minimum": 2,
+    "maximum": 2,
+}
+LARGEST_EXPONENT = 64
+
+
+class Arithmetic(Protocol[V]):
+    """What the walk needs of a number system."""
+
+    def constant(self, value: float) -> V: ...
+    def add(self, a: V, b: V) -> V: ...
+    def subtract(self, a: V, b: V) -> V: ...
+    def multiply(self, a: V, b: V) -> V: ...
+    def divide(self, a: V, b: V) -> V: ...
+    def negate(self, a: V) -> V: ...
+    def power(self, base: V, exponent: float) -> V: ...
+    def call(self, name: str, *args: V) -> V: ...
+    def reduce(self, name: str, arg: V) -> V: ...
+    def sum_rows(self, arg: V) -> V: ...
+
+
+def erf(x: Array) -> Array:
+    """The error function in float64: its Taylor series below 2, the continued fraction of erfc above.
+
+    Abramowitz and Stegun 7.1.6 and 7.1.14; both agree with `math.erf` to 1e-15.
+    """
+    size = np.minimum(np.abs(x), 6.0)  # erf(6) rounds to 1
+    near = np.minimum(size, 2.0)
+    term = np.array(near)
+    total = np.array(near)
+    for k in range(1, 60):
+        term = term * (2 * near * near) / (2 * k + 1)
+        total = total + term
+    below = 2 / np.sqrt(np.pi) * np.exp(-near * near) * total
+    far = np.maximum(size, 2.0)
+    tail = np.array(far)
+    for k in range(120, 0, -1):
+        tail = far + (k / 2) / tail
+    above = 1 - np.exp(-far * far) / (np.sqrt(np.pi) * tail)
+    return np.asarray(np.sign(x) * np.where(size < 2.0, below, above), dtype=np.float64)
+
+
+def _sigmoid(x: Array) -> Array:
+    e = np.exp(-np.abs(x))  # never overflows
+    return np.asarray(np.where(x >= 0, 1 / (1 + e), e / (1 + e)))
+
+
+_FLOAT64: dict[str, Callable[..., Any]] = {
+    "exp": np.exp,
+    "log": np.log,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "abs": np.abs,
+    "sigmoid": _sigmoid,
+    "tanh": np.tanh,
+    "erf": erf,
+    "minimum": np.minimum,
+    "maximum": np.maximum,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Float64:
+    """Plain float64 arithmetic on rows of `cols` elements."""
+
+    cols: int
+
+    def constant(self, value: float) -> Array:
+        return np.asarray(value, dtype=np.float64)
+
+    def add(self, a: Array, b: Array) -> Array:
+        return a + b
+
+    def subtract(self, a: Array, b: Array) -> Array:
+        return a - b
+
+    def multiply(self, a: Array, b: Array) -> Array:
+        return a * b
+
+    def divide(self, a: Array, b: Array) -> Array:
+        return a / b
+
+    def negate(self, a: Array) -> Array:
+        return -a
+
+    def power(self, base: Array, exponent: float) -> Array:
+        return np.asarray(base**exponent)
+
+    def call(self, name: str, *args: Array) -> Array:
+        return np.asarray(_FLOAT64[name](*args))
+
+    def reduce(self, name: str, arg: Array) -> Array:
+        row = spread_over_row(arg, self.cols)
+        if name in ("max", "absmax"):
+            return np.asarray((np.abs(row) if name == "absmax" else row).max(axis=-1, keepdims=True))
+        total = row.sum(axis=-1, keepdims=True)
+        return np.asarray(total / self.cols if name == "mean" else total)
+
+    def sum_rows(self, arg: Array) -> Array:
+        return np.asarray(arg.sum(axis=0, keepdims=True))
+
+
+def spread_over_row(arg: Array, cols: int) -> Array:
+    """`arg` with its last axis widened to cols: a reduction of a row or scalar value still has cols terms."""
+    shape = arg.shape if arg.ndim else (1, 1)
+    return np.broadcast_to(arg, (*shape[:-1], cols))
+
+
+@dataclass
+class Evaluation(Generic[V]):
+    """Formulas by name over known values; a formula is evaluated when its name is first asked for.
+
+    Raises SpecError for anything outside the allow-list, unknown names and cycles.
+    """
+
+    arithmetic: Arithmetic[V]
+    formulas: Mapping[str, Formula]
+    known: dict[str, V]
+    file: str = "formula"
+    _open: list[str] = field(default_factory=list)
+
+    def value(self, name: str) -> V:
+        if name in self.known:
+            return self.known[name]
+        if name not in self.formulas:
+            names = (*self.known, *self.formulas)
+            raise self._error("unknown name in a formula", received=name, hint=did_you_mean(name, names))
+        if name in self._open:
+            raise self._error("formulas may not use each other in a circle", received=" -> ".join([*self._open, name]))
+        self._open.append(name)
+        self.known[name] = self._walk(parse(self.formulas[name], self.file))
+        self._open.pop()
+        return self.known[name]
+
+    def column_term(self, name: str) -> V:
+        """t of a formula `sum_rows(t)`: what a sum over rows that come in blocks adds up."""
+        match parse(self.formulas[name], self.file):
+            case ast.Call(func=ast.Name(id="sum_rows"), args=[term]):
+                return self._walk(term)
+        raise self._error("a column output's formula is one sum_rows(...)", received=self.formulas[name].text)
+
+    def _error(self, rule: str, *, received: str, hint: str | None = None) -> SpecError:
+        line = self.formulas[self._open[-1]].line if self._open else 0
+        return SpecError(rule, file=self.file, line=line or None, received=received, hint=hint)
+
+    def _walk(self, node: ast.expr) -> V:
+        do = self.arithmetic
+        match node:
+            case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
+                return do.constant(float(number))
+            case ast.Name(id=name):
+                return self.value(name)
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return do.negate(self._walk(operand))
+            case ast.BinOp(left=left, op=ast.Pow(), right=right):
+                return do.power(self._walk(left), self._exponent(right))
+            case ast.BinOp(left=left, op=op, right=right):
+                return self._binary(op, self._walk(left), self._walk(right))
+            case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
+                return self._call(name, args)
+        raise self._error(
+            "a formula is made of numbers, names, + - * / ** and known functions", received=ast.unparse(node)
+        )
+
+    def _binary(self, op: ast.operator, a: V, b: V) -> V:
+        do = self.arithmetic
+        match op:
+            case ast.Add():
+                return do.add(a, b)
+            case ast.Sub():
+                return do.subtract(a, b)
+            case ast.Mult():
+                return do.multiply(a, b)
+            case ast.Div():
+                return do.divide(a, b)
+        raise self._error("a formula is made of + - * / **", received=type(op).__name__)
+
+    def _call(self, name: str, args: list[ast.expr]) -> V:
+        one = {**dict.fromkeys(REDUCTIONS, 1), "sum_rows": 1, **FUNCTIONS}
+        if name not in one:
+            raise self._error("unknown function in a formula", received=name, hint=did_you_mean(name, one))
+        if len(args) != one[name]:
+            raise self._error(f"'{name}' takes {one[name]} argument(s)", received=str(len(args)))
+        values = [self._walk(arg) for arg in args]
+        if name in REDUCTIONS:
+            return self.arithmetic.reduce(name, values[0])
+        if name == "sum_rows":
+            return self.arithmetic.sum_rows(values[0])
+        return self.arithmetic.call(name, *values)
+
+    def _exponent(self, node: ast.expr) -> float:
+        match node:
+            case ast.Constant(value=int() | float() as number) if abs(number) <= LARGEST_EXPONENT:
+                return float(number)
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return -self._exponent(operand)
+            case ast.BinOp(left=left, op=ast.Div(), right=right) if divisor := self._exponent(right):
+                return self._exponent(left) / divisor
+        raise self._error(f"an exponent is a number up to {LARGEST_EXPONENT}", received=ast.unparse(node))
+
+
+def parse(formula: Formula, file: str = "formula") -> ast.expr:
+    """The expression of one formula; SpecError when it is not one Python expression."""
+    try:
+        return ast.parse(formula.text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise SpecError(
+            "a formula is one expression",
+            file=file,
+            line=formula.line or None,
+            received=f"{formula.name} = {formula.text} ({error})",
+        ) from error
+
+
+def formula_table(formulas: Iterable[Formula | tuple[str, str]]) -> dict[str, Formula]:
+    """Formulas by name, from Formula objects or (name, text) pairs."""
+    made = (f if isinstance(f, Formula) else Formula(name=f[0], text=f[1]) for f in formulas)
+    return {f.name: f for f in made}
+
+
+def spec_formulas(spec: Spec, given: Iterable[str]) -> dict[str, Formula]:
+    """The spec's formulas, and `absent` formulas for the optional tensors that are not given."""
+    here = set(given)
+    absent = [
+        Formula(name=t.name, text=t.absent, line=t.line)
+        for t in spec.tensors
+        if t.absent is not None and t.name not in here
+    ]
+    return formula_table([*absent, *spec.formulas])
+
+
+def as_values(inputs: Mapping[str, Any], cols: int, scalars: Mapping[str, float]) -> dict[str, Array]:
+    """Inputs as float64 arrays of kind shapes: elem as it is; a vector of a row statistic must be [rows, 1]."""
+    values = {name: np.asarray(value).astype(np.float64) for name, value in inputs.items()}
+    values |= {name: np.asarray(float(value)) for name, value in scalars.items()}
+    values["cols"] = np.asarray(float(cols))
+    return values
+
+
+def interpret(
+    spec: Spec,
+    inputs: Mapping[str, Any],
+    scalars: Mapping[str, float] | None = None,
+    *,
+    names: Iterable[str] | None = None,
+) -> dict[str, Array]:
+    """The spec's written tensors (or the formulas in `names`) in float64, forward.
+
+    inputs: x: [rows, cols], parameters: [cols]; missing optional tensors take their `absent` formula.
+    Returns elem outputs [rows, cols] and row statistics [rows].
+    """
+    shape = np.shape(inputs[spec.inputs[0].name])
+    known = as_values(inputs, shape[-1], {**dict(spec.scalars), **(scalars or {})})
+    walk = Evaluation(Float64(cols=shape[-1]), spec_formulas(spec, inputs), known, file=spec.file or spec.name)
+    wanted = list(names) if names is not None else [t.name for t in (*spec.outputs, *spec.statistics)]
+    with np.errstate(all="ignore"):
+        found = {name: walk.value(name) for name in wanted}
+    rows = [t.name for t in spec.statistics]
+    return {name: _in_kind_shape(value, shape, is_row=name in rows) for name, value in found.items()}
+
+
+def _in_kind_shape(value: Array, shape: tuple[int, ...], *, is_row: bool) -> Array:
+    if is_row:
+        return np.array(np.broadcast_to(value, (*shape[:-1], 1))[..., 0])
+    return np.array(np.broadcast_to(value, shape)) if value.ndim != 2 or value.shape[-1] == shape[-1] else value[..., 0]
+
+
+def finite_difference_check(
+    forward: Callable[[dict[str, Array]], Array],
+    inputs: Mapping[str, Array],
+    upstream: Array,
+    grads: Mapping[str, Array],
+    *,
+    step: float = 1e-3,
+    directions: int = 8,
+    seed: int = 0,
+) -> dict[str, float]:
+    """How far gradients are from central differences of L = Σ upstream * forward(inputs), per input.
+
+    Along random directions v: (8 (L(h) - L(-h)) - (L(2h) - L(-2h))) / 12h against <grad, v>, an error of O(h⁴)
+    (Abramowitz and Stegun 25.3.6). Every second direction moves one element only, so that an error in one place
+    is not averaged away. The result is relative to the norm of the gradient (or 1 where that is less).
+    """
+    rng = np.random.default_rng(seed)
+    base = {name: np.asarray(value, dtype=np.float64) for name, value in inputs.items()}
+
+    def loss(name: str, move: Array) -> float:
+        return float(np.sum(upstream * forward({**base, name: base[name] + move})))
+
+    worst = dict.fromkeys(grads, 0.0)
+    for name, grad in grads.items():
+        scale = max(1.0, float(np.linalg.norm(grad)))
+        for k in range(directions):
+            v = rng.standard_normal(base[name].shape)
+            if k % 2:
+                v = np.where(np.arange(v.size).reshape(v.shape) == rng.integers(v.size), 1.0, 0.0)
+            near = loss(name, step * v) - loss(name, -step * v)
+            far = loss(name, 2 * step * v) - loss(name, -2 * step * v)
+            slope = (8 * near - far) / (12 * step)
+            worst[name] = max(worst[name], abs(slope - float(np.sum(grad * v))) / scale)
+    return worst

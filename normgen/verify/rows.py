@@ -1,0 +1,302 @@
+"""Adversarial inputs: rows of x cycle through families that break careless kernels.
+
+    normal       standard normal
+    large_mean   mean 10^4 times the standard deviation (or 1 / (8 u) of a coarser dtype): breaks E[x²] - mean²
+    constant     one value per row: variance 0, and every addition of a chain rounds the same way
+    one_outlier  standard normal, one element 10^3
+    tiny         around the smallest normal number of the dtype
+    huge         as large as Σ (2x)² of a row allows in float32, and the dtype in itself
+    zeros        all 0
+    mixed_sign   ±c alternating, 1 % noise: sums cancel
+    inf          standard normal, one +inf or -inf
+    nan          standard normal, one NaN
+    tail         0 but for the last column: breaks masked tails
+
+Opt-in: `outlier_first`, one_outlier with the outlier in column 0, where `shifted` takes its pivot: it then loses
+about cols u of the variance, and the error model says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normgen.dtypes import F32, DType
+from normgen.errors import UsageError, did_you_mean
+from normgen.problem import Direction, Problem, TensorUse
+from normgen.spec import Kind, Role
+from normgen.verify.interpret import Array, interpret
+from normgen.verify.reference import has_reference, reference
+
+Stored = NDArray[Any]
+Draw = Callable[[np.random.Generator, int, int, DType], Array]
+POISON = 0xA5  # what the bytes between and around the rows hold
+GUARD_BYTES = 256
+
+
+def _normal(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
+    return rng.standard_normal((rows, cols))
+
+
+def _large_mean(rng: np.random.Generator, rows: int, cols: int, dtype: DType) -> Array:
+    mean = min(1e4, 1 / (8 * dtype.unit_roundoff)) * rng.choice([-1.0, 1.0], (rows, 1))
+    return rng.standard_normal((rows, cols)) + mean
+
+
+def _constant(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
+    return np.repeat(rng.uniform(0.5, 4.0, (rows, 1)) * rng.choice([-1.0, 1.0], (rows, 1)), cols, axis=1)
+
+
+def _one_outlier(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
+    x = rng.standard_normal((rows, cols))
+    x[np.arange(rows), rng.integers(min(1, cols - 1), cols, rows)] = 1e3
+    return x
+
+
+def _outlier_first(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
+    x = rng.standard_normal((rows, cols))
+    x[:, 0] = 1e3
+    return x
+
+
+def _tiny(rng: np.random.Generator, rows: int, cols: int, dtype: DType) -> Array:
+    signs = rng.choice([-1.0, 1.0], (rows, cols))
+    return np.asarray(rng.uniform(0.5, 4.0, (rows, cols)) * signs * dtype.smallest_normal)
+
+
+def _huge(rng: np.random.Generator, rows: int, cols: int, dtype: DType) -> Array:
+    top = min(dtype.largest, math.sqrt(F32.largest / cols) / 4) / 2
+    return np.asarray(rng.uniform(0.25, 1.0, (rows, cols)) * rng.choice([-1.0, 1.0], (rows, cols)) * top)
+
+
+def _zeros(_rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
+    return np.zeros((rows, cols))
+
+
+def _mixed_sign(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
+    signs = np.where(np.arange(cols) % 2, -1.0, 1.0)
+    return signs * rng.uniform(0.5, 4.0, (rows, 1)) * (1 + 0.01 * rng.standard_normal((rows, cols)))
+
+
+def _one_of(values: list[float]) -> Draw:
+    def draw(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
+        x = rng.standard_normal((rows, cols))
+        x[np.arange(rows), rng.integers(0, cols, rows)] = np.resize(values, rows)
+        return x
+
+    return draw
+
+
+def _tail(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
+    x = np.zeros((rows, cols))
+    x[:, -1] = rng.uniform(4.0, 16.0, rows)
+    return x
+
+
+DRAWS: dict[str, Draw] = {
+    "normal": _normal,
+    "large_mean": _large_mean,
+    "constant": _constant,
+    "one_outlier": _one_outlier,
+    "tiny": _tiny,
+    "huge": _huge,
+    "zeros": _zeros,
+    "mixed_sign": _mixed_sign,
+    "inf": _one_of([np.inf, -np.inf]),
+    "nan": _one_of([np.nan]),
+    "tail": _tail,
+    "outlier_first": _outlier_first,
+}
+ALL: tuple[str, ...] = tuple(name for name in DRAWS if name != "outlier_first")
+NON_FINITE = ("inf", "nan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buffer:
+    """One tensor in its own allocation: `array` is a view of `storage` (bytes) that starts `offset` bytes in."""
+
+    array: Stored
+    storage: NDArray[np.uint8]
+    offset: int
+
+    def untouched(self) -> bool:
+        """Whether every byte of the allocation that is no element still holds what it was filled with."""
+        rows, cols = self.array.shape if self.array.ndim == 2 else (1, self.array.shape[0])
+        width = cols * self.array.itemsize
+        step = self.array.strides[0] if self.array.ndim == 2 else width
+        end = self.offset + rows * step
+        gaps = self.storage[self.offset : end].reshape(rows, step)[:, width:]
+        return all(bool(np.all(part == POISON)) for part in (self.storage[: self.offset], gaps, self.storage[end:]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """The read tensors of a problem, with what is known about their rows."""
+
+    problem: Problem
+    seed: int
+    families: tuple[str, ...]  # the family of each row
+    scalars: dict[str, float]  # as float32 holds them
+    buffers: dict[str, Buffer]
+
+    @property
+    def arrays(self) -> dict[str, Stored]:
+        return {name: buffer.array for name, buffer in self.buffers.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """The written tensors of a problem; `start` holds what accumulated gradients held before the run."""
+
+    buffers: dict[str, Buffer]
+    start: dict[str, Stored] = field(default_factory=dict)
+
+    @property
+    def arrays(self) -> dict[str, Stored]:
+        return {name: buffer.array for name, buffer in self.buffers.items()}
+
+    def overrun(self) -> tuple[str, ...]:
+        """Tensors whose bytes outside the elements (between cols and pitch, before, behind) were written."""
+        return tuple(name for name, buffer in self.buffers.items() if not buffer.untouched())
+
+
+def allocate(tensor: TensorUse, problem: Problem) -> Buffer:
+    """Memory for one tensor with the problem's pitch, its base an odd multiple of `align` bytes.
+
+    Shapes: elem [rows, cols] with row stride pitch, row [rows], col [cols], scalar [1].
+    """
+    item = tensor.dtype.bytes
+    shapes: dict[Kind, tuple[int, ...]] = {
+        Kind.ELEM: (problem.rows, problem.cols),
+        Kind.ROW: (problem.rows,),
+        Kind.COL: (problem.cols,),
+        Kind.SCALAR: (1,),
+    }
+    shape = shapes[tensor.kind]
+    strides = (problem.pitch * item, item) if tensor.kind is Kind.ELEM else (item,)
+    extent = shape[0] * strides[0]
+    align = max(problem.align, item)
+    storage = np.full(GUARD_BYTES + 2 * align + extent + GUARD_BYTES, POISON, dtype=np.uint8)
+    offset = GUARD_BYTES + (align - storage.ctypes.data - GUARD_BYTES) % (2 * align)
+    array = np.ndarray(shape, tensor.dtype.numpy, storage.data, offset=offset, strides=strides)
+    return Buffer(array=array, storage=storage, offset=offset)
+
+
+def _fill(tensor: TensorUse, problem: Problem, values: Array) -> Buffer:
+    buffer = allocate(tensor, problem)
+    with np.errstate(all="ignore"):
+        buffer.array[...] = values.astype(tensor.dtype.numpy)
+    return buffer
+
+
+def default_families(problem: Problem) -> tuple[str, ...]:
+    """All of them; for a problem with column outputs, what one sum over rows can hold and the contract covers."""
+    if not any(t.is_written and t.kind is Kind.COL for t in problem.tensors):
+        return ALL
+    contract = problem.spec.accuracy_rows or ALL
+    return tuple(name for name in ALL if name not in NON_FINITE and name in contract)
+
+
+def make_inputs(problem: Problem, *, seed: int = 0, families: tuple[str, ...] | None = None) -> Inputs:
+    """Every read tensor of the problem, in its stored dtype, pitch and alignment.
+
+    The rows of the spec's first input cycle through `families`, in an order that the seed picks. Other elem inputs
+    and dy are standard normal, parameters 1 + 0.2 N and, named bias or with `absent` = 0, 0.2 N. In a backward
+    problem saved statistics and saved outputs come from the float64 forward, rounded to their dtype.
+    """
+    chosen = default_families(problem) if families is None else families
+    for name in chosen:
+        if name not in DRAWS:
+            raise UsageError("unknown row family", received=name, hint=did_you_mean(name, DRAWS))
+    rng = np.random.default_rng([seed, problem.rows, problem.cols])
+    order = [chosen[i] for i in rng.permutation(len(chosen))]
+    of_row = tuple(order[i % len(order)] for i in range(problem.rows))
+    scalars = {name: float(np.float32(value)) for name, value in problem.spec.scalars}
+    made: dict[str, Buffer] = {}
+    saved: list[TensorUse] = []
+    for tensor in problem.tensors:
+        if tensor.is_written:
+            continue
+        if _is_computed(tensor, problem):
+            saved.append(tensor)
+        else:
+            made[tensor.name] = _fill(tensor, problem, _draw(tensor, problem, of_row, rng))
+    if saved:
+        made |= _forward_values(problem, saved, made, of_row, scalars, rng)
+    in_order = {t.name: made[t.name] for t in problem.tensors if not t.is_written}
+    return Inputs(problem=problem, seed=seed, families=of_row, scalars=scalars, buffers=in_order)
+
+
+def _is_computed(tensor: TensorUse, problem: Problem) -> bool:
+    written = {t.name for t in problem.spec.tensors if t.role.is_written}
+    return problem.direction is Direction.BACKWARD and tensor.name in written
+
+
+def _draw(tensor: TensorUse, problem: Problem, of_row: tuple[str, ...], rng: np.random.Generator) -> Array:
+    rows, cols = problem.rows, problem.cols
+    if tensor.kind is Kind.COL:
+        declared = next((t for t in problem.spec.tensors if t.name == tensor.name), None)
+        centre = 0.0 if tensor.name == "bias" or (declared is not None and declared.absent == "0") else 1.0
+        return centre + 0.2 * rng.standard_normal(cols)
+    if tensor.kind is not Kind.ELEM:
+        return rng.standard_normal(rows if tensor.kind is Kind.ROW else 1)
+    if tensor.name != problem.spec.inputs[0].name:
+        return rng.standard_normal((rows, cols))
+    return draw_rows(of_row, cols, tensor.dtype, rng)
+
+
+def draw_rows(of_row: tuple[str, ...], cols: int, dtype: DType, rng: np.random.Generator) -> Array:
+    """One row of each named family: [len(of_row), cols], float64 and not yet rounded to dtype."""
+    x = np.empty((len(of_row), cols))
+    names = np.array(of_row)
+    for name in dict.fromkeys(of_row):
+        at = np.flatnonzero(names == name)
+        x[at] = DRAWS[name](rng, at.size, cols, dtype)
+    return x
+
+
+def _forward_values(
+    problem: Problem,
+    saved: list[TensorUse],
+    made: dict[str, Buffer],
+    of_row: tuple[str, ...],
+    scalars: dict[str, float],
+    rng: np.random.Generator,
+) -> dict[str, Buffer]:
+    """Saved statistics and outputs of the forward, from inputs that the backward may not itself read."""
+    spec = problem.spec
+    inputs: dict[str, Array] = {name: b.array.astype(np.float64) for name, b in made.items()}
+    dtype = problem.dtype
+    for tensor in spec.tensors:
+        if tensor.role is Role.INPUT and tensor.name not in inputs:
+            use = TensorUse(name=tensor.name, kind=Kind.ELEM, dtype=dtype, is_written=False)
+            drawn = _draw(use, problem, of_row, rng)
+            with np.errstate(all="ignore"):
+                inputs[tensor.name] = drawn.astype(dtype.numpy).astype(np.float64)
+    if has_reference(spec.name, Direction.FORWARD):
+        values = reference(spec.name, Direction.FORWARD, inputs, scalars)
+    else:
+        values = interpret(spec, inputs, scalars)
+    return {t.name: _fill(t, problem, values[t.name]) for t in saved}
+
+
+def make_outputs(problem: Problem, *, seed: int = 0) -> Outputs:
+    """Every written tensor, filled with NaN, or with random numbers where the problem accumulates."""
+    rng = np.random.default_rng([seed, 1])
+    buffers: dict[str, Buffer] = {}
+    start: dict[str, Stored] = {}
+    for tensor in problem.tensors:
+        if not tensor.is_written:
+            continue
+        buffer = allocate(tensor, problem)
+        buffer.array[...] = np.array(np.nan).astype(tensor.dtype.numpy)
+        if problem.accumulate:
+            buffer.array[...] = rng.standard_normal(buffer.array.shape).astype(tensor.dtype.numpy)
+            start[tensor.name] = buffer.array.copy()
+        buffers[tensor.name] = buffer
+    return Outputs(buffers=buffers, start=start)

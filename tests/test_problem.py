@@ -1,0 +1,122 @@
+import pytest
+
+from normgen.dtypes import BF16, F16, F32
+from normgen.errors import UsageError
+from normgen.problem import Direction, Problem, make_problem
+from normgen.spec import Kind
+from normgen.spec_reader import load, parse
+
+
+def listed(problem: Problem) -> list[str]:
+    return [f"{t.name} {t.kind} {t.dtype}{' written' if t.is_written else ''}" for t in problem.tensors]
+
+
+def test_leading_dimensions_fold_into_rows() -> None:
+    problem = make_problem(load("layernorm"), shape="8x1024x768")
+    assert (problem.rows, problem.cols, problem.pitch, problem.align) == (8192, 768, 768, 16)
+    assert make_problem(load("layernorm"), shape=(8, 1024, 768)) == problem
+    assert str(problem) == "layernorm forward 8192 x 768 f32"
+    assert problem.compulsory_bytes == (2 * 8192 * 768 + 2 * 8192 + 2 * 768) * 4
+
+
+def test_tensors_stand_in_abi_order_with_their_dtypes() -> None:
+    problem = make_problem(load("layernorm"), shape="4x8", dtype="bfloat16", dtypes={"weight": "f32"})
+    assert listed(problem) == [
+        "y elem bf16 written",
+        "mean row f32 written",
+        "rstd row f32 written",
+        "x elem bf16",
+        "weight col f32",
+        "bias col bf16",
+    ]
+    assert [t.name for t in problem.tensors if t.nullable] == ["mean", "rstd"]
+    assert problem.name == "layernorm_fwd_bf16"
+
+
+def test_the_dtype_of_the_first_input_may_be_given_by_name() -> None:
+    problem = make_problem(load("rmsnorm"), shape="4x8", dtypes={"x": "f16", "weight": "bf16"})
+    assert [problem.tensor(n).dtype for n in ("x", "y", "weight", "rstd")] == [F16, F16, BF16, F32]
+
+
+def test_optional_tensors_may_be_left_out_and_others_not() -> None:
+    problem = make_problem(load("layernorm"), shape="4x8", without=["bias", "mean"])
+    assert problem.present == {"x", "weight", "y", "rstd"}
+    with pytest.raises(UsageError, match="tensor 'x' of spec 'layernorm' is not optional"):
+        make_problem(load("layernorm"), shape="4x8", without=["x"])
+    with pytest.raises(UsageError, match="did you mean 'bias'"):
+        make_problem(load("layernorm"), shape="4x8", without=["bais"])
+
+
+def test_a_statistics_problem_is_named_after_its_input() -> None:
+    problem = make_problem(load("row_max_sum"), shape="4x8", dtype="f16")
+    assert listed(problem) == ["row_max row f32 written", "row_sum row f32 written", "x elem f16"]
+    assert (problem.dtype, problem.name) == (F16, "row_max_sum_fwd_f16")
+
+
+def test_backward_reads_the_upstream_gradient_and_writes_one_per_tensor() -> None:
+    spec = load("layernorm")
+    problem = make_problem(spec, shape="4x8", dtype="bf16", dtypes={"weight": "f32"}, direction="backward")
+    assert problem.direction is Direction.BACKWARD
+    assert listed(problem) == [
+        "dx elem bf16 written",
+        "dweight col f32 written",
+        "dbias col bf16 written",
+        "dy elem bf16",
+        "x elem bf16",
+        "weight col f32",
+        "bias col bf16",
+        "mean row f32",
+        "rstd row f32",
+    ]
+
+
+def test_backward_may_be_narrowed_to_what_is_read_and_wanted() -> None:
+    softmax = make_problem(load("softmax"), shape="4x8", direction="backward", reads=["y"])
+    assert listed(softmax) == ["dx elem f32 written", "dy elem f32", "y elem f32"]
+    frozen = make_problem(
+        load("layernorm"),
+        shape="4x8",
+        direction="backward",
+        gradients=["x"],
+        reads=["x", "weight", "rstd"],
+        without=["mean", "bias"],
+    )
+    assert [t.name for t in frozen.tensors] == ["dx", "dy", "x", "weight", "rstd"]
+    with pytest.raises(UsageError, match="both read and absent"):
+        make_problem(load("layernorm"), shape="4x8", direction="backward", reads=["bias"], without=["bias"])
+    with pytest.raises(UsageError, match="nothing to differentiate"):
+        make_problem(load("row_sum"), shape="4x8", direction="backward")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"shape": "8x"}, "a shape is whole numbers"),
+        ({"shape": "8x0"}, "cols >= 1"),
+        ({"shape": (2**16, 2**16, 8)}, "31 bits"),
+        ({"dtype": "f64"}, "unknown dtype"),
+        ({"direction": "backwards"}, "did you mean 'backward'"),
+        ({"pitch": 7}, "the pitch is at least cols"),
+        ({"align": 2}, "at least the largest element, here 4 bytes"),
+        ({"align": 12}, "a power of two"),
+        ({"dtypes": {"mean": "f16"}}, "tensor 'mean' of spec 'layernorm' is stored as one of: f32"),
+        ({"dtypes": {"means": "f16"}}, "did you mean 'mean'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes: dict, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        make_problem(load("layernorm"), **{"shape": "4x8", **changes})
+
+
+def test_layout_reaches_the_problem() -> None:
+    problem = make_problem(load("softmax"), shape="4x7", dtype="f16", pitch=9, align=2, any_cols=True)
+    assert (problem.pitch, problem.align, problem.any_cols) == (9, 2, True)
+    assert problem.row_alignment(problem.tensor("x")) == 2
+
+
+def test_a_tensor_that_does_not_know_the_first_dtype_takes_its_own() -> None:
+    tensors = 'x = "input"\ng = { role = "input", dtypes = ["f32"] }\ny = "output"'
+    spec = parse(f'name = "made_up"\n[tensors]\n{tensors}\n[formulas]\ny = "x * g"\n')
+    problem = make_problem(spec, shape="4x8", dtype="bf16")
+    assert [problem.tensor(n).dtype for n in ("x", "g", "y")] == [BF16, F32, BF16]
+    assert problem.tensor("g").kind is Kind.ELEM

@@ -1,0 +1,192 @@
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from normgen.errors import SpecError, UsageError
+from normgen.schedule.schedule import KNOBS
+from normgen.spec import Kind, Role
+from normgen.spec_reader import builtin_folder, list_specs, load, parse
+
+TEN_LINES = """\
+name = "l2norm"
+[tensors]
+x = "input"
+y = "output"
+[formulas]
+y = "x * rsqrt(sum(x*x))"
+"""
+
+FULL = """\
+name = "made_up"
+summary = "A norm."
+
+[tensors]
+x = { role = "input", dtypes = ["float32", "half"] }
+weight = { role = "parameter", optional = true, absent = "1" }
+scale = { role = "statistic", optional = true, doc = "1 / largest" }
+y = { role = "output", follows = "x" }
+
+[scalars]
+eps = 1e-6
+
+[formulas]
+y = "x * scale * weight"
+scale = "1 / (absmax(x) + eps)"
+
+[space]
+vector = ["float4", "half8", "bfloat16", 2]
+hold = "registers"
+
+[backward]
+saved = ["scale"]
+
+[accuracy]
+rows = ["normal", "large_mean"]
+"""
+
+
+def test_a_short_spec_gets_the_defaults() -> None:
+    spec = parse(TEN_LINES)
+    x, y = spec.tensors
+    assert (x.role, x.kind, x.dtypes, x.follows) == (Role.INPUT, Kind.ELEM, ("f32", "f16", "bf16"), None)
+    assert (y.role, y.dtypes, y.follows, y.optional) == (Role.OUTPUT, ("f32", "f16", "bf16"), "x", False)
+    assert (spec.summary, spec.scalars, spec.knobs, spec.saved, spec.accuracy_rows) == ("", (), {}, (), ())
+
+
+def test_a_full_spec_is_read_as_written() -> None:
+    spec = parse(FULL, file="made_up.toml")
+    assert spec.tensor("x").dtypes == ("f32", "f16")
+    assert (spec.tensor("weight").absent, spec.tensor("weight").follows) == ("1", "x")
+    assert (spec.tensor("scale").dtypes, spec.tensor("scale").doc) == (("f32",), "1 / largest")
+    assert spec.scalars == (("eps", 1e-6),)
+    assert [(f.name, f.line) for f in spec.formulas] == [("y", 14), ("scale", 15)]
+    assert spec.knobs == {"vector": (4, 8, 1, 2), "hold": ("registers",)}
+    assert (spec.saved, spec.accuracy_rows) == (("scale",), ("normal", "large_mean"))
+    assert spec.file == "made_up.toml"
+
+
+def test_the_hash_is_that_of_the_text_with_unix_newlines() -> None:
+    assert parse(TEN_LINES).sha256 == hashlib.sha256(TEN_LINES.encode()).hexdigest()
+    assert parse(TEN_LINES.replace("\n", "\r\n")).sha256 == parse(TEN_LINES).sha256
+    assert parse(TEN_LINES.replace("x*x", "x*x*x")).sha256 != parse(TEN_LINES).sha256
+
+
+def test_the_built_in_specs_are_found_by_name() -> None:
+    assert list(list_specs()) == sorted(list_specs())
+    assert {"layernorm", "rmsnorm", "softmax", "log_softmax", "row_max_sum", "row_sum"} <= set(list_specs())
+    for name, file in list_specs().items():
+        spec = load(name)
+        assert (spec.name, Path(spec.file)) == (name, file)
+        assert spec.summary.endswith(".")
+        assert spec == load(file) == load(str(file))
+    assert load("layernorm").saved == ("mean", "rstd")
+    assert load("layernorm").scalars == (("eps", 1e-5),)
+    assert builtin_folder().is_dir()
+
+
+def test_a_folder_of_the_user_comes_before_the_built_in_specs(tmp_path) -> None:
+    (tmp_path / "softmax.toml").write_text(TEN_LINES.replace("l2norm", "softmax"))
+    assert load("softmax", folders=[tmp_path]).formulas[0].text == "x * rsqrt(sum(x*x))"
+    assert load("softmax").formulas[0].text == "max(x)"
+    assert list_specs([tmp_path])["softmax"].parent == tmp_path
+
+
+def test_a_spec_found_by_name_must_have_that_name(tmp_path) -> None:
+    (tmp_path / "other.toml").write_text(TEN_LINES)
+    assert load(tmp_path / "other.toml").name == "l2norm"
+    with pytest.raises(SpecError, match=r"other\.toml:1: a spec that is found by name has the name of its file"):
+        load("other", folders=[tmp_path])
+
+
+def test_unknown_names_and_files_are_usage_errors(tmp_path) -> None:
+    with pytest.raises(UsageError, match="did you mean 'layernorm'"):
+        load("layernrom")
+    with pytest.raises(UsageError, match="cannot read the spec file"):
+        load(tmp_path / "missing.toml")
+    (tmp_path / "latin.toml").write_bytes(b'name = "\xe9"')
+    with pytest.raises(SpecError, match="a spec is UTF-8 text"):
+        load(tmp_path / "latin.toml")
+
+
+def changed(old: str, new: str) -> str:
+    assert FULL.count(old) == 1, old
+    return FULL.replace(old, new)
+
+
+# text, line of the error, what its message says
+BROKEN = [
+    (changed('name = "made_up"', 'name = "Made Up"'), 1, "a spec's name is lower-case"),
+    (changed('name = "made_up"\n', ""), 1, "a spec has a name"),
+    (changed("[space]", "[spaces]"), 17, "did you mean 'space'?"),
+    (changed("[space]", "[space"), 17, "not valid TOML"),
+    (changed('summary = "A norm."', "summary = 3"), 2, "'summary' is a text"),
+    (changed("[accuracy]", "[accuracy]\nrow = []"), 25, "did you mean 'rows'?"),
+    (changed('"large_mean"', '"large_means"'), 25, "did you mean 'large_mean'?"),
+    (changed('saved = ["scale"]', 'saved = ["x"]'), 22, "known names: scale, y"),
+    # tensors
+    (changed('role = "statistic"', 'role = "statistics"'), 7, "did you mean 'statistic'?"),
+    (changed('role = "statistic", ', ""), 7, "a tensor has a role"),
+    (changed("optional = true, doc", "optinal = true, doc"), 7, "did you mean 'optional'?"),
+    (changed("optional = true, doc", 'optional = "yes", doc'), 7, "'optional' is true or false"),
+    (changed(', absent = "1"', ""), 6, "says what it is when absent"),
+    (changed('optional = true, absent = "1"', 'absent = "1"'), 6, "only an optional input or parameter"),
+    (changed('doc = "1 / largest"', 'absent = "1"'), 7, "only an optional input or parameter"),
+    (changed('"half"', '"f64"'), 5, "unknown dtype"),
+    (changed('["float32", "half"]', "[]"), 5, "'dtypes' is a list"),
+    (changed('doc = "1 / largest"', 'dtypes = ["f16"]'), 7, "statistics are always f32"),
+    (changed('follows = "x"', 'follows = "z"'), 8, "'follows' names a tensor"),
+    (changed('follows = "x"', 'follows = "weight"'), 8, "follows the dtype of an input"),
+    (changed("weight = {", "float = {"), 6, "it is a C++ keyword"),
+    (changed("weight = {", "rows = {"), 6, "the emitted kernels use it"),
+    (changed("weight = {", "expf = {"), 6, "CUDA C or its maths library"),
+    (changed("weight = {", "dx = {"), 6, "kept for the gradient of 'x'"),
+    (changed("weight = {", "x_pitch = {"), 6, "kept for the row stride of 'x'"),
+    (changed("weight = {", '"a b" = {'), 6, "a name is letters, digits"),
+    (changed("weight = {", "a__b = {"), 6, "a name is letters, digits"),
+    (changed("weight = {", f"{'w' * 41} = {{"), 6, "at most 40 characters"),
+    (changed('role = "input"', 'role = "parameter"'), 5, "at least one tensor with role input"),
+    (changed('x = { role = "input"', 'x = { optional = true, absent = "1", role = "input"'), 5, "not optional"),
+    (changed('y = { role = "output"', 'y = { optional = true, role = "output"'), 5, "that is not optional"),
+    (changed('y = { role = "output", follows = "x" }', "y = 3"), 8, "a tensor is a role or a table"),
+    # scalars
+    (changed("eps = 1e-6", "eps = true"), 11, "a finite number"),
+    (changed("eps = 1e-6", "eps = inf"), 11, "a finite number"),
+    (changed("eps = 1e-6", "eps = 1e-6\nx = 1.0"), 12, "a scalar and something else"),
+    (changed("eps = 1e-6", "eps = 1e-6\ntau = 1"), 12, "scalar 'tau' is not used"),
+    # formulas
+    (changed('y = "x * scale * weight"', 'y = "x * scal * weight"'), 14, "did you mean 'scale'?"),
+    (changed('y = "x * scale * weight"', 'y = "x * scale"'), 6, "parameter 'weight' is not used"),
+    (changed('y = "x * scale * weight"\n', ""), 8, "output 'y' has no formula"),
+    (changed('y = "x * scale * weight"', "y = 1"), 14, "a formula is a text"),
+    (changed('y = "x * scale * weight"', 'y = "x * scale * weight"\nx = "y"'), 15, "'x' is read (line 5)"),
+    (changed('y = "x * scale * weight"', 'y = "x * scale * weight"\nz = "y"'), 15, "formula 'z' is not used"),
+    (changed('"1 / (absmax(x) + eps)"', '"1 / (absmax(y) + eps)"'), 14, "y -> scale -> y"),
+    (changed('absent = "1"', 'absent = "weight"'), 6, "absent(weight) -> absent(weight)"),
+    (changed('"1 / (absmax(x) + eps)"', '"x + eps"'), 15, "has one value per row, but its formula is elem"),
+    (changed("absmax(x)", "absmax(weight)"), 15, "absmax reduces a row"),
+    (changed("absmax(x)", "absmax(sum(x))"), 15, "absmax reduces a row"),
+    (changed("absmax(x)", "__import__('os').system('ls')"), 15, "only the known functions can be called"),
+    (changed('absent = "1"', 'absent = "x.real"'), 6, "Attribute is not part of the formula language"),
+    # space
+    (changed("hold =", "holds ="), 19, "did you mean 'hold'?"),
+    (changed('"registers"', '"register"'), 19, "did you mean 'registers'?"),
+    (changed('"half8"', '"half3"'), 18, "knob 'vector' takes one of: 1, 2, 4, 8, 16"),
+    (changed("bfloat16", "double2"), 18, "knob 'vector' takes one of"),
+    (changed('hold = "registers"', "unroll = [true]"), 19, "knob 'unroll' takes one of"),
+    (changed('hold = "registers"', "unroll = []"), 19, "at least one value"),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "says"), BROKEN, ids=[says[:40] for _, _, says in BROKEN])
+def test_a_broken_spec_is_refused_with_its_line(text: str, line: int, says: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse(text, file="broken.toml")
+    assert str(caught.value).startswith(f"broken.toml:{line}: ")
+    assert says in str(caught.value)
+
+
+def test_every_value_of_every_knob_can_be_written() -> None:
+    for knob, values in KNOBS.items():
+        text = f"{TEN_LINES}[space]\n{knob} = {[*values]}\n".replace("'", '"')
+        assert parse(text.replace('"""', '"')).knobs[knob] == values
