@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from normgen.cuda.arrays import ArrayView, DeviceArray, view
 from normgen.cuda.compiler import Cubin
 from normgen.device import Device
 from normgen.errors import NothingValidError, UsageError, did_you_mean
-from normgen.interop.arguments import Placed, expectations
+from normgen.interop.arguments import Placed, expectations, misfit
 from normgen.interop.outputs import current_stream, new_like
 from normgen.problem import Problem, TensorUse
 from normgen.schedule.schedule import Schedule
@@ -59,7 +59,7 @@ class Kernel:
         cubin: Cubin,
         device: int = 0,
         origin: str = "",
-        general: Callable[[], Kernel] | None = None,
+        general: Callable[[], Kernel | None] | None = None,
     ) -> None:
         from normgen.cuda.runtime import LoadedModule
 
@@ -146,7 +146,7 @@ class Kernel:
                 rows=rows,
                 workspace_bytes=self.module.workspace_bytes(rows=rows, sm_count=sm_count),
                 pitches={name: place.pitch for name, place in placed.items()},
-                misfit=next((place.misfit for place in placed.values() if place.misfit), ""),
+                misfit=misfit(self.problem, self.schedule, views, placed),
             )
             if len(self._plans) > 256:  # shapes that never repeat must not fill the memory
                 self._plans.clear()
@@ -219,14 +219,12 @@ class Kernel:
             bound.set_rows(plan.rows)
             bound.launch(queue)
 
-    def _general_kernel(self, misfit: str) -> Kernel:
+    def _general_kernel(self, why: str) -> Kernel:
         with self._lock:
             if self._general is None and self._make_general is not None:
                 self._general = self._make_general()
         if self._general is None:
-            raise UsageError(
-                "this kernel covers the layout it was made for", received=misfit, hint="copy the array first"
-            )
+            raise UsageError("this kernel covers the layout it was made for", received=why, hint="copy the array first")
         return self._general
 
     def _workspace(self, queue: int, size: int) -> DeviceBuffer:
@@ -292,7 +290,7 @@ def kernel(
     origin = "given by the caller"
     if schedule is None:
         schedule, origin = _best_schedule(problem, facts)
-    return _built(problem, schedule, device, origin, lambda: _general(problem, device))
+    return _built(problem, schedule, device, origin, lambda: _general(general_schedules(problem, facts), device))
 
 
 _warned: set[str] = set()
@@ -315,7 +313,7 @@ def _best_schedule(problem: Problem, facts: Device) -> tuple[Schedule, str]:
 
 
 def _built(
-    problem: Problem, schedule: Schedule, device: int, origin: str, general: Callable[[], Kernel] | None
+    problem: Problem, schedule: Schedule, device: int, origin: str, general: Callable[[], Kernel | None] | None
 ) -> Kernel:
     from normgen.codegen.emit import emit
     from normgen.cuda.cache import CubinCache
@@ -344,23 +342,28 @@ def unaligned(problem: Problem) -> Problem:
     return replace(problem, pitch=pitch, align=max(t.dtype.bytes for t in problem.tensors))
 
 
-def _general(problem: Problem, device: int) -> Kernel:
-    """For any row pitch and alignment; element by element where not even elements of 4 bytes are aligned."""
-    from normgen.cuda.runtime import device_facts
+def general_schedules(problem: Problem, facts: Device) -> Iterator[tuple[Problem, Schedule]]:
+    """What covers the layouts a tuned kernel does not, fastest first; the last covers every layout.
+
+    First vectors with peeled heads (where rows of all tensors start alike), then element by element.
+    """
+    from normgen.schedule.legality import refusal
     from normgen.schedule.space import default_schedule
 
     loose = unaligned(problem)
-    schedule = default_schedule(loose, device_facts(device))
-    return _built(loose, schedule, device, "general kernel", lambda: _elementwise(loose, device))
-
-
-def _elementwise(problem: Problem, device: int) -> Kernel:
-    from normgen.cuda.runtime import device_facts
-    from normgen.schedule.legality import refusal
-
-    facts = device_facts(device)
+    yield loose, default_schedule(loose, facts)
     for threads in (256, 128, 64, 32, 16, 8, 4, 2, 1):
         schedule = Schedule(threads_per_row=threads, rows_per_block=max(1, 128 // threads), vector=1, hold="reload")
-        if refusal(problem, schedule, facts) is None:
-            return _built(problem, schedule, device, "general kernel, element by element", None)
+        if refusal(loose, schedule, facts) is None:
+            yield loose, schedule
+            return
     raise NothingValidError("reading a row element by element must be legal", received=str(problem))
+
+
+def _general(rest: Iterator[tuple[Problem, Schedule]], device: int) -> Kernel | None:
+    """The next of the general kernels, compiled; it makes the one after it if it must."""
+    following = next(rest, None)
+    if following is None:
+        return None
+    problem, schedule = following
+    return _built(problem, schedule, device, "general kernel", lambda: _general(rest, device))

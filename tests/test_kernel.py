@@ -179,6 +179,25 @@ def test_layernorm_from_the_factory_agrees_with_float64(shape: tuple[int, ...], 
     assert (mean.shape, rstd.shape) == (shape[:-1], shape[:-1])
 
 
+@pytest.mark.gpu
+def test_a_backward_handle_gives_all_gradients_and_can_be_called_with_other_rows() -> None:
+    cols = 768
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="no record for")
+        backward = kernel("layernorm", shape=(64, cols), dtype="f32", direction="backward")
+    for rows in (64, 1, 500):  # 500: more blocks than the workspace of the first call was made for
+        dy, x, w = _random(rows, cols) + 0.5, _random(rows, cols)[::-1].copy(), _random(cols)
+        _, mean, rstd = _layernorm(x, w, w)
+        named = {"dy": dy, "x": x, "weight": w, "mean": mean.astype(np.float32), "rstd": rstd.astype(np.float32)}
+        dx, dweight, dbias = backward(**{name: DeviceArray.of(array) for name, array in named.items()})
+        normed = (x - mean[:, None]) * rstd[:, None]
+        scaled = dy.astype(np.float64) * w
+        inner = scaled - scaled.mean(-1, keepdims=True) - normed * (scaled * normed).mean(-1, keepdims=True)
+        np.testing.assert_allclose(dx.numpy(), inner * rstd[:, None], atol=1e-4, rtol=1e-4)
+        np.testing.assert_allclose(dweight.numpy(), (dy * normed).sum(0), atol=1e-3, rtol=1e-4)
+        np.testing.assert_allclose(dbias.numpy(), dy.astype(np.float64).sum(0), atol=1e-3, rtol=1e-4)
+
+
 class _Part:
     """A window into a device array: any offset, any row pitch, in elements."""
 
