@@ -11,6 +11,7 @@ from normgen.codegen.module import Module
 from normgen.problem import Problem
 
 CPU_ELEMENTS = 1 << 15
+CPU_SMS = 4  # a persistent grid on so few makes its blocks loop even over the few rows
 CPU_ROWS = 24  # two of every row family
 
 
@@ -44,10 +45,16 @@ def check_on_cpu(problem: Problem, module: Module, *, seed: int = 0, rows: int |
     small = replace(problem, rows=min(problem.rows, wanted))
     inputs = verify.make_inputs(small, seed=seed)
     outputs = verify.make_outputs(small, seed=seed)
-    workspace = np.zeros(module.workspace_bytes, dtype=np.uint8) if module.workspace_bytes else None
+    workspace = np.zeros(max(1, module.workspace_bytes(rows=small.rows, sm_count=CPU_SMS)), dtype=np.uint8)
     tensors: dict[str, Any] = {**inputs.arrays, **outputs.arrays}
     run = build(module).run(
-        tensors, rows=small.rows, cols=small.cols, scalars=inputs.scalars, seed=seed, workspace=workspace
+        tensors,
+        rows=small.rows,
+        cols=small.cols,
+        scalars=inputs.scalars,
+        seed=seed,
+        sm_count=CPU_SMS,
+        workspace=workspace,
     )
     if run.faults:
         summary = "\n".join(str(fault) for fault in run.faults)

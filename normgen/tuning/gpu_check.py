@@ -90,7 +90,7 @@ def check_on_gpu(problem: Problem, module: Module, facts: Device, *, index: int,
     loaded = LoadedModule(module, compile_module(module, facts.arch), device=index)
     checks = DeviceCheck(problem, index=index, seed=seed)
     stream = Stream(index)
-    workspace = DeviceBuffer(module.workspace_bytes, device=index)
+    workspace = DeviceBuffer(module.workspace_bytes(rows=problem.rows, sm_count=facts.sm_count), device=index)
     workspace.fill(0)
     stream.wait_for(0)
     return checks.run(loaded.bind().set(workspace=workspace.pointer), stream, full=True)
