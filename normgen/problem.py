@@ -43,6 +43,7 @@ class Problem:
     align     bytes every base pointer is a multiple of
     any_cols  cols is a run-time argument of the kernel (the general fallback), not a constant
     accumulate  the written gradients are added to, not overwritten
+    absent    optional tensors of the spec that are not there
     """
 
     spec: Spec
@@ -54,6 +55,7 @@ class Problem:
     align: int = 16
     any_cols: bool = False
     accumulate: bool = False
+    absent: tuple[str, ...] = ()
 
     def tensor(self, name: str) -> TensorUse:
         return next(t for t in self.tensors if t.name == name)
@@ -161,6 +163,7 @@ def make_problem(
         align=align,
         any_cols=any_cols,
         accumulate=accumulate,
+        absent=tuple(sorted(without)),
     )
 
 

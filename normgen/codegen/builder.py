@@ -6,14 +6,16 @@ registers or in its own slots of shared memory needs no barrier between looks.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 
+from normgen.codegen.columns import ColumnSums
 from normgen.codegen.module import Param, Source
 from normgen.codegen.printer import Printer
 from normgen.codegen.reductions import CONSTANTS, state_of, step_lines
 from normgen.codegen.view import KernelView, Loop, SectionList, State
-from normgen.problem import Problem
+from normgen.problem import Problem, TensorUse
 from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Store, stage_of, used_names, value_kinds
 from normgen.schedule.schedule import Schedule
 from normgen.spec import Kind
@@ -71,8 +73,14 @@ class KernelBuilder:
         self.stages = stage_of(program)
         self.idle_rows = schedule.rows_per_block > 1
         self.cols = "cols" if problem.any_cols else "kCols"
+        self.columns = ColumnSums(self)
 
     # ---- facts -------------------------------------------------------------------------------------------------
+
+    @property
+    def loops_rows(self) -> bool:
+        """A persistent grid loops over rows; column sums are written after the loop even if rows is 0."""
+        return self.schedule.persistent > 0 or bool(self.columns)
 
     @cached_property
     def groups(self) -> list[tuple[Reduce, ...]]:
@@ -172,6 +180,7 @@ class KernelBuilder:
         if self.problem.any_cols:
             params.append(Param(name="cols", ctype="int", source=Source.COLS))
         params += [Param(name=s, ctype="float", source=Source.SCALAR, key=s) for s in self.program.scalars]
+        params += self.columns.params()
         return tuple(params)
 
     # ---- text of single accesses -------------------------------------------------------------------------------
@@ -259,6 +268,7 @@ class KernelBuilder:
                 text = printer.text(source.expr) if inline and source else self.names[store.value]
                 elem.append(f"{store.tensor}_values[i] = {text};")
                 tail += self.store_lines(store)
+            elem += self.columns.elem_lines({r.names[0]: printer.text(r.args[0]) for r in self.columns.reduces})
             comment = "Last look: the outputs" if self.groups else "One look: the outputs"
         else:
             elem += step_lines(self.states[look], self.groups[look], self.names)
@@ -274,7 +284,7 @@ class KernelBuilder:
         )
 
     def is_read_in_loop(self, name: str, maps: list[Map]) -> bool:
-        return any(name in used_names(m) for m in maps)
+        return any(name in used_names(m) for m in (*maps, *self.columns.reduces))
 
     def vector_of(self, load: Load, look: int, head: list[str]) -> str:
         """C text of the vector that holds this load in this look; appends its read to `head` where needed."""
@@ -347,8 +357,8 @@ class KernelBuilder:
         return lines
 
     def row_load(self, load: Load) -> str:
-        if load.first_of is None:
-            return f"{load.name}[valid_row]"
+        if not load.first_of:
+            return f"{load.name}_next" if self.prefetches else f"{load.name}[{self.valid_row}]"
         of_row = self.kinds[load.first_of] is Kind.ELEM
         return f"element(read_default<1>({load.first_of}{'_row' if of_row else ''}), 0)"
 
@@ -382,18 +392,34 @@ class KernelBuilder:
     @property
     def double_slots(self) -> bool:
         """With a single barrier per row, a fast warp could overwrite slots a slow warp still reads: alternate them."""
-        if not self.schedule.persistent or len(self.groups) != 1:
+        if not self.loops_rows or len(self.groups) != 1:
             return False
         return self.schedule.threads_per_row > WARP and self.schedule.reduce_with != "shared_tree"
 
     # ---- the kernel --------------------------------------------------------------------------------------------
 
+    @property
+    def prefetches(self) -> bool:
+        """The next row travels to registers while this one is computed."""
+        return self.schedule.stages > 1 and self.schedule.hold == "registers"
+
     def body(self) -> SectionList:
+        work = self.work()
+        text = "\n".join(line for section in work.sections for line in section.texts())
         out = SectionList()
-        out.lines(*self.pointer_lines(), *self.row_lines(0))
+        out.lines(*self.row_index_lines(), *self.pointer_lines(text), *self.row_lines(0))
+        out.sections += work.sections
+        return out
+
+    def work(self) -> SectionList:
+        """Everything a row needs once its index is known."""
+        out = SectionList()
         if self.schedule.hold == "registers" and self.held:
             out.lines(*(f"{self.vec(h.name)} {h.name}_held[kSteps];" for h in self.held))
-        self.load_loops(out)
+        if self.prefetches:
+            self.take_fetched(out)
+        else:
+            self.load_loops(out)
         if self.schedule.params == "early":
             self.param_loops(out)
         for look, state in enumerate(self.states):
@@ -402,35 +428,93 @@ class KernelBuilder:
             reduce = [line for line in (self.reduce_line(look),) if line]
             out.lines(*reduce, *self.row_lines(look + 1))
         out.lines(*self.row_store_lines())
-        if self.elem_stores:
+        if self.elem_stores or self.columns:
             out.loop(self.look_loop(len(self.groups)))
         if self.double_slots:
             out.lines("parity ^= 1;")
         return out
 
-    def pointer_lines(self) -> list[str]:
+    # ---- rows in flight ----------------------------------------------------------------------------------------
+
+    @property
+    def fetched_rows(self) -> list[Load]:
+        return [ld for ld in self.program.loads if ld.kind is Kind.ROW and not ld.first_of]
+
+    def fetch_lines(self) -> list[str]:
+        """A lambda that starts the loads of a row tile; its registers are read one trip later."""
+        lines = [f"{self.vec(h.name)} {h.name}_next[kSteps];" for h in self.held]
+        lines += [f"float {row.name}_next;" for row in self.fetched_rows]
+        lines += [
+            "// The loads of the next row travel while this one is computed.",
+            "const auto fetch = [&](int first_row) {",
+            "  const int fetched_row = min(first_row + slot, rows - 1);"
+            if self.idle_rows
+            else "  const int fetched_row = first_row;",
+        ]
+        for load in self.held:
+            lines.append(f"  {self.row_pointer(self.problem.tensor(load.name), 'fetched_row')}")
+        lines += [f"  {row.name}_next = {row.name}[fetched_row];" for row in self.fetched_rows]
+        reads = [f"{h.name}_next[step] = {self.read_elem(h.name, self.schedule.load)};" for h in self.held]
+        body = [*list(self.column_head)[:1], *reads]
+        if self.guard:
+            body = [f"if ({self.guard}) {{", *("  " + line for line in body), "}"]
+        lines += [
+            "  #pragma unroll",
+            "  for (int step = 0; step < kSteps; ++step) {",
+            "    const int vector = lane + step * kThreadsPerRow;",
+            *("    " + line for line in body),
+            "  }",
+            "};",
+        ]
+        return lines
+
+    @property
+    def first_tile(self) -> str:
+        return "blockIdx.x * kRowsPerBlock" if self.idle_rows else "blockIdx.x"
+
+    @property
+    def tile_stride(self) -> str:
+        return "gridDim.x * kRowsPerBlock" if self.idle_rows else "gridDim.x"
+
+    def take_fetched(self, out: SectionList) -> None:
+        moves = tuple(f"{h.name}_held[step] = {h.name}_next[step];" for h in self.held)
+        out.loop(Loop(unroll="#pragma unroll", head=moves))
+        out.lines(f"if (first_row + {self.tile_stride} < rows) fetch(first_row + {self.tile_stride});")
+
+    def row_index_lines(self) -> list[str]:
         lines = []
-        if self.schedule.persistent:
+        if self.loops_rows:
             lines.append("const int row = first_row + slot;" if self.idle_rows else "const int row = first_row;")
-        valid = "row"
         if self.idle_rows:
             lines.append("const bool active = row < rows;  // idle rows recompute the last row and store nothing")
             lines.append("const int valid_row = active ? row : rows - 1;")
-            valid = "valid_row"
-        elif any(ld.kind is Kind.ROW and ld.first_of is None for ld in self.program.loads):
-            lines.append("const int valid_row = row;")
+        return lines
+
+    @property
+    def valid_row(self) -> str:
+        return "valid_row" if self.idle_rows else "row"
+
+    def row_pointer(self, tensor: TensorUse, row: str) -> str:
+        const = "" if tensor.is_written else "const "
+        return (
+            f"{const}{tensor.dtype.ctype}* {tensor.name}_row = "
+            f"{tensor.name} + static_cast<long long>({row}) * {tensor.name}_pitch;"
+        )
+
+    def pointer_lines(self, text: str) -> list[str]:
+        """Row starts of the elem tensors that `text` reads or writes."""
+        first_elem = next(t for t in self.problem.elem_tensors if not t.is_written)
+        lines = []
         for tensor in self.problem.elem_tensors:
-            const = "" if tensor.is_written else "const "
-            lines.append(
-                f"{const}{tensor.dtype.ctype}* {tensor.name}_row = "
-                f"{tensor.name} + static_cast<long long>({valid}) * {tensor.name}_pitch;"
-            )
+            pivot = any(ld.first_of == tensor.name for ld in self.program.loads)
+            aligned = self.layout.shifted and tensor is first_elem
+            if re.search(rf"\b{tensor.name}_row\b", text) or pivot or aligned:
+                lines.append(self.row_pointer(tensor, self.valid_row))
         if self.layout.shifted:
-            first = next(t for t in self.problem.elem_tensors if not t.is_written)
             lines.append("// Elements between the aligned vector the row starts in and the row's first element.")
             lines.append(
-                f"const int shift = static_cast<int>(reinterpret_cast<unsigned long long>({first.name}_row) / "
-                f"sizeof({first.dtype.ctype}) % kVector);"
+                f"const int shift = static_cast<int>(reinterpret_cast<unsigned long long>({first_elem.name}_row) / "
+                f"sizeof({first_elem.dtype.ctype}) % kVector);"
             )
         return lines
 
@@ -445,7 +529,7 @@ class KernelBuilder:
         if not whole_block or uses_slot:
             slot = "0" if whole_block else "threadIdx.x / kThreadsPerRow"
             lines.append(f"const int slot = {slot};  // this thread's row within the block")
-        if not s.persistent:
+        if not self.loops_rows:
             start = "blockIdx.x" if whole_block else "blockIdx.x * kRowsPerBlock + slot"
             lines.append(f"const int row = {start};")
         if self.problem.any_cols:
@@ -460,6 +544,14 @@ class KernelBuilder:
             out.lines(*self.shared_pointers())
         if s.params == "kept":
             self.param_loops(out)
+        self.columns.prologue(out)
+        if self.prefetches:
+            out.lines(*self.fetch_lines(), f"if ({self.first_tile} < rows) fetch({self.first_tile});")
+        return out
+
+    def epilogue(self) -> SectionList:
+        out = SectionList()
+        self.columns.epilogue(out)
         return out
 
     def shared_pointers(self) -> list[str]:
@@ -472,6 +564,11 @@ class KernelBuilder:
 
     @property
     def shared_bytes(self) -> int:
+        """Dynamic shared memory: the held rows, then the block's column sums."""
+        return self.held_shared_bytes + self.columns.shared_bytes
+
+    @property
+    def held_shared_bytes(self) -> int:
         if self.schedule.hold != "shared":
             return 0
         per_vector = sum(self.problem.tensor(ld.name).dtype.bytes for ld in self.held) * self.layout.vector
@@ -484,7 +581,7 @@ class KernelBuilder:
         rows.append(("kThreadsPerRow", str(s.threads_per_row), ""))
         if s.rows_per_block > 1:
             rows.append(("kRowsPerBlock", str(s.rows_per_block), ""))
-        if s.hold == "shared":
+        if s.hold == "shared" or self.columns.in_shared:
             rows.append(("kThreads", str(s.threads), ""))
         width = s.vector * first.bytes
         rows.append(("kVector", str(s.vector), f"elements per access of {width} bytes"))
@@ -497,7 +594,7 @@ class KernelBuilder:
             rows.append(("kSteps", "(kVectors + kThreadsPerRow - 1) / kThreadsPerRow", "vectors a thread owns"))
             if self.layout.partial:
                 rows.append(("kWholeSteps", "kCols / kVector / kThreadsPerRow", "steps with complete vectors only"))
-        return tuple(rows)
+        return (*rows, *self.columns.constants())
 
     def shared_lines(self) -> tuple[str, ...]:
         s = self.schedule
@@ -530,9 +627,7 @@ class KernelBuilder:
     def view(self) -> KernelView:
         s = self.schedule
         bounds = str(s.threads) if s.blocks_per_sm == 0 else f"{s.threads}, {s.blocks_per_sm}"
-        step = "gridDim.x * kRowsPerBlock" if self.idle_rows else "gridDim.x"
-        start = "blockIdx.x * kRowsPerBlock" if self.idle_rows else "blockIdx.x"
-        loop = f"for (int first_row = {start}; first_row < rows; first_row += {step})" if s.persistent else ""
+        loop = f"for (int first_row = {self.first_tile}; first_row < rows; first_row += {self.tile_stride})"
         return KernelView(
             name=self.name,
             comment=self.comment(),
@@ -542,6 +637,7 @@ class KernelBuilder:
             shared=self.shared_lines(),
             prologue=self.prologue().done(),
             steps="steps" if self.problem.any_cols else "kSteps",
-            row_loop=loop,
+            row_loop=loop if self.loops_rows else "",
             body=self.body().done(),
+            epilogue=self.epilogue().done(),
         )

@@ -56,7 +56,8 @@ class ColumnSums:
     @property
     def in_shared(self) -> bool:
         """Whether the block adds up in shared memory at all."""
-        return self.how == "shared_atomic" or (self.in_registers and self.b.schedule.rows_per_block > 1)
+        side_by_side = self.in_registers and self.b.schedule.rows_per_block > 1
+        return bool(self) and (self.how == "shared_atomic" or side_by_side)
 
     @property
     def by_ticket(self) -> bool:
@@ -272,8 +273,6 @@ class ColumnSums:
             "pitch": self.pitch,
             "lanes": FINISH_LANES,
             "columns": FINISH_COLUMNS,
-            "outputs": [
-                {"name": s.tensor, "lines": self.write_lines(s, "total")} for s in self.stores
-            ],
+            "outputs": [{"name": s.tensor, "lines": self.write_lines(s, "total")} for s in self.stores],
         }
         return Kernel(name=name, params=tuple(params), launch=launch), view

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import cache
 
 from normgen.codegen import prelude
 from normgen.codegen.builder import WARP, KernelBuilder
@@ -12,7 +11,7 @@ from normgen.problem import Problem
 from normgen.program import rewrites
 from normgen.program.hoist import hoist_row_divisions
 from normgen.program.ir import RowProgram
-from normgen.program.lower import lower
+from normgen.program.source import written_program
 from normgen.schedule.schedule import Schedule
 
 
@@ -20,12 +19,6 @@ def kernel_name(problem: Problem, schedule: Schedule) -> str:
     """For example layernorm_fwd_f32_768_warp_per_row_3f2a91."""
     cols = "any_cols" if problem.any_cols else str(problem.cols)
     return f"{problem.name}_{cols}_{schedule.strategy}_{schedule.key[:6]}"
-
-
-@cache
-def written_program(problem: Problem) -> RowProgram:
-    """The problem's program as its author wrote it, before any rewrite."""
-    return lower(problem.spec, present=problem.present)
 
 
 def passes_of(problem: Problem, schedule: Schedule) -> list[tuple[str, RowProgram]]:
@@ -43,6 +36,8 @@ def emit_program(problem: Problem, program: RowProgram, schedule: Schedule) -> M
     """The module of a program that is already rewritten for `schedule`."""
     builder = KernelBuilder(problem, program, schedule, kernel_name(problem, schedule))
     view = builder.view()
+    columns = builder.columns
+    finish = columns.finish_kernel()
     method = reduction_method(schedule) if builder.states else "none"
     kernel = prelude.environment().get_template("kernel.cu.j2").render(kernel=view)
     reduce = (
@@ -50,12 +45,15 @@ def emit_program(problem: Problem, program: RowProgram, schedule: Schedule) -> M
         .get_template("reduce.cu.j2")
         .render(states=builder.states, method=method, shuffles=method in ("lanes", "block_shuffle"))
     )
-    vectors = vectors_text(problem, schedule)
+    if finish is not None:
+        kernel += prelude.environment().get_template("finish.cu.j2").render(**finish[1])
+    vectors = vectors_text(problem, schedule, program)
     headers = ("cooperative_groups.h", "cooperative_groups/reduce.h") if method.startswith("cooperative") else ()
     includes = "".join(f"#include <{h}>\n" for h in headers)
     text = tidy(includes + "\n" + vectors + "\n" + (reduce if builder.states else "") + "\n" + kernel)
     features = ["extremum"] if re.search(r"\b(maximum|minimum)\(", text) else []
     features += ["dynamic_shared"] if "dynamic_shared()" in text else []
+    main = Kernel(name=view.name, params=builder.params, launch=launch_of(builder))
     return Module(
         instructions=tidy(
             prelude.instructions(
@@ -66,9 +64,11 @@ def emit_program(problem: Problem, program: RowProgram, schedule: Schedule) -> M
             )
         ),
         text=text,
-        kernels=(Kernel(name=view.name, params=builder.params, launch=launch_of(builder)),),
+        kernels=(main, finish[0]) if finish is not None else (main,),
         min_arch=min_arch(schedule),
         headers=headers,
+        workspace_fixed_bytes=columns.fixed_bytes,
+        workspace_block_bytes=columns.block_bytes,
     )
 
 
@@ -80,6 +80,7 @@ def launch_of(builder: KernelBuilder) -> Launch:
         cluster=s.cluster,
         persistent=s.persistent,
         shared_bytes=builder.shared_bytes,
+        min_blocks=1 if builder.columns else 0,
     )
 
 
@@ -95,7 +96,7 @@ def reduction_method(schedule: Schedule) -> str:
     return "block_shuffle" if wide else "lanes"
 
 
-def vectors_text(problem: Problem, schedule: Schedule) -> str:
+def vectors_text(problem: Problem, schedule: Schedule, program: RowProgram) -> str:
     """Vector types and the reads and writes this schedule uses, hint by hint."""
     elem_reads = [schedule.load]
     if schedule.hold == "reload":
@@ -103,7 +104,7 @@ def vectors_text(problem: Problem, schedule: Schedule) -> str:
     reads = sorted({*elem_reads, "default"})
     partial = schedule.edges != "exact"
     writes = [schedule.store] if any(t.is_written for t in problem.elem_tensors) else []
-    shared_writes = ["default"] if schedule.hold == "shared" else []
+    shared_writes = ["default"] if schedule.hold == "shared" or program.col_reduces else []
     return (
         prelude.environment()
         .get_template("vectors.cu.j2")

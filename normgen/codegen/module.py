@@ -42,15 +42,16 @@ class Launch:
     persistent: int = 0  # blocks per SM; 0: one block (or cluster) per row tile
     shared_bytes: int = 0  # dynamic shared memory
     blocks: int = 0  # a fixed grid, whatever rows is; 0: by rows
+    min_blocks: int = 0  # blocks to launch even for 0 rows: column sums of nothing are zeros, and must be written
 
     def grid(self, *, rows: int, sm_count: int) -> int:
-        """Blocks in x for that many rows."""
+        """Blocks in x for that many rows; 0: nothing to launch."""
         if self.blocks:
             return self.blocks
         tiles = -(-rows // self.rows_per_block)
         if self.persistent:
             tiles = min(tiles, max(1, self.persistent * sm_count // self.cluster))
-        return tiles * self.cluster
+        return max(tiles, self.min_blocks) * self.cluster
 
 
 @dataclass(frozen=True, kw_only=True)

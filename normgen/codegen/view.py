@@ -36,10 +36,13 @@ class Loop:
     tail: tuple[str, ...] = ()
     kind: str = "loop"
 
+    def texts(self) -> tuple[str, ...]:
+        return (*self.head, *self.elem, *self.tail)
+
     @property
     def uses_vector(self) -> bool:
         """Whether any line names the vector index: nvcc warns about a variable nobody reads."""
-        return any("vector" in line for line in (self.guard, *self.head, *self.tail))
+        return any("vector" in line for line in (self.guard, *self.texts()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +51,9 @@ class Lines:
 
     lines: tuple[str, ...]
     kind: str = "lines"
+
+    def texts(self) -> tuple[str, ...]:
+        return self.lines
 
 
 Section = Loop | Lines

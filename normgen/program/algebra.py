@@ -165,7 +165,9 @@ class Algebra:
                 waiting.extend(powers.items())
         return number, {a: p for a, p in result.items() if p != 0}
 
-    def _replacement(self, atom: sp.Expr, exponent: sp.Rational) -> tuple[sp.Expr, Mapping[sp.Expr, sp.Rational] | None]:
+    def _replacement(
+        self, atom: sp.Expr, exponent: sp.Rational
+    ) -> tuple[sp.Expr, Mapping[sp.Expr, sp.Rational] | None]:
         if atom in self._rules:
             number, powers = self._rules[atom]
             return number**exponent, raised(powers, exponent)

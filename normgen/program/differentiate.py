@@ -100,7 +100,10 @@ def backward_tensors(
     wrt: tuple[str, ...] | None = None,
     cotangents: tuple[str, ...] | None = None,
 ) -> tuple[GradientTensor, ...]:
-    """Every tensor of `differentiate(program, ...)` in the order of a call: dx, dweight, dbias, dy, x, weight, mean, rstd."""
+    """Every tensor of `differentiate(program, ...)` in the order of a call.
+
+    For layernorm with saved mean and rstd: dx, dweight, dbias, dy, x, weight, mean, rstd.
+    """
     backward = differentiate(program, wrt=wrt, saved=saved, cotangents=cotangents)
     forward_inputs = {s.name for s in program.loads}
     order = [*forward_values(program)]
@@ -138,7 +141,9 @@ def _check_saved(program: RowProgram, saved: tuple[str, ...]) -> None:
 class _Reverse:
     """One sweep from the outputs to the inputs."""
 
-    def __init__(self, program: RowProgram, wrt: tuple[str, ...], saved: tuple[str, ...], sources: dict[str, Store]) -> None:
+    def __init__(
+        self, program: RowProgram, wrt: tuple[str, ...], saved: tuple[str, ...], sources: dict[str, Store]
+    ) -> None:
         self.taken = {*value_kinds(program), COLS.name, *(s.tensor for s in program.stores)}
         self.wrt = wrt
         gradients = [*(f"d{n}" for n in wrt), *(f"d{t}" for t in sources)]

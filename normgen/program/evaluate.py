@@ -63,7 +63,11 @@ class _Run:
     """The values so far, and the size they have."""
 
     def __init__(
-        self, program: RowProgram, inputs: Mapping[str, npt.ArrayLike], scalars: Mapping[str, float], dtype: np.dtype[Any]
+        self,
+        program: RowProgram,
+        inputs: Mapping[str, npt.ArrayLike],
+        scalars: Mapping[str, float],
+        dtype: np.dtype[Any],
     ) -> None:
         self.inputs = inputs
         self.dtype = dtype
@@ -159,7 +163,10 @@ def evaluate_expr(expr: sp.Expr, values: Mapping[sp.Symbol, Array]) -> Array:
     """One expression, operation by operation in sympy's argument order, in the dtype of the values."""
     dtype = next((v.dtype for v in values.values()), np.dtype(np.float64))
     if expr.is_Symbol:
-        return values[expr] if expr in values else _find({s.name: v for s, v in values.items()}, expr.name, "value")
+        if expr not in values:
+            _find({s.name: v for s, v in values.items()}, expr.name, "value")
+        found: Array = values[expr]
+        return found
     if expr.is_number:
         return np.asarray(float(expr), dtype)
     args = [evaluate_expr(arg, values) for arg in expr.args]

@@ -11,9 +11,19 @@ from collections.abc import Iterable, Mapping
 import sympy as sp
 
 from normgen.program.algebra import Algebra
-from normgen.program.ir import COLS, Load, Map, Reduce, Statement, Store, defined_names
+from normgen.program.ir import COLS, Load, Map, Reduce, Statement, Store, defined_names, used_exprs
 from normgen.program.monoid import SUM, symbol
-from normgen.program.monomials import UNIT, Monomial, Poly, add_into, common_factor, expression, monomial, multiplied, raised
+from normgen.program.monomials import (
+    UNIT,
+    Monomial,
+    Poly,
+    add_into,
+    common_factor,
+    expression,
+    monomial,
+    multiplied,
+    raised,
+)
 from normgen.program.normalised import fresh
 from normgen.program.shared_terms import term_name
 from normgen.spec import Kind
@@ -160,7 +170,7 @@ class GradientWriter:
     # -- values --------------------------------------------------------------------------------------------
 
     def _product(self, term: Monomial) -> sp.Expr:
-        return expression([(self._expr(atom), power) for atom, power in term])
+        return expression(tuple((self._expr(atom), power) for atom, power in term))
 
     def _expr(self, expr: sp.Expr) -> sp.Expr:
         """`expr` with every value written before it is used."""
@@ -184,15 +194,17 @@ class GradientWriter:
         if value.name in self.loaded:
             self.statements.append(Load(value.name, self.loaded[value.name]))
         elif value.name in self.forward:
-            statement = self.forward[value.name]
-            for expr in statement.args if isinstance(statement, Reduce) else (statement.expr,):
-                self._expr(expr)
-            for name in defined_names(statement):
-                self._written[symbol(name)] = symbol(name)
-            if isinstance(statement, Map):
-                self._by_expr.setdefault((statement.expr, statement.kind), value)
-            self.statements.append(statement)
+            self._recompute(self.forward[value.name], value)
         return value
+
+    def _recompute(self, statement: Statement, value: sp.Symbol) -> None:
+        for expr in used_exprs(statement):
+            self._expr(expr)
+        for name in defined_names(statement):
+            self._written[symbol(name)] = symbol(name)
+        if isinstance(statement, Map):
+            self._by_expr.setdefault((statement.expr, statement.kind), value)
+        self.statements.append(statement)
 
     def _write_sum(self, value: sp.Symbol) -> sp.Symbol:
         """A row reduction; a row factor that is known only later leaves it, so that it need not wait."""

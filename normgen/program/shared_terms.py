@@ -75,9 +75,7 @@ def _is_row_division(term: sp.Expr) -> bool:
     return bool(term.is_Pow and term.base.is_Symbol)
 
 
-def _with_name(
-    statements: list[Statement], term: sp.Expr, kinds: dict[str, Kind], taken: set[str]
-) -> list[Statement]:
+def _with_name(statements: list[Statement], term: sp.Expr, kinds: dict[str, Kind], taken: set[str]) -> list[Statement]:
     """`term` replaced by its map: an existing one, moved up to its first use, or a new one."""
     own = next((s for s in statements if isinstance(s, Map) and s.expr == term), None)
     statement = own or Map(fresh(term_name(term), taken), kind_of(term, kinds), term)

@@ -102,10 +102,11 @@ KNOBS: dict[str, tuple[Any, ...]] = {
     "params": ("early", "late", "kept"),
     "blocks_per_sm": (0, 1, 2, 3, 4, 6, 8),
     "columns": (
-        "atomic",
-        "shared_atomic",
         "partials_two_kernels",
         "partials_last_block",
+        "register_atomic",
+        "shared_atomic",
+        "atomic",
     ),
 }
 

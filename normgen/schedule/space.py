@@ -10,8 +10,8 @@ from typing import Any
 from normgen.device import Device
 from normgen.errors import NothingValidError
 from normgen.problem import Problem
-from normgen.program.lower import lower
 from normgen.program.rewrites import applicable
+from normgen.program.source import written_program
 from normgen.schedule.legality import (
     FREE,
     STRUCTURAL,
@@ -92,7 +92,7 @@ def knob_values(problem: Problem, rewrites: Mapping[str, tuple[str, ...]]) -> di
 
 def space(problem: Problem, device: Device) -> Space:
     """Enumerate the search space of `problem` on `device`."""
-    values = knob_values(problem, applicable(lower(problem.spec, present=problem.present)))
+    values = knob_values(problem, applicable(written_program(problem)))
     legal: list[Schedule] = []
     refusals: dict[str, Refusal] = {}
     for structure in _points(Schedule(params="late", unroll=1), STRUCTURAL_KNOBS, values):

@@ -1,0 +1,76 @@
+"""Problem -> RowProgram, and the backward problem whose tensors the derived program names."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import cache, partial
+
+from normgen.errors import UsageError
+from normgen.problem import Direction, Problem, make_problem
+from normgen.program.differentiate import backward_tensors, differentiate
+from normgen.program.ir import RowProgram
+from normgen.program.lower import lower
+from normgen.spec import Spec
+
+
+@cache
+def written_program(problem: Problem) -> RowProgram:
+    """The problem's program as its author wrote it (backward: as derived from that), before any rewrite."""
+    spec = problem.spec
+    forward = lower(spec, present=frozenset(t.name for t in spec.tensors) - set(problem.absent))
+    if problem.direction is Direction.FORWARD:
+        return forward
+    written = {t.name for t in problem.tensors if t.is_written}
+    wrt = tuple(ld.name for ld in forward.loads if f"d{ld.name}" in written)
+    computed = {t.name for t in (*spec.outputs, *spec.statistics)}
+    saved = tuple(t.name for t in problem.tensors if t.name in computed and not t.is_written)
+    return differentiate(forward, wrt=wrt, saved=saved, accumulate=problem.accumulate)
+
+
+def problem_for(
+    spec: Spec,
+    *,
+    shape: str | tuple[int, ...],
+    dtype: str = "f32",
+    dtypes: Mapping[str, str] | None = None,
+    direction: str = "forward",
+    without: Collection[str] = (),
+    gradients: Collection[str] | None = None,
+    saved: Collection[str] | None = None,
+    pitch: int | None = None,
+    align: int = 16,
+    any_cols: bool = False,
+    accumulate: bool = False,
+) -> Problem:
+    """As `make_problem`; a backward problem reads exactly the tensors its derived program loads.
+
+    gradients  inputs and parameters to differentiate by (default: all that are there)
+    saved      forward values the backward pass is given (default: what the spec saves)
+
+    Errors: UsageError for names and sizes that do not fit, ProgramError for a formula without a derivative.
+    """
+    make = partial(
+        make_problem,
+        spec,
+        shape=shape,
+        dtype=dtype,
+        dtypes=dtypes,
+        direction=direction,
+        without=without,
+        pitch=pitch,
+        align=align,
+        any_cols=any_cols,
+        accumulate=accumulate,
+    )
+    if direction != Direction.BACKWARD:
+        if gradients is not None or saved is not None or accumulate:
+            raise UsageError("gradients, saved and accumulate belong to the backward direction", received=direction)
+        return make()
+    there = frozenset(t.name for t in spec.tensors) - set(without)
+    kept = tuple(n for n in (spec.saved if saved is None else saved) if n in there)
+    wrt = None if gradients is None else tuple(gradients)
+    tensors = backward_tensors(lower(spec, present=there), kept, wrt=wrt)
+    return make(
+        reads=[t.name for t in tensors if not t.is_written and t.name in there],
+        gradients=[t.of for t in tensors if t.is_written],
+    )
