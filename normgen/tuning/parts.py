@@ -43,8 +43,8 @@ def emit(problem: Problem, schedule: Schedule) -> Module:
 @cache
 def stages_of(problem: Problem) -> int:
     """The longest chain of dependent row reductions in the program as its author wrote it."""
-    from normgen.codegen.emit import written_program
     from normgen.program.ir import stage_of
+    from normgen.program.source import written_program
 
     program = written_program(problem)
     stages = stage_of(program)
