@@ -70,6 +70,8 @@ def tune(
         pitch=pitch,
         align=align,
     )
+    if problem.rows == 0:
+        raise UsageError("a shape without rows has nothing to tune", received=str(shape))
     gpu = parts.find_gpu(device)
     facts = gpu[1] if gpu else parts.target_device(target)
     with open_run(
