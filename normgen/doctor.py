@@ -16,7 +16,6 @@ from typing import Any
 
 from normgen.errors import NormgenError
 
-
 REQUIRED = (
     "cuda-core",
     "cuda-bindings",

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 _DEFAULT_STREAM = 1  # how arrays name stream 0
 
 
+MOST_ROWS = 2**31 - 1  # a workspace serves every row count: a persistent grid is bounded by the SMs
+
+
 class Kernel:
     """One problem's kernels, loaded on one device; call it with arrays.
 
@@ -57,7 +60,9 @@ class Kernel:
         self.device, self.origin = device, origin
         self._make_general = general
         self._general: Kernel | None = None
-        self._bound = LoadedModule(module, cubin, device=device).bind()
+        loaded = LoadedModule(module, cubin, device=device)
+        self.workspace_bytes = module.workspace_bytes(rows=MOST_ROWS, sm_count=loaded.kernels[0].sm_count)
+        self._bound = loaded.bind()
         self._bound.set(cols=problem.cols)
         self._scalars = dict(problem.spec.scalars)
         self._expected = expectations(problem, schedule, module)
@@ -204,7 +209,7 @@ class Kernel:
                     bound.set_tensor(tensor.name, facts.pointer, placed[tensor.name].pitch)
             if scalars:
                 bound.set(scalars=scalars)
-            if self.module.workspace_bytes:
+            if self.workspace_bytes:
                 bound.set(workspace=self._workspace(queue).pointer)
             bound.set_rows(rows)
             bound.launch(queue)
@@ -225,7 +230,7 @@ class Kernel:
 
         found = self._workspaces.get(queue)
         if found is None:
-            found = DeviceBuffer(self.module.workspace_bytes, device=self.device)
+            found = DeviceBuffer(self.workspace_bytes, device=self.device)
             found.fill(0, stream=queue)
             self._workspaces[queue] = found
         return found

@@ -284,7 +284,8 @@ class KernelBuilder:
         )
 
     def is_read_in_loop(self, name: str, maps: list[Map]) -> bool:
-        return any(name in used_names(m) for m in (*maps, *self.columns.reduces))
+        readers: list[Map | Reduce] = [*maps, *self.columns.reduces]
+        return any(name in used_names(m) for m in readers)
 
     def vector_of(self, load: Load, look: int, head: list[str]) -> str:
         """C text of the vector that holds this load in this look; appends its read to `head` where needed."""
@@ -533,7 +534,8 @@ class KernelBuilder:
             start = "blockIdx.x" if whole_block else "blockIdx.x * kRowsPerBlock + slot"
             lines.append(f"const int row = {start};")
         if self.problem.any_cols:
-            lines.append("const int vectors = (cols + kVector - 1) / kVector;")
+            extra = "2 * kVector - 2" if self.layout.shifted else "kVector - 1"
+            lines.append(f"const int vectors = (cols + {extra}) / kVector;")
             lines.append("const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;")
             if self.layout.partial:
                 lines.append("const int whole_steps = cols / kVector / kThreadsPerRow;")

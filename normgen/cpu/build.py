@@ -11,7 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from normgen.codegen.module import Module
-from normgen.cpu.compiler import SHIM, Compiler, cache_folder, compile_file, require_compiler, runtime_library, shim_digest
+from normgen.cpu.compiler import (
+    SHIM,
+    Compiler,
+    cache_folder,
+    compile_file,
+    require_compiler,
+    runtime_library,
+    shim_digest,
+)
 from normgen.cpu.program import Program
 from normgen.cpu.unit import unit_text
 from normgen.errors import CompileError
@@ -25,7 +33,9 @@ def build(module: Module, *, compiler: Compiler | None = None) -> Program:
     return build_many([module], compiler=compiler)[0]
 
 
-def build_many(modules: Sequence[Module], *, compiler: Compiler | None = None, workers: int | None = None) -> list[Program]:
+def build_many(
+    modules: Sequence[Module], *, compiler: Compiler | None = None, workers: int | None = None
+) -> list[Program]:
     """As `build` for each module, with few compiler calls; `workers` of them at a time (default: at most 2).
 
     Raises CompileError for the first module that does not compile.

@@ -63,7 +63,9 @@ def _probe(command: tuple[str, ...]) -> Compiler | None:
     if path is None:
         return None
     try:
-        answer = subprocess.run([path, *command[1:], "--version"], capture_output=True, text=True, timeout=30, check=True)
+        answer = subprocess.run(
+            [path, *command[1:], "--version"], capture_output=True, text=True, timeout=30, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     lines = answer.stdout.splitlines()
@@ -106,7 +108,9 @@ def shim_digest() -> str:
     return digest.hexdigest()
 
 
-def compile_file(compiler: Compiler, source: Path, target: Path, flags: Sequence[str], libraries: Sequence[str]) -> None:
+def compile_file(
+    compiler: Compiler, source: Path, target: Path, flags: Sequence[str], libraries: Sequence[str]
+) -> None:
     """Compile and link `source` into the shared library `target`, which appears whole or not at all.
 
     Raises CompileError with the compiler's output.
@@ -122,7 +126,9 @@ def compile_file(compiler: Compiler, source: Path, target: Path, flags: Sequence
             raise CompileError("the host compiler refused the text", log=log, received=log[-2000:])
         os.replace(temporary, target)
     except subprocess.TimeoutExpired as late:
-        raise CompileError("the host compiler did not finish", log=str(late), received=f"{_COMPILE_SECONDS} s") from late
+        raise CompileError(
+            "the host compiler did not finish", log=str(late), received=f"{_COMPILE_SECONDS} s"
+        ) from late
     finally:
         Path(temporary).unlink(missing_ok=True)
 

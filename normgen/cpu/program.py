@@ -77,8 +77,11 @@ class Program:
         A fault ends the run after its kernel. Raises UsageError when an argument is missing.
         """
         started = time.monotonic()
-        if workspace is None and self.module.workspace_bytes:
-            workspace = np.zeros(self.module.workspace_bytes, dtype=np.uint8)
+        scratch = self.module.workspace_bytes(rows=rows, sm_count=sm_count)
+        if workspace is None and scratch:
+            workspace = np.zeros(scratch, dtype=np.uint8)
+        first_grid = self.module.kernels[0].launch.grid(rows=rows, sm_count=sm_count)
+        sizes = {Source.ROWS: rows, Source.COLS: cols, Source.BLOCKS: first_grid}
         placed = place({**tensors, _WORKSPACE: workspace})
         values = {**dict.fromkeys(tensors), **placed}
         faults: tuple[Fault, ...] = ()
@@ -88,7 +91,7 @@ class Program:
             grid = kernel.launch.grid(rows=rows, sm_count=sm_count)
             if grid == 0:
                 continue
-            arguments = [_argument(param, values, rows=rows, cols=cols, scalars=scalars or {}) for param in kernel.params]
+            arguments = [_argument(param, values, sizes=sizes, scalars=scalars or {}) for param in kernel.params]
             left = max(0.001, time_limit_s - (time.monotonic() - started))
             report = self._launch(number, kernel, arguments, placed, grid=grid, seed=seed, time_limit_s=left)
             written |= _written_keys(kernel)
@@ -147,14 +150,19 @@ class Program:
 
 
 def _argument(
-    param: Param, values: Mapping[str, Placed | None], *, rows: int, cols: int, scalars: Mapping[str, float]
+    param: Param,
+    values: Mapping[str, Placed | None],
+    *,
+    sizes: Mapping[Source, int],
+    scalars: Mapping[str, float],
 ) -> Any:
     """The ctypes value of one kernel parameter."""
     key = _WORKSPACE if param.source is Source.WORKSPACE else param.key
     known: Mapping[str, Any] = scalars if param.source is Source.SCALAR else values
-    if param.source not in (Source.ROWS, Source.COLS) and key not in known:
+    if param.source not in sizes and key not in known:
         raise UsageError(
-            f"kernel parameter '{param.name}' needs {param.source} '{key}'", received=", ".join(sorted(known)) or "nothing"
+            f"kernel parameter '{param.name}' needs {param.source} '{key}'",
+            received=", ".join(sorted(known)) or "nothing",
         )
     if param.source is Source.TENSOR or param.source is Source.WORKSPACE:
         tensor = values[key]
@@ -164,14 +172,16 @@ def _argument(
         return _number(param, tensor.pitch if tensor is not None else 0)
     if param.source is Source.SCALAR:
         return _number(param, scalars[key])
-    return _number(param, rows if param.source is Source.ROWS else cols)
+    return _number(param, sizes[param.source])
 
 
 def _number(param: Param, value: float) -> Any:
     ctype = _CTYPES.get(param.ctype)
     if ctype is None:
         raise UsageError(
-            f"kernel parameter '{param.name}' is not a number", received=param.ctype, hint="one of " + ", ".join(_CTYPES)
+            f"kernel parameter '{param.name}' is not a number",
+            received=param.ctype,
+            hint="one of " + ", ".join(_CTYPES),
         )
     return ctype(value)
 

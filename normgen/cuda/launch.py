@@ -149,6 +149,7 @@ _CELLS: dict[Source, Any] = {
     Source.COLS: ctypes.c_int,
     Source.SCALAR: ctypes.c_float,
     Source.WORKSPACE: ctypes.c_void_p,
+    Source.BLOCKS: ctypes.c_int,
 }
 
 
@@ -162,7 +163,7 @@ class Bound:
         self.loaded = loaded
         self._bindings = driver()
         self._cells: dict[tuple[Source, str, int], Any] = {}
-        self._rows = 0
+        self._rows = -1
         self._launches = [
             (kernel, self._pack(kernel.kernel.params), kernel.config() if kernel.needs_attributes else None)
             for kernel in loaded.kernels
@@ -208,6 +209,7 @@ class Bound:
             self._rows = rows
             self._store(Source.ROWS, "", rows)
             self._grids = [kernel.grid(rows) for kernel, _, _ in self._launches]
+            self._store(Source.BLOCKS, "", self._grids[0])
 
     def set_tensor(self, key: str, pointer: int, pitch: int) -> None:
         """Set a tensor's pointer and, where a kernel takes it, its pitch: the hot path of `set`."""
@@ -219,11 +221,14 @@ class Bound:
             cell.value = pitch
 
     def launch(self, stream: Stream | int) -> None:
-        """Queue every kernel in order; nothing for 0 rows. The device's context must be current (`OnDevice`)."""
-        if not self._rows:
-            return
+        """Queue every kernel that has blocks (0 rows: often none) in order.
+
+        The device's context must be current (`OnDevice`).
+        """
         queue = int(stream)
         for (kernel, _, config), address, grid in zip(self._launches, self._addresses, self._grids, strict=True):
+            if not grid:
+                continue
             if config is None:
                 shape = kernel.kernel.launch
                 answer = self._bindings.cuLaunchKernel(

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from normgen.codegen.module import Module
 from normgen.problem import Problem
 
@@ -45,16 +43,9 @@ def check_on_cpu(problem: Problem, module: Module, *, seed: int = 0, rows: int |
     small = replace(problem, rows=min(problem.rows, wanted))
     inputs = verify.make_inputs(small, seed=seed)
     outputs = verify.make_outputs(small, seed=seed)
-    workspace = np.zeros(max(1, module.workspace_bytes(rows=small.rows, sm_count=CPU_SMS)), dtype=np.uint8)
     tensors: dict[str, Any] = {**inputs.arrays, **outputs.arrays}
     run = build(module).run(
-        tensors,
-        rows=small.rows,
-        cols=small.cols,
-        scalars=inputs.scalars,
-        seed=seed,
-        sm_count=CPU_SMS,
-        workspace=workspace,
+        tensors, rows=small.rows, cols=small.cols, scalars=inputs.scalars, seed=seed, sm_count=CPU_SMS
     )
     if run.faults:
         summary = "\n".join(str(fault) for fault in run.faults)

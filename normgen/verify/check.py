@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from normgen.dtypes import DType
 from normgen.errors import UsageError
 from normgen.problem import Direction, Problem, TensorUse
+from normgen.schedule.schedule import Schedule
 from normgen.spec import Formula, Kind
 from normgen.verify.error_model import Bounded, ColumnSum, Float32Error, stored
 from normgen.verify.interpret import Array, Evaluation, formula_table, spec_formulas
@@ -62,8 +63,13 @@ class TensorVerdict:
     def ok(self) -> bool:
         return self.bad == 0
 
+    @property
+    def bad_families(self) -> tuple[str, ...]:
+        """Families of the contract with an element out of bounds."""
+        return tuple(sorted(f for f, ratio in self.ratios.items() if ratio > 1 and f not in self.outside))
+
     def summary(self) -> str:
-        state = "ok" if self.ok else f"{self.bad} bad"
+        state = "ok" if self.ok else f"{self.bad} bad in {', '.join(self.bad_families)}"
         line = f"{self.name}: {state}, max error {self.max_abs_error:.3g}, {self.max_ratio:.3g} of the bound"
         if self.first_bad is not None:
             line += f"; first {self.first_bad}"
@@ -115,14 +121,15 @@ def check(
 
     rows      look at so many rows only: the first, the last, every family, the rest at random; column outputs always
               sum all rows. None: every row
-    chain     the longest run of additions in the schedule's row sums, for a tighter bound; None: cols
+    chain     the longest run of additions in the schedule's row sums (`longest_chain`), for a tighter bound; None: cols
     formulas  (name, text) of the written tensors of a backward problem that has no hand-written reference
 
     Raises UsageError when neither a reference nor formulas say what is right.
     """
-    given = outputs.buffers if isinstance(outputs, Outputs) else outputs
+    if problem.accumulate and not isinstance(outputs, Outputs):
+        raise UsageError("accumulated gradients are checked with the Outputs of make_outputs", received="a mapping")
     arrays = outputs.arrays if isinstance(outputs, Outputs) else {k: v for k, v in outputs.items() if v is not None}
-    written = [t for t in problem.tensors if t.is_written and t.name in given and t.name in arrays]
+    written = [t for t in problem.tensors if t.is_written and t.name in arrays]
     model = _Model(
         problem=problem,
         inputs=inputs,
@@ -130,7 +137,9 @@ def check(
         formulas=_formula_table(problem, inputs, formulas),
         arithmetic=Float32Error(cols=problem.cols, chain=chain),
     )
-    tallies = {t.name: _Tally(problem=problem, tensor=t, families=inputs.families) for t in written}
+    names = sorted(set(inputs.families))
+    codes = np.searchsorted(names, inputs.families) if names else np.zeros(0, dtype=np.intp)
+    tallies = {t.name: _Tally(problem=problem, tensor=t, names=names, codes=codes) for t in written}
     picked = pick_rows(inputs.families, rows, seed=inputs.seed)
     with np.errstate(all="ignore"):
         by_row = [t for t in written if t.kind is not Kind.COL]
@@ -147,6 +156,12 @@ def check(
         rows_checked=len(picked),
         seed=inputs.seed,
     )
+
+
+def longest_chain(problem: Problem, schedule: Schedule) -> int:
+    """The most terms one thread adds up in a row sum of this schedule, with a vector more for each ragged end."""
+    step = schedule.threads_per_row * schedule.cluster * schedule.vector
+    return min(problem.cols, (-(-problem.cols // step) + 2) * schedule.vector)
 
 
 def pick_rows(families: tuple[str, ...], count: int | None, *, seed: int = 0) -> NDArray[np.intp]:
@@ -219,7 +234,7 @@ class _Model:
             return
         rows, cols = self.problem.rows, self.problem.cols
         zero = np.zeros((1, cols))
-        parts = {t.name: ColumnSum(zero, zero, zero) for t in tensors}
+        parts = {t.name: ColumnSum(zero, zero, zero, zero) for t in tensors}
         exact: dict[str, Array] = {}
         for block in _blocks(np.arange(rows), cols):
             evaluation, values = self._open(block)
@@ -281,7 +296,8 @@ class _Tally:
 
     problem: Problem
     tensor: TensorUse
-    families: tuple[str, ...]
+    names: list[str]  # of the families
+    codes: NDArray[np.intp]  # [rows]: which family
     max_abs_error: float = 0.0
     bad: int = 0
     unbounded: int = 0
@@ -295,31 +311,36 @@ class _Tally:
         got = got.astype(np.float64).reshape(want.shape)
         error = np.abs(got - want)
         ratio = error / bound
-        worst = ratio.max(axis=1)
-        for i in np.flatnonzero(~(worst <= 1)).tolist():  # NaN, inf or out of bounds: look closer
-            limits = np.broadcast_to(bound, want.shape)[i]
-            ratio[i], error[i] = _judge(got[i], want[i], limits, error[i], self.tensor.dtype)
-            worst[i] = ratio[i].max()
-            if worst[i] > 1:
-                self._note(int(rows[i]), got[i], want[i], limits, ratio[i])
+        worst, largest = ratio.max(axis=1), error.max(axis=1)
+        odd = np.flatnonzero(~(worst <= 1))  # NaN, inf or out of bounds: look closer
+        if odd.size:
+            limits = np.broadcast_to(bound, want.shape)[odd]
+            ratio, error = _judge(got[odd], want[odd], limits, error[odd], self.tensor.dtype)
+            worst[odd], largest[odd] = ratio.max(axis=1), error.max(axis=1)
+            for i in np.flatnonzero(worst[odd] > 1).tolist():
+                self._note(int(rows[odd[i]]), got[odd[i]], want[odd[i]], limits[i], ratio[i])
         if not bound.max() < np.inf:
             self.unbounded += int((np.isinf(bound) & np.isfinite(want)).sum())
-        largest = error.max(axis=1)
-        for i, row in enumerate(rows.tolist()):
-            family = self._family(row)
-            self.ratios[family] = max(self.ratios.get(family, 0.0), float(worst[i]))
+        for family, at in self._by_family(rows):
+            self.ratios[family] = max(self.ratios.get(family, 0.0), float(worst[at].max()))
             if self._counts(family):
-                self.max_abs_error = max(self.max_abs_error, float(largest[i]))
+                self.max_abs_error = max(self.max_abs_error, float(largest[at].max()))
 
-    def _family(self, row: int) -> str:
-        return COLUMNS if row < 0 else self.families[row]
+    def _by_family(self, rows: NDArray[np.intp]) -> Iterator[tuple[str, NDArray[np.intp]]]:
+        """(family, places in `rows`) of every family in this block."""
+        if rows[0] < 0:
+            yield COLUMNS, np.zeros(1, dtype=np.intp)
+            return
+        codes = self.codes[rows]
+        for code in np.unique(codes).tolist():
+            yield self.names[code], np.flatnonzero(codes == code)
 
     def _counts(self, family: str) -> bool:
         contract = self.problem.spec.accuracy_rows
         return not contract or family == COLUMNS or family in contract
 
     def _note(self, row: int, got: Array, want: Array, bound: Array, ratio: Array) -> None:
-        family = self._family(row)
+        family = COLUMNS if row < 0 else self.names[self.codes[row]]
         col = int(np.argmax(ratio > 1))
         element = BadElement(
             row=row, col=col, family=family, got=float(got[col]), want=float(want[col]), bound=float(bound[col])
@@ -347,7 +368,7 @@ class _Tally:
 
 
 def _judge(got: Array, want: Array, bound: Array, error: Array, dtype: DType) -> tuple[Array, Array]:
-    """(error / bound, error) of one row that holds non-finite values or misses; a wrong element has a ratio > 1.
+    """(error / bound, error) of rows that hold non-finite values or miss; a wrong element has a ratio > 1.
 
     A NaN must be a NaN and an infinity that infinity. Where the bound is inf, a non-finite value may be any other
     non-finite one (Welford turns an inf in a row into NaN) and a finite value anything. Where the exact result lies

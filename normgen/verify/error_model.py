@@ -24,13 +24,17 @@ value v, a bound e on the absolute error of its float32 evaluation. With u = 2^-
     Σ min(|t_i|, u T), or depth u T (1 - mean|t| / (2 max|t|)) where that is less: a rounding error never exceeds
     the term added, and a partial sum of k terms is at most min(k max|t|, T).
   `depth` is n - 1, or chain - 1 + log2(n / chain) where the caller knows the longest chain of the schedule.
+* A sum over rows has no grid or order that a schedule could meet: `make_inputs` draws dy at random. The sum of k of
+  its n terms then deviates from k/n of the total S by at most √(Σ t²) / 2 in standard deviation, so partial sums stay
+  below |S| + 4 √(Σ t²) (8 deviations), which takes the place of T where it is less. One lost row of 65536 shows.
 * Errors of the terms themselves add up, Σ e_i. Maxima are exact: max e_i.
 * An operation whose result may exceed the largest float32 has the bound inf: nothing can be said after it.
 
 `REARRANGED` = 2 multiplies the computed error once, at the end: schedules may pull row factors out of sums, divide
 by a reciprocal, contract to fma, shift by a pivot or merge Welford states. Each of these trades one rounding of the
-as-written formula for at most one other of a value of the same size (measured worst case over tests/verify: 0.61 of
-the bound with the factor). Storing to dtype d adds u_d |v| and half its smallest subnormal.
+as-written formula for at most one other of a value of the same size (the largest error seen over 12060 checks of
+correct float32 emulations, 14 seeds, 1 to 16384 cols: 0.68 of the bound for f32 tensors, 0.79 for the mean of f16 x).
+Storing to dtype d adds u_d |v| and half its smallest subnormal.
 
 The bound is first order: it assumes e_var < var. A row where it does not hold says so by e_rstd >= rstd / 2.
 """
@@ -63,18 +67,27 @@ class Bounded:
 
 @dataclass(frozen=True, slots=True)
 class ColumnSum:
-    """Part of a sum over rows: Σ t, Σ |t| and Σ e of the rows seen so far, each [1, cols]."""
+    """Part of a sum over rows: Σ t, Σ |t|, Σ t² and Σ e of the rows seen so far, each [1, cols]."""
 
     total: Array
     size: Array
+    square: Array
     carried: Array
 
     def plus(self, other: ColumnSum) -> ColumnSum:
-        return ColumnSum(self.total + other.total, self.size + other.size, self.carried + other.carried)
+        return ColumnSum(
+            self.total + other.total,
+            self.size + other.size,
+            self.square + other.square,
+            self.carried + other.carried,
+        )
 
     def bounded(self, rows: int) -> Bounded:
-        """The finished sum over `rows` rows."""
-        return Bounded(self.total, self.carried + min(rows, LAMBDA * math.sqrt(rows)) * U * self.size)
+        """The finished sum over `rows` rows; partial sums as for terms whose order is random."""
+        partial = np.minimum(self.size, np.abs(self.total) + 4 * np.sqrt(self.square))
+        depth = max(rows - 1, 0)
+        chance = LAMBDA * math.sqrt(depth) * U * partial
+        return Bounded(self.total, self.carried + np.minimum(depth * U * self.size, chance))
 
 
 def _plus(a: Array | None, b: Array | None) -> Array | None:
@@ -245,8 +258,9 @@ class Float32Error:
         """The rows of `arg` as part of a sum over all rows."""
         t = arg.value
         total, size = t.sum(axis=0, keepdims=True), np.abs(t).sum(axis=0, keepdims=True)
-        zero = np.zeros_like(total)
-        return ColumnSum(total, size, zero if arg.error is None else arg.error.sum(axis=0, keepdims=True))
+        square = np.einsum("rc,rc->c", t, t)[None, :]
+        carried = np.zeros_like(total) if arg.error is None else arg.error.sum(axis=0, keepdims=True)
+        return ColumnSum(total, size, square, carried)
 
 
 def _is_power_of_two(a: Bounded) -> bool:

@@ -241,7 +241,7 @@ def _draw(tensor: TensorUse, problem: Problem, of_row: tuple[str, ...], rng: np.
     rows, cols = problem.rows, problem.cols
     if tensor.kind is Kind.COL:
         declared = next((t for t in problem.spec.tensors if t.name == tensor.name), None)
-        centre = 0.0 if tensor.name == "bias" or (declared is not None and declared.absent == "0") else 1.0
+        centre = 0.0 if tensor.name == "bias" or (declared is not None and declared.absent in ("0", "0.0")) else 1.0
         return centre + 0.2 * rng.standard_normal(cols)
     if tensor.kind is not Kind.ELEM:
         return rng.standard_normal(rows if tensor.kind is Kind.ROW else 1)

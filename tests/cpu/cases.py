@@ -168,7 +168,10 @@ extern "C" __global__ void __launch_bounds__(64) cluster_sum(
 }
 """,
     kernel(
-        "cluster_sum", [pointer("total", "float*"), pointer("x", "const float*"), pitch("x"), COLS], threads=64, cluster=4
+        "cluster_sum",
+        [pointer("total", "float*"), pointer("x", "const float*"), pitch("x"), COLS],
+        threads=64,
+        cluster=4,
     ),
 )
 
@@ -335,7 +338,9 @@ extern "C" __global__ void __launch_bounds__(128) named_sum(float* __restrict__ 
   if (lane == 0) total[row] = sum;
 }
 """,
-    kernel("named_sum", [pointer("total", "float*"), pointer("x", "const float*"), COLS], threads=128, rows_per_block=2),
+    kernel(
+        "named_sum", [pointer("total", "float*"), pointer("x", "const float*"), COLS], threads=128, rows_per_block=2
+    ),
 )
 
 LAYERNORM_STATIC, LAYERNORM_DYNAMIC = layernorm(dynamic=False), layernorm(dynamic=True)

@@ -10,7 +10,18 @@ import pytest
 from normgen.dtypes import DTYPES
 from normgen.errors import UsageError
 from normgen.problem import Direction, Problem
-from normgen.verify import Inputs, Outputs, check, interpret, make_inputs, make_outputs, pick_rows, reference
+from normgen.schedule.schedule import Schedule
+from normgen.verify import (
+    Inputs,
+    Outputs,
+    check,
+    interpret,
+    longest_chain,
+    make_inputs,
+    make_outputs,
+    pick_rows,
+    reference,
+)
 from tests.verify import made
 
 
@@ -191,6 +202,13 @@ def test_a_backward_without_a_reference_needs_formulas() -> None:
     assert check(problem, inputs, outputs, formulas=texts).ok
     outputs.arrays["dx"][1, 1] *= 1.01
     assert not check(problem, inputs, outputs, formulas=texts).ok
+
+
+def test_the_longest_chain_of_a_schedule_counts_its_terms_a_thread() -> None:
+    problem = made.forward(made.ROW_SUM, 1, 4096)
+    assert longest_chain(problem, Schedule(threads_per_row=1)) == 4096
+    assert longest_chain(problem, Schedule(threads_per_row=32, vector=4)) == 128 + 8
+    assert longest_chain(problem, Schedule(threads_per_row=256, cluster=2, vector=8)) == 8 + 16
 
 
 def test_picked_rows_hold_the_ends_and_every_family() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from normgen.errors import SpecError
 from normgen.spec import Spec
-from normgen.verify import interpret, reference
+from normgen.verify import finite_difference_check, interpret, reference
 from normgen.verify.interpret import erf
 from tests.verify.made import BUILT_IN, spec
 
@@ -67,6 +67,18 @@ def test_formulas_may_come_in_any_order_and_reductions_may_be_inline() -> None:
     x, g, w = RNG.standard_normal((4, 6)), RNG.standard_normal((4, 6)), RNG.standard_normal(6)
     want = x / np.sqrt((x * x).mean(axis=1, keepdims=True) + 1e-5) * w / (1 + np.exp(-g))
     np.testing.assert_allclose(interpret(gated, {"x": x, "g": g, "w": w})["y"], want, rtol=1e-13)
+
+
+def test_gradients_of_a_made_up_spec_match_finite_differences_of_its_formulas() -> None:
+    l2 = spec("l2", {"r": "rsqrt(sum(x*x) + eps)", "y": "x * r * w"}, parameters={"w": None})
+    inputs = {"x": RNG.standard_normal((3, 6)), "w": RNG.standard_normal(6)}
+    dy = RNG.standard_normal((3, 6))
+    x, wdy = inputs["x"], dy * inputs["w"]
+    r = interpret(l2, inputs, names=["r"])["r"][:, None]
+    grads = {"x": r * wdy - x * r**3 * (wdy * x).sum(axis=1, keepdims=True), "w": (dy * x * r).sum(axis=0)}
+    worst = finite_difference_check(lambda moved: interpret(l2, moved)["y"], inputs, dy, grads)
+    assert max(worst.values()) < 1e-8
+    assert finite_difference_check(lambda m: interpret(l2, m)["y"], inputs, dy, {"w": grads["w"] * 1.001})["w"] > 1e-5
 
 
 def test_reductions_of_row_values_still_have_cols_terms() -> None:

@@ -67,6 +67,10 @@ NORMGEN_INLINE unsigned short float_to_bfloat16(float value) {
   return static_cast<unsigned short>((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
 }
 
+// IEEE 754-2019 maximum and minimum: NaN if either operand is NaN.
+NORMGEN_INLINE float maximum(float a, float b) { return a > b || a != a ? a : b; }
+NORMGEN_INLINE float minimum(float a, float b) { return a < b || a != a ? a : b; }
+
 NORMGEN_INLINE unsigned floats_to_half2(float low, float high) {
   return float_to_half(low) | static_cast<unsigned>(float_to_half(high)) << 16;
 }
