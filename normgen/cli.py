@@ -282,10 +282,10 @@ def problem_arguments(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_problem(options: dict[str, Any]) -> Problem:
-    from normgen.problem import make_problem
+    from normgen.program.source import problem_for
     from normgen.spec_reader import load
 
-    return make_problem(load(options["op"]), **problem_arguments(options))
+    return problem_for(load(options["op"]), **problem_arguments(options))
 
 
 def read_schedule(problem: Problem, device: Device, knobs: str) -> Schedule:

@@ -90,7 +90,5 @@ def code_digest(module: Module, cubin: Cubin) -> str:
 
 
 def _launches(module: Module) -> str:
-    return repr(
-        [(kernel.params, kernel.launch) for kernel in module.kernels]
-        + [module.workspace_fixed_bytes, module.workspace_block_bytes]
-    )
+    launches = [(kernel.params, kernel.launch) for kernel in module.kernels]
+    return repr((launches, module.workspace_fixed_bytes, module.workspace_block_bytes))

@@ -219,7 +219,7 @@ class Campaign:
             self.run.counts["same_code"] += 1
         self.run.keep(candidate, roof_us=self._roof_us)
         us = candidate.times_us.median if candidate.outcome is Outcome.OK and candidate.times_us else None
-        self.search.tell(number, us, reason=candidate.reason)
+        self.search.tell(number, us, reason=candidate.reason, is_wrong=candidate.outcome is Outcome.WRONG_RESULT)
 
     def _ranked(self) -> list[Candidate]:
         return sorted(self._usable.values(), key=lambda c: (c.times_us.median if c.times_us else 0.0, _tie_order(c)))

@@ -9,6 +9,7 @@ from normgen.codegen.module import Module
 from normgen.problem import Problem
 
 CPU_ELEMENTS = 1 << 15
+CPU_SMS = 4  # a persistent grid on so few makes its blocks loop even over the few rows
 CPU_ROWS = 24  # two of every row family
 
 
@@ -43,7 +44,9 @@ def check_on_cpu(problem: Problem, module: Module, *, seed: int = 0, rows: int |
     inputs = verify.make_inputs(small, seed=seed)
     outputs = verify.make_outputs(small, seed=seed)
     tensors: dict[str, Any] = {**inputs.arrays, **outputs.arrays}
-    run = build(module).run(tensors, rows=small.rows, cols=small.cols, scalars=inputs.scalars, seed=seed)
+    run = build(module).run(
+        tensors, rows=small.rows, cols=small.cols, scalars=inputs.scalars, seed=seed, sm_count=CPU_SMS
+    )
     if run.faults:
         summary = "\n".join(str(fault) for fault in run.faults)
         return CpuCheck(rows=small.rows, ok=False, summary=summary, error={})

@@ -4,8 +4,8 @@ Only legal points are ever proposed: the sampler hands Optuna whole points of th
 sample, so the study has one categorical parameter a knob and opens in optuna-dashboard as any other.
 
 Order of proposals: the seeds (the default first, then known winners, then the cost model's best ones that differ
-from each other), then batches of which most come from a surrogate, a share from the neighbours of the best point
-(one knob changed), and one point from anywhere.
+from each other, every rewrite in turn), then batches of which most come from a surrogate, a share from the
+neighbours of the best point (one knob changed), and one point from anywhere.
 
 Surrogate: tree-structured Parzen scoring (Bergstra et al. 2011, eq. 4) over the whole enumerated set instead of
 over samples of it: log l(x) - log g(x), where l and g are products of smoothed per-knob frequencies among the
@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -28,6 +29,7 @@ from normgen.schedule.schedule import Schedule
 
 GOOD_SHARE = 0.25
 POLISH_SHARE = 0.375
+WRONG_LIMIT = 3
 SEED_DISTANCE = 2  # knobs in which the cost model's seeds differ from each other
 COST_WEIGHT = 4.0  # one factor e^(1/4) of predicted time weighs as much as one factor e of density
 
@@ -94,6 +96,8 @@ class Search:
         self._values: dict[int, float] = {}  # index in legal -> µs
         self._failed: set[int] = set()
         self._pending: dict[int, tuple[Any, int]] = {}  # trial number -> trial, index in legal
+        self._ways = _ways(self._legal)
+        self._wrong: Counter[int] = Counter()  # way -> kernels that missed the contract
         self._queue = self._seed_order(seeds, seed_count)
 
     def ask(self, count: int) -> list[Proposal]:
@@ -104,13 +108,21 @@ class Search:
             picked += self._choose(count - len(picked))
         return [self._proposal(i) for i in picked]
 
-    def tell(self, number: int, us: float | None, *, reason: str = "") -> None:
-        """The time of a proposal, or None when it is no usable kernel; `reason` goes into the study."""
+    def tell(self, number: int, us: float | None, *, reason: str = "", is_wrong: bool = False) -> None:
+        """The time of a proposal, or None when it is no usable kernel; `reason` goes into the study.
+
+        `is_wrong`: its result missed the accuracy contract. A rewrite with WRONG_LIMIT wrong kernels and no right one
+        is not proposed again: how the statistics are computed decides accuracy, the other knobs do not.
+        """
         trial, index = self._pending.pop(number)
         if reason:
             trial.set_user_attr("reason", reason)
         if us is None:
             self._failed.add(index)
+            way = int(self._ways[index])
+            self._wrong[way] += is_wrong
+            if self._wrong[way] >= WRONG_LIMIT and not any(self._ways[i] == way for i in self._values):
+                self._give_up(way)
             self.study.tell(trial, state=optuna.trial.TrialState.FAIL)
         else:
             self._values[index] = us
@@ -136,19 +148,27 @@ class Search:
         return Proposal(number=trial.number, schedule=self._legal[index])
 
     def _seed_order(self, seeds: Sequence[Schedule], count: int) -> list[int]:
-        """The given seeds, then the cost model's best, each at least SEED_DISTANCE knobs from the others."""
+        """The given seeds, then the cost model's best of each rewrite in turn, at least SEED_DISTANCE knobs apart."""
         chosen = list(dict.fromkeys(self._index[s] for s in seeds if s in self._index))
         target = min(len(self._legal), len(chosen) + count)
         far_enough = np.ones(len(self._legal), dtype=bool)
         for index in chosen:
             far_enough &= self._distance(index) >= SEED_DISTANCE
-        for index in map(int, np.argsort(self._log_cost, kind="stable")):
-            if len(chosen) >= target:
-                break
-            if far_enough[index]:
-                chosen.append(index)
-                far_enough &= self._distance(index) >= SEED_DISTANCE
+        by_cost = np.argsort(self._log_cost, kind="stable")
+        queues = deque(deque(map(int, by_cost[self._ways[by_cost] == way])) for way in np.unique(self._ways))
+        while queues and len(chosen) < target:
+            queue = queues.popleft()
+            found = next((i for i in iter_pop(queue) if far_enough[i]), None)
+            if found is not None:
+                chosen.append(found)
+                far_enough &= self._distance(found) >= SEED_DISTANCE
+                queues.append(queue)
         return chosen
+
+    def _give_up(self, way: int) -> None:
+        """Never propose this rewrite again."""
+        self._left &= self._ways != way
+        self._queue = [i for i in self._queue if self._ways[i] != way]
 
     def _distance(self, index: int) -> np.ndarray:
         """In how many knobs each legal point differs from that one: [legal]."""
@@ -202,6 +222,19 @@ class Search:
             size = int(column.max()) + 1
             scores = scores + (_log_density(column[good], size) - _log_density(column[rest], size))[column]
         return scores
+
+
+def iter_pop(queue: deque[int]) -> Iterator[int]:
+    """The elements of a queue, each removed as it is looked at."""
+    while queue:
+        yield queue.popleft()
+
+
+def _ways(legal: Sequence[Schedule]) -> np.ndarray:
+    """A number for each combination of rewrites: [legal]."""
+    pairs = [(schedule.variance, schedule.softmax) for schedule in legal]
+    number = {pair: i for i, pair in enumerate(sorted(set(pairs)))}
+    return np.array([number[pair] for pair in pairs], dtype=np.int16)
 
 
 def _log_density(codes: np.ndarray, size: int) -> np.ndarray:

@@ -10,7 +10,7 @@ from typing import Any
 
 from normgen.device import Device
 from normgen.errors import UsageError, did_you_mean
-from normgen.problem import Problem, make_problem
+from normgen.problem import Problem
 from normgen.tuning import parts
 from normgen.tuning.progress import Progress, Silent
 from normgen.tuning.records import Cache, Record
@@ -52,6 +52,7 @@ def tune(
     Errors: UsageError, SpecError; NoDeviceError when the GPU asked for is not there; NothingValidError when no
     candidate compiles and is right. Ctrl-C ends the search with the best so far (`Result.interrupted`).
     """
+    from normgen.program.source import problem_for
     from normgen.spec_reader import load
 
     policy = _cache_policy(cache)
@@ -59,7 +60,7 @@ def tune(
         raise UsageError("a run needs at least one trial", received=str(trials))
     if budget_s <= 0:
         raise UsageError("the budget is a positive number of seconds", received=f"{budget_s:g}")
-    problem = make_problem(
+    problem = problem_for(
         load(op),
         shape=shape,
         dtype=dtype,
@@ -69,6 +70,8 @@ def tune(
         pitch=pitch,
         align=align,
     )
+    if problem.rows == 0:
+        raise UsageError("a shape without rows has nothing to tune", received=str(shape))
     gpu = parts.find_gpu(device)
     facts = gpu[1] if gpu else parts.target_device(target)
     with open_run(

@@ -64,6 +64,7 @@ def test_the_default_comes_first_and_the_seeds_differ_from_each_other() -> None:
     seeds = [p.schedule for p in search.ask(9)]
     assert seeds[0] == DEFAULT
     assert predicted(seeds[1]) == min(PREDICTED)
+    assert [s.variance for s in seeds[1:]] == ["two_pass", "welford"] * 4
     for a, b in itertools.combinations(seeds, 2):
         assert sum(x != y for x, y in zip(a.as_dict().values(), b.as_dict().values(), strict=True)) >= SEED_DISTANCE
 
@@ -115,6 +116,19 @@ def test_a_failing_corner_is_left_alone_after_a_while() -> None:
     assert failed <= len(late) // 2
     assert search.best is not None
     assert search.best[0].hold == "reload"
+
+
+def test_a_rewrite_that_is_always_wrong_is_given_up_and_one_that_is_once_right_is_not() -> None:
+    search = Search(LEGAL, predicted=PREDICTED, seeds=(DEFAULT,))
+    told = {"two_pass": 0, "welford": 0}
+    for _ in range(12):
+        for proposal in search.ask(8):
+            way = proposal.schedule.variance
+            is_right = way == "two_pass" and told[way] == 0
+            search.tell(proposal.number, 10.0 if is_right else None, is_wrong=not is_right)
+            told[way] += 1
+    assert told["welford"] <= 3 + 8  # what the batch held when the third one failed
+    assert told["two_pass"] == 12 * 8 - told["welford"]
 
 
 def test_the_reason_of_a_failure_is_kept_in_the_study() -> None:

@@ -1,0 +1,59 @@
+"""Candidates with the same code are built once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from normgen.codegen.module import Kernel, Launch, Module
+from normgen.cuda.compiler import Cubin, Resources
+from normgen.device import TARGETS
+from normgen.tuning.builder import code_digest, text_digest
+from normgen.tuning.run import local_bytes, misfit, resources_of
+
+
+def module(name: str, *, threads: int = 128, body: str = "x") -> Module:
+    kernel = Kernel(name=name, params=(), launch=Launch(threads=threads, shared_bytes=1024))
+    return Module(instructions="", text=f"void {name}() {{ {body} }}", kernels=(kernel,))
+
+
+def cubin(name: str, *, code: bytes = b"mov", **resources: int) -> Cubin:
+    return Cubin(
+        data=b"\x7fELF" + name.encode() + code,
+        arch=90,
+        resources={name: Resources(**{"registers": 32} | resources)},
+        log="",
+        seconds=0.0,
+        nvrtc_version=(13, 0),
+        key=name,
+    )
+
+
+def test_kernels_that_differ_in_name_only_have_one_digest() -> None:
+    assert text_digest(module("a1")) == text_digest(module("b2"))
+    assert code_digest(module("a1"), cubin("a1")) == code_digest(module("b2"), cubin("b2"))
+
+
+def test_another_launch_text_or_machine_code_is_another_kernel() -> None:
+    first = module("a1")
+    assert text_digest(first) != text_digest(module("a1", body="y"))
+    assert text_digest(first) != text_digest(module("a1", threads=256))
+    assert text_digest(first) != text_digest(replace(first, workspace_block_bytes=4))
+    assert code_digest(first, cubin("a1")) != code_digest(first, cubin("a1", code=b"add"))
+    assert code_digest(first, cubin("a1")) != code_digest(module("a1", threads=256), cubin("a1"))
+
+
+def test_resources_say_what_the_compiler_and_the_launch_say() -> None:
+    (figures,) = resources_of(module("k"), cubin("k", static_shared_bytes=64, spill_store_bytes=8, stack_bytes=16))
+    assert figures["threads"] == 128
+    assert figures["static_shared_bytes"] + figures["dynamic_shared_bytes"] == 64 + 1024
+    assert local_bytes([figures]) == 24
+
+
+def test_a_block_that_fits_no_sm_is_refused_with_the_reason() -> None:
+    h200 = TARGETS["h200"]
+    fits = resources_of(module("k", threads=1024), cubin("k", registers=64))
+    assert misfit(fits, h200) is None
+    crowded = resources_of(module("k", threads=1024), cubin("k", registers=65))  # 65 takes 72: units of 8
+    assert misfit(crowded, h200) == "k: 1024 threads x 72 registers exceed 65536"
+    fat = resources_of(module("k"), cubin("k", static_shared_bytes=h200.shared_per_block))
+    assert misfit(fat, h200) == f"k: {h200.shared_per_block + 1024} bytes of shared memory exceed 232448"

@@ -1,0 +1,96 @@
+"""The measured path on the real space, emitter and compiler; only the device is simulated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from normgen.codegen.module import Module
+from normgen.cuda.compiler import Cubin
+from normgen.device import TARGETS, Device
+from normgen.problem import Problem
+from normgen.program.source import problem_for
+from normgen.schedule.schedule import Schedule
+from normgen.spec_reader import load
+from normgen.tuning import measured, parts
+from normgen.tuning.campaign import Check
+from normgen.tuning.progress import Silent
+from normgen.tuning.records import Cache, Outcome, Record
+from normgen.tuning.run import open_run
+from normgen.tuning.store import adopt, read, state_folder
+from normgen.tuning.tuner import environment
+from tests.tuning.simulated import SimulatedTimer
+
+H200 = TARGETS["h200"]
+PROBLEM = problem_for(load("layernorm"), shape="8x1024x768")
+COPY_US = 13.5
+
+
+class PredictedBench(SimulatedTimer):
+    """A device on which the cost model is right, but for what registers cost, and sum_of_squares is wrong."""
+
+    roofs = ("copy",)
+
+    def __init__(self, problem: Problem, facts: Device, *, index: int, cache: Cache, seed: int) -> None:
+        super().__init__({"copy": COPY_US}, seed=seed)
+        assert (problem, facts, index, cache) == (PROBLEM, H200, 0, Cache.COLD)
+        self._rewrite: dict[str, str] = {}
+
+    def load(self, key: str, module: Module, cubin: Cubin) -> None:
+        assert cubin.data.startswith(b"\x7fELF")
+        kernel = module.kernels[0]
+        registers = cubin.resources[kernel.name].registers
+        self.truth[key] = COPY_US * (1.02 + registers / 1000 + kernel.launch.threads / 20000)
+        self._rewrite[key] = module.text
+
+    def check(self, key: str, *, full: bool) -> Check:
+        is_wrong = "sum(x**2)" in self._rewrite[key] and not full
+        return Check(ok=not is_wrong, summary="y: 3 bad", error={"y": 0.1})
+
+    def unload(self, key: str) -> None:
+        del self.truth[key]
+
+
+def tune_once(monkeypatch: pytest.MonkeyPatch) -> tuple[tuple[Record, ...], Path]:
+    monkeypatch.setattr("normgen.tuning.gpu_bench.GpuBench", PredictedBench)
+    with open_run(
+        PROBLEM, H200, cache=Cache.COLD, seed=0, trials=32, budget_s=60.0, progress=Silent(),
+        command="test", versions=environment(measured=False),
+    ) as run:  # fmt: skip
+        records, interrupted = measured.measure_on_gpu(run, 0)
+        assert not interrupted
+        return records, run.writer.path
+
+
+def test_a_run_over_real_kernels_confirms_a_winner_and_keeps_every_candidate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path))
+    records, path = tune_once(monkeypatch)
+    winner = records[0]
+    assert winner.measured
+    assert winner.outcome is Outcome.OK
+    assert winner.roof_us == pytest.approx(COPY_US, rel=0.05)
+    assert winner.default_us is not None
+    assert winner.us is not None
+    assert winner.us <= winner.default_us * 1.01
+    default = parts.default_schedule(PROBLEM, H200)
+    assert default in [r.schedule for r in records]
+    kept = read(path).records
+    assert len(kept) == 32
+    assert kept[0].schedule == default
+    assert {"variance=welford" in str(r.schedule) for r in kept} == {True, False}
+
+    adopt(winner, state_folder() / "records", H200)
+    again, path = tune_once(monkeypatch)
+    assert read(path).records[1].schedule == winner.schedule  # the incumbent comes right after the default
+    assert winner.schedule in [r.schedule for r in again]
+
+
+def test_the_default_is_searched_even_if_the_spec_leaves_it_out() -> None:
+    default: Any = Schedule(threads_per_row=512)
+    others = [Schedule(threads_per_row=64), Schedule(threads_per_row=128)]
+    assert parts.with_default(others, default) == [default, *others]
+    assert parts.with_default([*others, default], default) == [*others, default]

@@ -1,0 +1,102 @@
+"""Tuning without a GPU, on the real parts: compile, prune, rank, check on the CPU executor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from normgen.device import TARGETS
+from normgen.errors import NothingValidError
+from normgen.problem import Problem
+from normgen.program.source import problem_for
+from normgen.spec_reader import load
+from normgen.tuning import cpu_check, parts, predicted
+from normgen.tuning.progress import Silent
+from normgen.tuning.records import Cache, Outcome
+from normgen.tuning.run import Run, open_run
+from normgen.tuning.store import read
+from normgen.tuning.tuner import command_of, environment
+
+H200 = TARGETS["h200"]
+PROBLEM = problem_for(load("layernorm"), shape="8x1024x768")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path))
+    with open_run(
+        PROBLEM, H200, cache=Cache.COLD, seed=0, trials=6, budget_s=60.0, progress=Silent(),
+        command="test", versions=environment(measured=False),
+    ) as opened:  # fmt: skip
+        yield opened
+
+
+def test_the_winner_is_predicted_compiled_and_checked_on_the_cpu(run: Run) -> None:
+    records, interrupted = predicted.predict_without_gpu(run)
+    winner = records[0]
+    assert not interrupted
+    assert winner.outcome is Outcome.PREDICTED
+    assert not winner.measured
+    assert winner.times_us is None
+    assert winner.roof_us is None
+    assert winner.us is not None
+    assert winner.us > PROBLEM.compulsory_bytes / H200.dram_gb_per_s / 1e3  # no faster than its bytes allow
+    assert set(winner.error) == {"y", "mean", "rstd"}
+    assert all(0 <= share <= 1 for share in winner.error.values())
+    assert winner.resources[0]["registers"] > 0
+    assert any("verified on the CPU executor at 42 rows" in note for note in run.notes)
+    kept = read(run.writer.path)
+    assert not kept.damaged
+    assert len(kept.records) + run.counts["same_code"] == 6
+
+
+def test_without_a_compiler_only_formulas_as_written_are_considered(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_check, "has_compiler", lambda: False)
+    records, _ = predicted.predict_without_gpu(run)
+    assert {r.schedule.variance for r in records} == {"two_pass"}
+    assert any("not verified" in note and "C++ compiler" in note for note in run.notes)
+
+
+def test_what_cannot_be_launched_does_not_win(run: Run) -> None:
+    run.device = replace(H200, registers_per_sm=512)  # not even one warp fits
+    with pytest.raises(NothingValidError, match="no schedule compiled and fits"):
+        predicted.predict_without_gpu(run)
+    reasons = [r.reason for r in read(run.writer.path).records if r.outcome is Outcome.ILLEGAL]
+    assert reasons
+    assert all("registers exceed 512" in reason for reason in reasons)
+
+
+def unbiased(problem: Problem) -> str:
+    """The default kernel's text with the variance divided by cols - 1."""
+    module = parts.emit(problem, parts.default_schedule(problem, H200))
+    return module.text.replace("look2.var_sum / kCols", "look2.var_sum / (kCols - 1)")
+
+
+def test_the_cpu_check_finds_an_unbiased_variance_and_an_overrun() -> None:
+    problem = problem_for(load("layernorm"), shape="16x256")
+    module = parts.emit(problem, parts.default_schedule(problem, H200))
+    assert cpu_check.check_on_cpu(problem, module).ok
+    wrong = replace(module, text=unbiased(problem))
+    assert wrong.text != module.text
+    check = cpu_check.check_on_cpu(problem, wrong)
+    assert not check.ok
+    assert check.error["y"] > 1
+    overrun = replace(module, text=module.text.replace("const bool active = row < rows;", "const bool active = true;"))
+    assert overrun.text != module.text
+    odd = replace(problem, rows=15)
+    assert cpu_check.check_on_cpu(odd, module).ok
+    check = cpu_check.check_on_cpu(odd, overrun)
+    assert not check.ok
+    assert "out_of_bounds" in check.summary
+
+
+def test_the_command_says_only_what_differs_from_the_defaults() -> None:
+    assert command_of("layernorm", PROBLEM, cache=Cache.COLD, seed=0, target=None) == ("normgen tune --shape 8192x768")
+    other = problem_for(load("rmsnorm"), shape="4x64", dtype="bf16", without=("weight",), pitch=80, align=4)
+    assert command_of("rmsnorm", other, cache=Cache.HOT, seed=3, target=H200) == (
+        "normgen tune --shape 4x64 --op rmsnorm --dtype bf16 --without weight --pitch 80 --align 4 "
+        "--cache hot --seed 3 --device cpu --target h200"
+    )
