@@ -93,6 +93,14 @@ def test_the_cpu_check_finds_an_unbiased_variance_and_an_overrun() -> None:
     assert "out_of_bounds" in check.summary
 
 
+def test_a_problem_of_one_row_is_checked_on_every_family_of_rows() -> None:
+    problem = problem_for(load("layernorm"), shape="1x768")
+    module = parts.emit(problem, replace(parts.default_schedule(problem, H200), variance="sum_of_squares"))
+    check = cpu_check.check_on_cpu(problem, module)
+    assert not check.ok
+    assert "large_mean" in check.summary
+
+
 def test_the_command_says_only_what_differs_from_the_defaults() -> None:
     assert command_of("layernorm", PROBLEM, cache=Cache.COLD, seed=0, target=None) == ("normgen tune --shape 8192x768")
     other = problem_for(load("rmsnorm"), shape="4x64", dtype="bf16", without=("weight",), pitch=80, align=4)
