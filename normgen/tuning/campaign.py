@@ -161,7 +161,7 @@ class Campaign:
                 self.builder.finish(candidate)
         ready = [c for _, c in batch if c.cubin is not None and self.builder.twin_of(c) is None]
         with self.run.clock.phase("verify"):
-            good = [c for c in ready if self._admit(c)]
+            good = self._admitted(ready)
         with self.run.clock.phase("time"):
             self._time(good)
         for number, candidate in batch:
@@ -169,6 +169,16 @@ class Campaign:
         self._batches += 1
         self._forget_losers()
         self._tell_progress()
+
+    def _admitted(self, ready: list[Candidate]) -> list[Candidate]:
+        """Those that are right; once one is usable, those that the time of the run does not reach are left out."""
+        good: list[Candidate] = []
+        for candidate in ready:
+            if (good or self._usable) and not self._has_time():
+                candidate.fail(Outcome.TIMEOUT, "not reached within the time of the run")
+            elif self._admit(candidate):
+                good.append(candidate)
+        return good
 
     def _admit(self, candidate: Candidate, *, full: bool = False) -> bool:
         """Load and check a candidate; a wrong kernel is never timed."""

@@ -16,7 +16,7 @@ from normgen.verify import Buffer, Verdict
 CHECKED_ELEMENTS = 1 << 18  # of every candidate
 CHECKED_ELEMENTS_FULL = 1 << 22  # of every finalist: some 0.5 s of float64 on the host
 FAMILY_ROWS = 24  # two of every row family
-VERIFY_ELEMENTS = 1 << 25  # a larger problem is checked with fewer rows than it has
+VERIFY_ELEMENTS = 1 << 24  # a larger problem is checked with fewer rows than it has
 
 
 def checked_problem(problem: Problem) -> Problem:
@@ -85,8 +85,8 @@ class DeviceCheck:
         stream.synchronize()
         for name in self._poison:
             self._mirrors[name].download()
-        elements = CHECKED_ELEMENTS_FULL if full else CHECKED_ELEMENTS
-        rows = max(FAMILY_ROWS, elements // self.problem.cols)
+        least, elements = (FAMILY_ROWS, CHECKED_ELEMENTS_FULL) if full else (FAMILY_ROWS // 2, CHECKED_ELEMENTS)
+        rows = max(least, elements // self.problem.cols)
         return verify.check(self.problem, self._inputs, self._outputs, rows=rows)
 
 
