@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from normgen.codegen.module import Module
@@ -18,9 +18,9 @@ from normgen.cuda.arrays import ArrayView, DeviceArray, view
 from normgen.cuda.compiler import Cubin
 from normgen.device import Device
 from normgen.errors import NothingValidError, UsageError, did_you_mean
-from normgen.interop.arguments import Placed, expectations
+from normgen.interop.arguments import Placed, expectations, misfit
 from normgen.interop.outputs import current_stream, new_like
-from normgen.problem import Direction, Problem, TensorUse
+from normgen.problem import Problem, TensorUse
 from normgen.schedule.schedule import Schedule
 from normgen.spec import Kind
 
@@ -30,7 +30,14 @@ if TYPE_CHECKING:
 _DEFAULT_STREAM = 1  # how arrays name stream 0
 
 
-MOST_ROWS = 2**31 - 1  # a workspace serves every row count: a persistent grid is bounded by the SMs
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """What follows from the layouts of a call's arrays."""
+
+    rows: int
+    pitches: Mapping[str, int]
+    workspace_bytes: int
+    misfit: str
 
 
 class Kernel:
@@ -52,7 +59,7 @@ class Kernel:
         cubin: Cubin,
         device: int = 0,
         origin: str = "",
-        general: Callable[[], Kernel] | None = None,
+        general: Callable[[], Kernel | None] | None = None,
     ) -> None:
         from normgen.cuda.runtime import LoadedModule
 
@@ -60,16 +67,14 @@ class Kernel:
         self.device, self.origin = device, origin
         self._make_general = general
         self._general: Kernel | None = None
-        loaded = LoadedModule(module, cubin, device=device)
-        self.workspace_bytes = module.workspace_bytes(rows=MOST_ROWS, sm_count=loaded.kernels[0].sm_count)
-        self._bound = loaded.bind()
+        self._bound = LoadedModule(module, cubin, device=device).bind()
         self._bound.set(cols=problem.cols)
         self._scalars = dict(problem.spec.scalars)
         self._expected = expectations(problem, schedule, module)
         self._reads = tuple(t for t in problem.tensors if not t.is_written)
         self._writes = tuple(t for t in problem.tensors if t.is_written)
         self._first_output = next((t.name for t in self._writes if t.kind is Kind.ELEM), self._writes[0].name)
-        self._placed: dict[tuple[Any, ...], Placed] = {}
+        self._plans: dict[tuple[Any, ...], _Plan] = {}
         self._workspaces: dict[int, DeviceBuffer] = {}
         self._lock = threading.Lock()
 
@@ -82,22 +87,17 @@ class Kernel:
 
         Raises UsageError, before anything is launched, if an array does not fit.
         """
-        arrays, scalars = self._by_name(inputs, named)
-        first = arrays[self._reads[0].name]
         from normgen.cuda.runtime import stream_handle
 
+        arrays, scalars = self._by_name(inputs, named)
+        first = arrays[self._reads[0].name]
         queue = current_stream(first, self.device) if stream is None else stream_handle(stream)
         views = {name: view(array, stream=queue) for name, array in arrays.items()}
-        placed = {name: self._place(name, facts) for name, facts in views.items()}
-        rows = self._common_rows(placed)
-        self._check_overlap(views)
-        fresh = [] if any(t.name in arrays for t in self._writes) else self._allocate(first, views)
+        fresh = [] if len(arrays) > len(self._reads) else self._allocate(first, views)
         for name, array in fresh:
             arrays[name] = array
             views[name] = view(array, stream=queue)
-            placed[name] = self._place(name, views[name])
-        self._check_outputs(arrays)
-        self._run(views, placed, rows, scalars, queue)
+        self._run(views, scalars, queue)
         for _, array in fresh:
             if isinstance(array, DeviceArray):
                 array.mark_written(queue)
@@ -132,15 +132,25 @@ class Kernel:
             raise UsageError(takes, received=f"no {', '.join(missing)}")
         return arrays, scalars
 
-    def _place(self, name: str, facts: ArrayView) -> Placed:
-        """The check of one array, remembered by everything it depends on."""
-        key = (name, facts.shape, facts.strides, facts.dtype, facts.device, facts.readonly, facts.pointer % 128)
-        found = self._placed.get(key)
+    def _plan(self, views: Mapping[str, ArrayView]) -> _Plan:
+        """All checks of one call, remembered by everything they depend on."""
+        key = tuple(
+            (name, v.shape, v.strides, v.dtype, v.device, v.readonly, v.pointer & 127) for name, v in views.items()
+        )
+        found = self._plans.get(key)
         if found is None:
-            found = self._expected[name].place(facts, device=self.device)
-            if len(self._placed) > 256:  # shapes that never repeat must not fill the memory
-                self._placed.clear()
-            self._placed[key] = found
+            placed = {name: self._expected[name].place(facts, device=self.device) for name, facts in views.items()}
+            self._check_outputs(views)
+            rows, sm_count = self._common_rows(placed), self._bound.loaded.kernels[0].sm_count
+            found = _Plan(
+                rows=rows,
+                workspace_bytes=self.module.workspace_bytes(rows=rows, sm_count=sm_count),
+                pitches={name: place.pitch for name, place in placed.items()},
+                misfit=misfit(self.problem, self.schedule, views, placed),
+            )
+            if len(self._plans) > 256:  # shapes that never repeat must not fill the memory
+                self._plans.clear()
+            self._plans[key] = found
         return found
 
     def _common_rows(self, placed: Mapping[str, Placed]) -> int:
@@ -155,6 +165,8 @@ class Kernel:
 
     def _check_overlap(self, views: Mapping[str, ArrayView]) -> None:
         """Refuse an output that starts where another tensor starts: the kernel's pointers are restricted."""
+        if len({facts.pointer for facts in views.values()}) == len(views):
+            return
         for tensor in self._writes:
             mine = views.get(tensor.name)
             shared = [
@@ -166,8 +178,8 @@ class Kernel:
                     received=f"'{tensor.name}' and '{shared[0]}' at one address",
                 )
 
-    def _check_outputs(self, arrays: Mapping[str, Any]) -> None:
-        missing = [t.name for t in self._writes if t.name not in arrays and not t.nullable]
+    def _check_outputs(self, given: Mapping[str, object]) -> None:
+        missing = [t.name for t in self._writes if t.name not in given and not t.nullable]
         if missing:
             raise UsageError(
                 "with one output given, every output that is not optional must be given",
@@ -183,54 +195,45 @@ class Kernel:
 
         return [(t.name, new_like(first, size_of(t), t.dtype, self.device)) for t in self._writes]
 
-    def _run(
-        self,
-        views: Mapping[str, ArrayView],
-        placed: Mapping[str, Placed],
-        rows: int,
-        scalars: Mapping[str, float],
-        queue: int,
-    ) -> None:
-        misfit = next((place.misfit for place in placed.values() if place.misfit), "")
-        if misfit:
-            general = self._general_kernel(misfit)
-            general._run(views, {n: general._place(n, v) for n, v in views.items()}, rows, scalars, queue)
-            return
+    def _run(self, views: Mapping[str, ArrayView], scalars: Mapping[str, float], queue: int) -> None:
         from normgen.cuda.runtime import OnDevice
 
+        plan = self._plan(views)
+        self._check_overlap(views)
+        if plan.misfit:
+            self._general_kernel(plan.misfit)._run(views, scalars, queue)
+            return
         with self._lock, OnDevice(self.device):
             self._wait_for_producers(views, queue)
             bound = self._bound
             for tensor in self.problem.tensors:
                 facts = views.get(tensor.name)
                 if facts is None:
-                    bound.set(pointers={tensor.name: None})
+                    bound.set_tensor(tensor.name, None, 0)
                 else:
-                    bound.set_tensor(tensor.name, facts.pointer, placed[tensor.name].pitch)
+                    bound.set_tensor(tensor.name, facts.pointer, plan.pitches[tensor.name])
             if scalars:
                 bound.set(scalars=scalars)
-            if self.workspace_bytes:
-                bound.set(workspace=self._workspace(queue).pointer)
-            bound.set_rows(rows)
+            if plan.workspace_bytes:
+                bound.set(workspace=self._workspace(queue, plan.workspace_bytes).pointer)
+            bound.set_rows(plan.rows)
             bound.launch(queue)
 
-    def _general_kernel(self, misfit: str) -> Kernel:
+    def _general_kernel(self, why: str) -> Kernel:
         with self._lock:
             if self._general is None and self._make_general is not None:
                 self._general = self._make_general()
         if self._general is None:
-            raise UsageError(
-                "this kernel covers the layout it was made for", received=misfit, hint="copy the array first"
-            )
+            raise UsageError("this kernel covers the layout it was made for", received=why, hint="copy the array first")
         return self._general
 
-    def _workspace(self, queue: int) -> DeviceBuffer:
-        """One zeroed workspace per stream: kernels on two streams may run at the same time."""
+    def _workspace(self, queue: int, size: int) -> DeviceBuffer:
+        """One workspace per stream, as large as its largest call: kernels on two streams may run at the same time."""
         from normgen.cuda.runtime import DeviceBuffer
 
         found = self._workspaces.get(queue)
-        if found is None:
-            found = DeviceBuffer(self.workspace_bytes, device=self.device)
+        if found is None or found.size < size:
+            found = DeviceBuffer(size, device=self.device)  # freeing the smaller one waits for the kernels that use it
             found.fill(0, stream=queue)
             self._workspaces[queue] = found
         return found
@@ -265,7 +268,7 @@ def kernel(
     a GPU, CompileError if the text is refused.
     """
     from normgen.cuda.runtime import device_facts
-    from normgen.problem import make_problem
+    from normgen.program.source import problem_for
     from normgen.spec_reader import load
 
     spec = load(op)
@@ -275,19 +278,19 @@ def kernel(
         raise UsageError(
             "`present` names optional tensors", received=min(unknown), hint=did_you_mean(min(unknown), optional)
         )
-    problem = make_problem(
+    problem = problem_for(
         spec,
         shape=shape,
         dtype=dtype,
         dtypes=dtypes or {},
-        direction=Direction(direction),
+        direction=direction,
         without=() if present is None else tuple(sorted(optional - set(present))),
     )
     facts = device_facts(device)
     origin = "given by the caller"
     if schedule is None:
         schedule, origin = _best_schedule(problem, facts)
-    return _built(problem, schedule, device, origin, lambda: _general(problem, device))
+    return _built(problem, schedule, device, origin, lambda: _general(general_schedules(problem, facts), device))
 
 
 _warned: set[str] = set()
@@ -310,7 +313,7 @@ def _best_schedule(problem: Problem, facts: Device) -> tuple[Schedule, str]:
 
 
 def _built(
-    problem: Problem, schedule: Schedule, device: int, origin: str, general: Callable[[], Kernel] | None
+    problem: Problem, schedule: Schedule, device: int, origin: str, general: Callable[[], Kernel | None] | None
 ) -> Kernel:
     from normgen.codegen.emit import emit
     from normgen.cuda.cache import CubinCache
@@ -339,23 +342,28 @@ def unaligned(problem: Problem) -> Problem:
     return replace(problem, pitch=pitch, align=max(t.dtype.bytes for t in problem.tensors))
 
 
-def _general(problem: Problem, device: int) -> Kernel:
-    """For any row pitch and alignment; element by element where not even elements of 4 bytes are aligned."""
-    from normgen.cuda.runtime import device_facts
+def general_schedules(problem: Problem, facts: Device) -> Iterator[tuple[Problem, Schedule]]:
+    """What covers the layouts a tuned kernel does not, fastest first; the last covers every layout.
+
+    First vectors with peeled heads (where rows of all tensors start alike), then element by element.
+    """
+    from normgen.schedule.legality import refusal
     from normgen.schedule.space import default_schedule
 
     loose = unaligned(problem)
-    schedule = default_schedule(loose, device_facts(device))
-    return _built(loose, schedule, device, "general kernel", lambda: _elementwise(loose, device))
-
-
-def _elementwise(problem: Problem, device: int) -> Kernel:
-    from normgen.cuda.runtime import device_facts
-    from normgen.schedule.legality import refusal
-
-    facts = device_facts(device)
+    yield loose, default_schedule(loose, facts)
     for threads in (256, 128, 64, 32, 16, 8, 4, 2, 1):
         schedule = Schedule(threads_per_row=threads, rows_per_block=max(1, 128 // threads), vector=1, hold="reload")
-        if refusal(problem, schedule, facts) is None:
-            return _built(problem, schedule, device, "general kernel, element by element", None)
+        if refusal(loose, schedule, facts) is None:
+            yield loose, schedule
+            return
     raise NothingValidError("reading a row element by element must be legal", received=str(problem))
+
+
+def _general(rest: Iterator[tuple[Problem, Schedule]], device: int) -> Kernel | None:
+    """The next of the general kernels, compiled; it makes the one after it if it must."""
+    following = next(rest, None)
+    if following is None:
+        return None
+    problem, schedule = following
+    return _built(problem, schedule, device, "general kernel", lambda: _general(rest, device))

@@ -266,6 +266,10 @@ class KernelBuilder:
                 source = by_name.get(store.value)
                 inline = source is not None and not self.is_read_in_loop(store.value, maps)
                 text = printer.text(source.expr) if inline and source else self.names[store.value]
+                if store.accumulate:
+                    before = f"{store.tensor}_before"
+                    head.append(f"const {self.vec(store.tensor)} {before} = {self.read_elem(store.tensor, 'default')};")
+                    text = f"element({before}, i) + {text}"
                 elem.append(f"{store.tensor}_values[i] = {text};")
                 tail += self.store_lines(store)
             elem += self.columns.elem_lines({r.names[0]: printer.text(r.args[0]) for r in self.columns.reduces})

@@ -89,7 +89,14 @@ class ColumnSums:
         return [*pointers, Param(name=name, ctype="float*", source=Source.WORKSPACE, offset=TICKET_BYTES)]
 
     def constants(self) -> list[tuple[str, str, str]]:
-        return [("kPitch", str(self.pitch), "columns of a row of float32 sums, padded")] if self else []
+        if not self or self.b.problem.any_cols:
+            return []
+        return [("kPitch", str(self.pitch), "columns of a row of float32 sums, padded")]
+
+    def start(self, index: int) -> str:
+        """Offset of the sums of reduction `index`, ready to be added to a column."""
+        pitch = "cols" if self.b.problem.any_cols else "kPitch"
+        return "" if index == 0 else f"{pitch} + " if index == 1 else f"{index} * {pitch} + "
 
     # ---- in the row loop ---------------------------------------------------------------------------------------
 
@@ -121,8 +128,7 @@ class ColumnSums:
             else:
                 base = "column_sums" if self.how == "shared_atomic" else "sums"
                 column = "column + i" if self.b.layout.partial else "vector * kVector + i"
-                start = f"{index} * kPitch + " if index else ""
-                line = f"atomicAdd({base} + {start}{column}, {text});"
+                line = f"atomicAdd({base} + {self.start(index)}{column}, {text});"
             lines.append(f"if (active) {line}" if self.b.idle_rows else line)
         return lines
 
@@ -158,8 +164,7 @@ class ColumnSums:
         lines.append("  const int vector = lane + step * kThreadsPerRow;")
         body = ["#pragma unroll", "for (int i = 0; i < kVector; ++i) {"]
         for index, name in enumerate(self.names):
-            start = f"{index} * kPitch + " if index else ""
-            cell = f"column_sums[{start}vector * kVector + i]"
+            cell = f"column_sums[{self.start(index)}vector * kVector + i]"
             body.append(f"  {cell} = turn == 0 ? {name}_sum[step][i] : {cell} + {name}_sum[step][i];")
         body.append("}")
         if self.b.layout.ragged:
@@ -170,14 +175,13 @@ class ColumnSums:
         """Start of the float32 row that block sums of reduction `index` go to."""
         if self.how in DETERMINISTIC:
             return f"partials + (static_cast<long long>(blockIdx.x) * {len(self.names)} + {index}) * kPitch"
-        return f"sums + {index} * kPitch" if index else "sums"
+        return f"sums + {self.start(index)}".removesuffix(" + ")
 
     def _from_shared(self, out: SectionList) -> None:
         columns = "kVectors * kVector"
         lines = [f"for (int column = threadIdx.x; column < {columns}; column += kThreads) {{"]
         for index in range(len(self.names)):
-            start = f"{index} * kPitch + " if index else ""
-            value = f"column_sums[{start}column]"
+            value = f"column_sums[{self.start(index)}column]"
             if self.how in DETERMINISTIC:
                 lines.append(f"  ({self._target(index)})[column] = {value};")
             else:

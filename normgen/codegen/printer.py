@@ -67,6 +67,9 @@ class Printer:
             return self._power(expr.base, expr.exp)
         if isinstance(expr, sp.Max | sp.Min):
             return self._extremum(expr), ATOM
+        if isinstance(expr, sp.sign):  # of the subgradients of |x| and of the elementwise maximum
+            argument = self.operand(expr.args[0], ATOM)
+            return f"static_cast<float>(({argument} > 0.0f) - ({argument} < 0.0f))", ATOM
         name = _FUNCTIONS.get(type(expr))
         if name is None:
             raise ProgramError("the printer does not know this function", received=str(expr))

@@ -86,7 +86,9 @@ def _compile_unit(chunk: dict[str, Module], compiler: Compiler, runtime: Path) -
         source.write_text(unit_text(list(chunk.values())), encoding="utf-8")
         compile_file(compiler, source, target, (*compiler.kernel_flags, *include), (str(runtime), "-lm", "-lc"))
     for index, key in enumerate(chunk):
-        _write_atomically(_pointer(key), json.dumps({"unit": target.name, "index": index}))
+        _write_atomically(
+            _pointer(key), json.dumps({"unit": target.name, "index": index, "bytes": target.stat().st_size})
+        )
 
 
 def _key(module: Module, compiler: Compiler) -> str:
@@ -107,9 +109,10 @@ def _cached(key: str) -> tuple[Path, int] | None:
     try:
         found = json.loads(_pointer(key).read_text(encoding="utf-8"))
         unit, index = cache_folder() / found["unit"], int(found["index"])
+        whole = unit.stat().st_size == found["bytes"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return (unit, index) if unit.exists() else None
+    return (unit, index) if whole else None
 
 
 def _write_atomically(path: Path, text: str) -> None:

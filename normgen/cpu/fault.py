@@ -43,6 +43,7 @@ class Fault:
 
     line       line of Module.text, from 1; 0 when it could not be found
     line_text  that line
+    called_from  lines of the calls that led there, from the innermost outwards
     block, thread  blockIdx.x and threadIdx.x of the first thread seen doing it; -1 when none is to blame
     """
 
@@ -51,13 +52,15 @@ class Fault:
     line: int
     line_text: str
     message: str
+    called_from: tuple[int, ...] = ()
     block: int = -1
     thread: int = -1
 
     def __str__(self) -> str:
         where = f"{self.kernel}, line {self.line}" if self.line else f"{self.kernel}, line unknown"
+        calls = "".join(f", called from line {line}" for line in self.called_from)
         who = f" [block {self.block}, thread {self.thread}]" if self.thread >= 0 else ""
-        return f"{self.kind}: {where}: {self.message}{who}\n    {self.line_text.strip()}"
+        return f"{self.kind}: {where}{calls}: {self.message}{who}\n    {self.line_text.strip()}"
 
 
 def make_faults(
@@ -70,9 +73,10 @@ def make_faults(
     found: dict[tuple[FaultKind, int], Fault] = {}
     for record in records:
         chain = frames.get(record.pc, ())
-        if record.other_pc and chain and chain == frames.get(record.other_pc):
+        if record.other_pc and chain and _places(chain) == _places(frames.get(record.other_pc, ())):
             continue  # the compiler copied one barrier to two places
-        line = _text_line(chain, text_file)
+        text_lines = [frame.line for frame in chain if frame.file == text_file]
+        line = text_lines[0] if text_lines else 0
         line_text = lines[line - 1] if 0 < line <= len(lines) else ""
         groups = "; ".join(
             _group(group.wait, group.threads, _text_line(frames.get(group.pc, ()), text_file))
@@ -85,6 +89,7 @@ def make_faults(
             line=line,
             line_text=line_text,
             message=f"{message} ({groups})" if groups else message,
+            called_from=tuple(text_lines[1:]),
             block=record.block,
             thread=record.thread,
         )
@@ -95,6 +100,10 @@ def make_faults(
 def _pcs(record: FaultRecord) -> list[int]:
     groups = [group.pc for group in record.groups[: record.group_count]]
     return [pc for pc in (record.pc, record.other_pc, *groups) if pc]
+
+
+def _places(chain: Sequence[Frame]) -> list[tuple[str, int]]:
+    return [(frame.file, frame.line) for frame in chain]
 
 
 def _text_line(chain: Sequence[Frame], text_file: str) -> int:

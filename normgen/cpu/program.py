@@ -72,14 +72,18 @@ class Program:
     ) -> Run:
         """Launch every kernel in order; written arrays are written in place.
 
-        tensors: elem arrays [rows, cols] (any row stride and alignment), row values [rows], col values [cols]; None is a
-        null pointer. `workspace` is zeroed memory when not given. `seed` shuffles blocks and threads; 0 keeps their order.
-        A fault ends the run after its kernel. Raises UsageError when an argument is missing.
+        tensors    elem arrays [rows, cols] (any row stride and alignment), row values [rows], col values [cols];
+                   None is a null pointer
+        workspace  when not given: zeros, then NaN bytes in the part that holds anything at the first call
+        seed       shuffles the order of blocks and threads; 0 keeps it
+
+        A fault ends the run after its kernel. Raises UsageError when an argument is missing or unfit.
         """
         started = time.monotonic()
         scratch = self.module.workspace_bytes(rows=rows, sm_count=sm_count)
         if workspace is None and scratch:
             workspace = np.zeros(scratch, dtype=np.uint8)
+            workspace[self.module.workspace_fixed_bytes :] = 0xFF  # not initialised on the device: NaN here
         first_grid = self.module.kernels[0].launch.grid(rows=rows, sm_count=sm_count)
         sizes = {Source.ROWS: rows, Source.COLS: cols, Source.BLOCKS: first_grid}
         placed = place({**tensors, _WORKSPACE: workspace})
@@ -89,6 +93,7 @@ class Program:
         written: set[str] = set()
         for number, kernel in enumerate(self.module.kernels):
             grid = kernel.launch.grid(rows=rows, sm_count=sm_count)
+            _check_launch(kernel, grid)
             if grid == 0:
                 continue
             arguments = [_argument(param, values, sizes=sizes, scalars=scalars or {}) for param in kernel.params]
@@ -145,7 +150,17 @@ class Program:
             module=self.module,
             kernel=kernel.name,
             text_file=text_name(self.index),
-            lookup=lambda addresses: find_frames(self.unit, addresses),
+            lookup=lambda addresses: find_frames(self.unit, addresses, text_file=text_name(self.index)),
+        )
+
+
+def _check_launch(kernel: Kernel, grid: int) -> None:
+    launch = kernel.launch
+    legal = 1 <= launch.threads <= 1024 and 1 <= launch.cluster <= 16 and 0 <= launch.shared_bytes <= 256 * 1024
+    if not legal or grid % launch.cluster:
+        raise UsageError(
+            "a launch has 1..1024 threads, whole clusters of 1..16 blocks and at most 256 KiB of shared memory",
+            received=f"{kernel.name}: {grid} blocks, {launch}",
         )
 
 

@@ -70,7 +70,7 @@ def _extent(name: str, array: Array) -> tuple[int, int, int]:
     if array.ndim not in (1, 2):
         raise UsageError("a tensor has one dimension or is [rows, cols]", received=f"{name}: {array.ndim} dimensions")
     length = array.shape[-1]
-    if length > 1 and array.strides[-1] != array.itemsize:
+    if length > 1 and array.size and array.strides[-1] != array.itemsize:
         raise UsageError("the elements of a row must lie side by side", received=f"{name}: strides {array.strides}")
     row_bytes = length * array.itemsize
     if array.ndim == 1:

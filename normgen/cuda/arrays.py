@@ -46,8 +46,12 @@ def view(array: Any, *, stream: int = 0) -> ArrayView:
 
     Raises UsageError for an object that offers neither torch's methods, `__cuda_array_interface__` nor DLPack.
     """
-    if is_torch(array):
+    kind = type(array)
+    if kind in _TORCH_TYPES or is_torch(array):
         return _view_torch(array)
+    if isinstance(array, DeviceArray):
+        array.make_ready_on(stream or _DEFAULT_STREAM)
+        return array.as_view()
     interface = getattr(array, "__cuda_array_interface__", None)
     if interface is not None:
         return _view_interface(array, interface)
@@ -62,9 +66,13 @@ def view(array: Any, *, stream: int = 0) -> ArrayView:
 
 def is_torch(array: Any) -> bool:
     """Whether it has torch's methods: a duck is enough."""
-    return hasattr(array, "data_ptr") and hasattr(array, "get_device") and hasattr(array, "stride")
+    kind = type(array)
+    if kind not in _TORCH_TYPES and all(hasattr(kind, name) for name in ("data_ptr", "get_device", "stride")):
+        _TORCH_TYPES.add(kind)
+    return kind in _TORCH_TYPES
 
 
+_TORCH_TYPES: set[type] = set()  # remembered: three look-ups by name per array are a third of a view's time
 _TORCH_NAMES: dict[Any, str] = {}
 
 
@@ -145,7 +153,8 @@ class DeviceArray:
         self.shape = shape
         self.dtype = DTYPES[dtype] if isinstance(dtype, str) else dtype
         self.buffer = DeviceBuffer(math.prod(shape) * self.dtype.bytes, device=device)
-        self._written: Event | None = None
+        self._strides = contiguous_strides(shape)
+        self._written: tuple[int, Event] | None = None  # the stream that writes it, and when it has
 
     @classmethod
     def of(cls, array: np.ndarray[Any, Any], *, device: int = 0) -> DeviceArray:
@@ -160,13 +169,26 @@ class DeviceArray:
 
     def mark_written(self, stream: int) -> None:
         """Note that work queued on `stream` writes this array: readers elsewhere will wait for it."""
-        self._written = Event(self.device, timing=False)
-        self._written.record(stream)
+        event = Event(self.device, timing=False)
+        event.record(stream)
+        self._written = (stream or _DEFAULT_STREAM, event)
+
+    def make_ready_on(self, stream: int) -> None:
+        """Let what is queued on `stream` from now on find this array written."""
+        if self._written is not None and self._written[0] != stream:
+            handle = self._written[1].handle
+            with OnDevice(self.device):
+                check(driver().cuStreamWaitEvent(stream, handle, 0), "make a stream wait for an array")
+
+    def as_view(self) -> ArrayView:
+        pointer, name = self.buffer.pointer, self.dtype.name
+        return ArrayView(pointer, self.shape, self._strides, name, self.buffer.device, False, None, self)
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """A copy on the host, after everything queued on the device so far."""
         with OnDevice(self.device):
             check(driver().cuCtxSynchronize(), "finish the device's work")
+        self._written = None
         return self.buffer.read(self.shape, self.dtype)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -175,7 +197,7 @@ class DeviceArray:
     def __dlpack__(self, *, stream: int | None = None, **_newer: object) -> Any:
         """An unversioned capsule, ready on `stream` (None: the default stream; -1: no waiting)."""
         if stream != -1:
-            self._make_ready_on(stream or _DEFAULT_STREAM)
+            self.make_ready_on(stream or _DEFAULT_STREAM)
         return dlpack.export(
             pointer=self.buffer.pointer,
             shape=self.shape,
@@ -187,20 +209,15 @@ class DeviceArray:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        self._make_ready_on(_DEFAULT_STREAM)
+        self.make_ready_on(_DEFAULT_STREAM)
         return {
             "shape": self.shape,
             "typestr": self.dtype.numpy.str,
             "data": (self.buffer.pointer, False),
             "strides": None,
             "version": 3,
-            "stream": _DEFAULT_STREAM,
+            "stream": None if self._written is None else _DEFAULT_STREAM,
         }
-
-    def _make_ready_on(self, stream: int) -> None:
-        if self._written is not None:
-            with OnDevice(self.device):
-                check(driver().cuStreamWaitEvent(stream, self._written.handle, 0), "make a stream wait for an array")
 
     def __repr__(self) -> str:
         return f"DeviceArray(shape={self.shape}, dtype={self.dtype.name}, device={self.device})"

@@ -7,7 +7,7 @@ import hashlib
 import importlib.util
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from normgen.errors import NoDeviceError
@@ -39,7 +39,8 @@ def header_version(folder: str) -> str:
     return f"{int(match[1]) // 1000}.{int(match[1]) % 1000 // 10}" if match else "unknown"
 
 
-def header_digest(headers: Iterable[str], folders: Iterable[str]) -> str:
+@functools.cache
+def header_digest(headers: tuple[str, ...], folders: tuple[str, ...]) -> str:
     """sha256 of what stands in the named headers and of the runtime's version header, first folder that has each."""
     digest = hashlib.sha256()
     places = [Path(folder) for folder in folders]
@@ -54,7 +55,7 @@ def _candidates() -> Iterator[Path]:
         from cuda import pathfinder
 
         found = pathfinder.find_nvidia_header_directory("cudart")
-    except (ImportError, RuntimeError, OSError):
+    except (ImportError, AttributeError, RuntimeError, OSError):
         found = None
     if found:
         yield Path(found)

@@ -211,7 +211,7 @@ class Bound:
             self._grids = [kernel.grid(rows) for kernel, _, _ in self._launches]
             self._store(Source.BLOCKS, "", self._grids[0])
 
-    def set_tensor(self, key: str, pointer: int, pitch: int) -> None:
+    def set_tensor(self, key: str, pointer: int | None, pitch: int) -> None:
         """Set a tensor's pointer and, where a kernel takes it, its pitch: the hot path of `set`."""
         cell = self._pointers.get(key)
         if cell is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from normgen.codegen.module import Module, Source
@@ -134,6 +135,26 @@ def expectations(problem: Problem, schedule: Schedule, module: Module) -> dict[s
         )
         for tensor in problem.tensors
     }
+
+
+def misfit(problem: Problem, schedule: Schedule, views: Mapping[str, ArrayView], placed: Mapping[str, Placed]) -> str:
+    """Why the kernel does not cover these layouts together; empty if it does.
+
+    A peeled head is as long in one tensor as in all others: with edges = peel, every tensor's rows must
+    start at the same element of a vector.
+    """
+    alone = next((place.misfit for place in placed.values() if place.misfit), "")
+    if alone or schedule.edges != "peel":
+        return alone
+    starts = {}
+    for tensor in problem.elem_tensors:
+        place, facts = placed.get(tensor.name), views.get(tensor.name)
+        if place is not None and facts is not None and place.rows:
+            step = place.pitch % schedule.vector if place.rows > 1 else 0
+            starts[tensor.name] = (facts.pointer // tensor.dtype.bytes % schedule.vector, step)
+    if len(set(starts.values())) > 1:
+        return f"rows of {' and '.join(starts)} start at different elements of a vector of {schedule.vector}"
+    return ""
 
 
 def _alignment(problem: Problem, schedule: Schedule, tensor: TensorUse) -> int:

@@ -43,8 +43,8 @@ def evaluate(
     with np.errstate(all="ignore"):  # inf and NaN are results like any other here
         for statement in program.statements:
             match statement:
-                case Load(name=name, kind=kind):
-                    run.values[symbol(name)] = run.given(name, kind)
+                case Load(name=name, kind=kind, first_of=first_of):
+                    run.values[symbol(name)] = run.first(first_of) if first_of else run.given(name, kind)
                 case Map(name=name, expr=expr):
                     run.values[symbol(name)] = evaluate_expr(expr, run.values)
                 case Reduce():
@@ -79,6 +79,11 @@ class _Run:
 
     def given(self, name: str, kind: Kind) -> Array:
         return np.asarray(_find(self.inputs, name, "tensor"), self.dtype).reshape(self.shape(kind))
+
+    def first(self, name: str) -> Array:
+        """The first element of each row of a tensor, [rows, 1]."""
+        tensor = np.atleast_2d(np.asarray(_find(self.inputs, name, "tensor"), self.dtype))
+        return np.asarray(np.broadcast_to(tensor[:, :1], (self.rows, 1)))
 
     def shape(self, kind: Kind) -> tuple[int, ...]:
         return {Kind.ELEM: (self.rows, self.cols), Kind.ROW: (self.rows, 1), Kind.COL: (1, self.cols)}[kind]
@@ -143,7 +148,7 @@ def _apply(recipe: Recipe, values: Mapping[sp.Symbol, Array]) -> tuple[Array, ..
 
 
 def _erf(x: Array) -> Array:
-    return np.vectorize(math.erf, otypes=[np.float64])(x).astype(x.dtype)
+    return np.asarray(np.vectorize(math.erf, otypes=[np.float64])(x), x.dtype)
 
 
 _FUNCTIONS: dict[str, Callable[..., Array]] = {

@@ -122,12 +122,16 @@ class GradientWriter:
         parts = []
         for rest, coefficient in groups.items():
             elem = self._product(rest)
-            parts.append(self._scaled(self._row_coefficient(coefficient, purpose), elem))
+            parts.append(self._scaled(self._row_coefficient(coefficient, purpose), elem, is_alone=len(groups) == 1))
         return sp.Add(*parts)
 
-    def _scaled(self, coefficient: sp.Expr, elem: sp.Expr) -> sp.Expr:
-        """coefficient * elem; sympy would turn 3 * (x - mean) into 3*x - 3*mean, which cancels."""
-        if elem.is_Add and coefficient.is_number and abs(coefficient) != 1:
+    def _scaled(self, coefficient: sp.Expr, elem: sp.Expr, *, is_alone: bool) -> sp.Expr:
+        """coefficient * elem, one term of a sum.
+
+        A bare sum becomes a map: sympy would turn 3*(x - mean) into 3*x - 3*mean, and dy + (x - mean) into
+        (dy + x) - mean, which cancel.
+        """
+        if elem.is_Add and coefficient.is_number and (abs(coefficient) != 1 or not is_alone):
             value = symbol(fresh(self._atom_name(elem), self.taken))
             self._append(value, Kind.ELEM, elem, Map(value.name, Kind.ELEM, elem))
             elem = value

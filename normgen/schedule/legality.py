@@ -43,6 +43,26 @@ def param_bytes_per_thread(problem: Problem, s: Schedule) -> int:
     return steps_per_lane(problem, s) * s.vector * per_elem
 
 
+def column_outputs(problem: Problem) -> int:
+    """Column reductions of a backward problem: dweight, dbias, ..."""
+    return sum(t.is_written and t.kind is Kind.COL for t in problem.tensors)
+
+
+def sums_in_registers(problem: Problem, s: Schedule) -> int:
+    """Registers of a thread that hold its column sums over rows."""
+    if s.columns in ("atomic", "shared_atomic"):
+        return 0
+    return column_outputs(problem) * steps_per_lane(problem, s) * s.vector
+
+
+def shared_bytes(problem: Problem, s: Schedule) -> int:
+    """Dynamic shared memory of a block: held rows, then column sums."""
+    held = s.threads * held_bytes_per_thread(problem, s) if s.hold == "shared" else 0
+    columns = column_outputs(problem) * 4 * vectors_per_row(problem, s) * s.vector
+    side_by_side = s.columns != "atomic" and s.rows_per_block > 1
+    return held + (columns if s.columns == "shared_atomic" or side_by_side else 0)
+
+
 def _block_size(_: Problem, s: Schedule, __: Device) -> str | None:
     if s.threads > 1024:
         return "threads_per_row x rows_per_block is at most 1024 threads a block"
@@ -98,26 +118,22 @@ def _any_cols(problem: Problem, s: Schedule, _: Device) -> str | None:
 
 
 def _hold(problem: Problem, s: Schedule, device: Device) -> str | None:
-    elem_inputs = [t for t in problem.elem_tensors if not t.is_written]
     if s.hold == "registers":
-        registers = held_bytes_per_thread(problem, s) // 4
+        registers = held_bytes_per_thread(problem, s) // 4 * s.stages + sums_in_registers(problem, s)
         if s.params != "late":
             registers += param_bytes_per_thread(problem, s) // 4
         limit = held_register_limit(s, device)
         if registers > limit:
-            return (
-                f"a thread would hold {registers} registers of row and parameters; {s.threads} threads leave it {limit}"
-            )
-    if s.hold == "shared":
-        needed = s.threads * held_bytes_per_thread(problem, s)
-        if needed > device.shared_per_block - 4096:
-            return (
-                f"the rows of a block need {needed} bytes of shared memory; {device.name} has {device.shared_per_block}"
-            )
-        if any(s.vector * t.dtype.bytes < 4 for t in elem_inputs):
-            return "shared slots of less than 4 bytes a thread conflict on banks: use a wider vector or registers"
+            return f"a thread would hold {registers} registers of data; {s.threads} threads a block leave it {limit}"
     if s.hold == "hybrid":
         return "hybrid holding is not built yet"
+    needed, limit = shared_bytes(problem, s), device.shared_per_block - 4096
+    if needed > limit:
+        what = "rows" if s.hold == "shared" else "column sums"
+        return f"the {what} of a block need {needed} bytes of shared memory; {device.name} leaves it {limit}"
+    elem_inputs = [t for t in problem.elem_tensors if not t.is_written]
+    if s.hold == "shared" and any(s.vector * t.dtype.bytes < 4 for t in elem_inputs):
+        return "shared slots of less than 4 bytes a thread conflict on banks: use a wider vector or registers"
     return None
 
 
@@ -155,7 +171,8 @@ def _persistent(problem: Problem, s: Schedule, device: Device) -> str | None:
             return "several rows in flight need a persistent grid"
         return None
     tiles = -(-problem.rows // s.rows_per_block)
-    if tiles <= s.persistent * device.sm_count and not problem.any_cols and s.persistent > 1:
+    columns = column_outputs(problem) > 0
+    if tiles <= s.persistent * device.sm_count and not problem.any_cols and s.persistent > 1 and not columns:
         return "the grid would have no row to loop over"
     if s.persistent * s.threads > device.threads_per_sm:
         return f"{s.persistent} blocks of {s.threads} threads exceed the {device.threads_per_sm} threads of an SM"
@@ -165,8 +182,28 @@ def _persistent(problem: Problem, s: Schedule, device: Device) -> str | None:
 def _copy(_: Problem, s: Schedule, __: Device) -> str | None:
     if s.copy != "direct":
         return "asynchronous copies are not built yet"
-    if s.stages > 1:
-        return "several rows in flight are not built yet"
+    if s.stages > 2:
+        return "more than two rows in flight need an asynchronous copy"
+    if s.stages > 1 and (s.hold != "registers" or s.edges == "peel"):
+        return "the next row travels in registers, at the same columns: hold = registers, edges = exact or masked"
+    return None
+
+
+def _columns(problem: Problem, s: Schedule, _: Device) -> str | None:
+    if not column_outputs(problem):
+        return "there are no column reductions to sum" if s.columns != Schedule().columns else None
+    if s.cluster > 1:
+        return "column sums across a cluster are not built yet"
+    if problem.any_cols and s.columns != "atomic":
+        return "cols is a run-time value: column sums go straight to memory (columns = atomic)"
+    if s.columns in ("atomic", "shared_atomic"):
+        return None
+    if not s.persistent:
+        return "column sums in registers pay only over many rows of one block: persistent >= 1"
+    if s.edges == "peel":
+        return "column sums in registers need every row at the same columns: edges = exact or masked"
+    if s.hold != "registers" and s.unroll != 0:
+        return "column sums in registers need a completely unrolled row (unroll = 0)"
     return None
 
 
@@ -188,7 +225,7 @@ def _unroll(problem: Problem, s: Schedule, _: Device) -> str | None:
         return f"unroll {s.unroll} exceeds the {steps} steps of a thread"
     if s.unroll == 0 and steps > 16:
         return f"{steps} steps are too many to unroll completely"
-    if s.unroll == 0 and steps in (1, 2, 4, 8):
+    if s.unroll == 0 and steps in (1, 2, 4, 8) and not column_outputs(problem):
         return f"unroll 0 is unroll {steps} here"
     return None
 
@@ -216,9 +253,9 @@ STRUCTURAL: tuple[Rule, ...] = (
     _cluster,
     _persistent,
     _copy,
-    _hold,
 )
 FREE: tuple[Rule, ...] = (
+    _columns,
     _any_cols,
     _params_registers,
     _hold,
@@ -244,6 +281,8 @@ def plain_only(problem: Problem, s: Schedule) -> str | None:
     a corner), not a subspace of their own.
     """
     extras = "hints, early parameters or a persistent grid"
+    if s.columns in ("atomic", "shared_atomic"):
+        return "not searched: atomics a row with " + extras
     if s.reduce_with != "shuffle" or s.threads_per_row == 1:
         return "not searched: thread per row, shared_tree, cooperative_groups with " + extras
     wide_is_legal = problem.cols * problem.dtype.bytes % 16 == 0 and problem.align % 16 == 0

@@ -15,6 +15,7 @@ from normgen.program.source import written_program
 from normgen.schedule.legality import (
     FREE,
     STRUCTURAL,
+    column_outputs,
     held_bytes_per_thread,
     plain_only,
     refusal,
@@ -40,6 +41,22 @@ DEFAULT_KNOBS: dict[str, tuple[Any, ...]] = {
     "params": ("late", "early", "kept"),
     "blocks_per_sm": (0,),
 }
+# Backward programs with column reductions: a persistent grid that keeps column sums in registers.
+BACKWARD_KNOBS: dict[str, tuple[Any, ...]] = {
+    "threads_per_row": (1, 8, 16, 32, 64, 128, 256, 512, 1024),
+    "rows_per_block": (1, 2, 4, 8, 16, 32, 128),
+    "vector": (1, 2, 4, 8),
+    "hold": ("registers", "reload"),
+    "edges": ("exact", "masked", "peel"),
+    "persistent": (0, 1, 2, 3, 4, 6),
+    "stages": (1, 2),
+    "columns": ("partials_two_kernels", "partials_last_block", "register_atomic", "shared_atomic", "atomic"),
+    "unroll": (0, 1),
+    "load": ("default", "streaming", "no_allocate"),
+    "store": ("default", "streaming"),
+    "params": ("late", "kept"),
+    "blocks_per_sm": (0, 1, 2, 3, 4),
+}
 STRUCTURAL_KNOBS = (
     "threads_per_row",
     "rows_per_block",
@@ -51,7 +68,7 @@ STRUCTURAL_KNOBS = (
     "persistent",
     "stages",
 )
-METHOD_KNOBS = ("reduce_with", "variance", "softmax")
+METHOD_KNOBS = ("reduce_with", "variance", "softmax", "columns")
 FREE_KNOBS = tuple(name for name in KNOBS if name not in (*STRUCTURAL_KNOBS, *METHOD_KNOBS))
 
 
@@ -81,8 +98,9 @@ def knob_values(problem: Problem, rewrites: Mapping[str, tuple[str, ...]]) -> di
     """The values searched for every knob: the spec's, else the defaults; rewrites where they change the program."""
     default = Schedule()
     values: dict[str, tuple[Any, ...]] = {}
+    chosen = BACKWARD_KNOBS if column_outputs(problem) else {**DEFAULT_KNOBS, **problem.spec.knobs}
     for name in KNOBS:
-        searched = problem.spec.knobs.get(name) or DEFAULT_KNOBS.get(name, (getattr(default, name),))
+        searched = chosen.get(name, (getattr(default, name),))
         if name in ("variance", "softmax"):
             applicable = rewrites.get(name, ())
             searched = tuple(v for v in searched if v in applicable) or (getattr(default, name),)
@@ -137,23 +155,31 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
     Raises NothingValidError if no schedule is legal, which would be a hole in the space.
     """
     widths = [v for v in (16, 8, 4, 2, 1) if v * problem.dtype.bytes <= 16]
-    for hold, vector, edges in itertools.product(
-        ("registers", "shared", "reload"), widths, ("exact", "masked", "peel")
-    ):
+    holds, edges = ("registers", "shared", "reload"), ("exact", "masked", "peel")
+    for hold, vector, edge in itertools.product(holds, widths, edges):
         for threads in _thread_preference(problem, vector):
             schedule = Schedule(
                 threads_per_row=threads,
                 rows_per_block=max(1, 128 // threads),
                 vector=vector,
-                edges=edges,
+                edges=edge,
                 hold=hold,
                 unroll=0 if hold == "registers" else 1,
                 store="streaming",
             )
+            if column_outputs(problem):
+                schedule = replace(schedule, store="default", **_default_columns(problem, schedule))
             crowded = hold == "registers" and held_bytes_per_thread(problem, schedule) > 256
             if not crowded and refusal(problem, schedule, device) is None:
                 return schedule
     raise NothingValidError("no schedule is legal for this problem", received=str(problem))
+
+
+def _default_columns(problem: Problem, s: Schedule) -> dict[str, Any]:
+    """Column sums in registers where a thread's share is small, else by atomics."""
+    if s.hold == "registers" and s.edges != "peel" and not problem.any_cols:
+        return {"columns": "partials_two_kernels", "persistent": 2}
+    return {"columns": "atomic"}
 
 
 def _thread_preference(problem: Problem, vector: int) -> list[int]:

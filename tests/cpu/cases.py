@@ -26,19 +26,17 @@ def workspace(name: str, ctype: str, offset: int = 0) -> Param:
     return Param(name=name, ctype=ctype, source=Source.WORKSPACE, offset=offset)
 
 
-def module(text: str, *kernels: Kernel, workspace_bytes: int = 0) -> Module:
-    return Module(instructions=_INSTRUCTIONS, text=text, kernels=kernels, workspace_bytes=workspace_bytes)
+def module(text: str, *kernels: Kernel, workspace_fixed_bytes: int = 0) -> Module:
+    return Module(instructions=_INSTRUCTIONS, text=text, kernels=kernels, workspace_fixed_bytes=workspace_fixed_bytes)
 
 
 def kernel(name: str, params: Sequence[Param], **launch: int) -> Kernel:
     return Kernel(name=name, params=tuple(params), launch=Launch(**launch))
 
 
-def line_of(text: str, mark: str) -> int:
-    """The number, from 1, of the only line with that mark."""
-    found = [number for number, line in enumerate(text.split("\n"), 1) if mark in line]
-    assert len(found) == 1, f"{mark!r} stands on lines {found}"
-    return found[0]
+def lines_of(text: str, mark: str) -> list[int]:
+    """The numbers, from 1, of the lines with that mark."""
+    return [number for number, line in enumerate(text.split("\n"), 1) if mark in line]
 
 
 ROW_SUM = module(
@@ -125,7 +123,8 @@ def scale16(ctype: str, to_float: str, to_bits: str) -> Module:
     """y = 2 x over 16-bit numbers, eight at a time through uint4."""
     name = f"scale_{ctype}"
     text = f"""
-extern "C" __global__ void __launch_bounds__(32) {name}({ctype}* __restrict__ y, const {ctype}* __restrict__ x, int cols) {{
+extern "C" __global__ void __launch_bounds__(32) {name}(
+    {ctype}* __restrict__ y, const {ctype}* __restrict__ x, int cols) {{
   const long long row = blockIdx.x;
   for (int v = threadIdx.x; v < cols / 8; v += 32) {{
     uint4 words = load_streaming(reinterpret_cast<const uint4*>(x + row * cols) + v);
@@ -201,7 +200,8 @@ extern "C" __global__ void __launch_bounds__(64) bulk_scale(
       bulk_load(stage + (turn + 1) % 2 * cols, x + static_cast<long long>(next) * cols, bytes, &full[(turn + 1) % 2]);
     }
     mbarrier_wait(&full[turn % 2], turn / 2 % 2);
-    for (int c = threadIdx.x; c < cols; c += 64) y[static_cast<long long>(row) * cols + c] = 3.0f * stage[turn % 2 * cols + c];
+    float* y_row = y + static_cast<long long>(row) * cols;
+    for (int c = threadIdx.x; c < cols; c += 64) y_row[c] = 3.0f * stage[turn % 2 * cols + c];
     __syncthreads();
   }
 }
@@ -276,7 +276,7 @@ extern "C" __global__ void __launch_bounds__(32) double_it(float* __restrict__ t
         blocks=5,
     ),
     kernel("double_it", [pointer("total", "float*"), COLS], threads=32, blocks=1),
-    workspace_bytes=16 + 5 * 32 * 4,
+    workspace_fixed_bytes=16 + 5 * 32 * 4,
 )
 
 COOPERATIVE = module(
@@ -287,7 +287,9 @@ namespace cg = cooperative_groups;
 
 struct Pair { float sum, largest; };
 struct Combine {
-  __device__ Pair operator()(const Pair& a, const Pair& b) const { return Pair{a.sum + b.sum, fmaxf(a.largest, b.largest)}; }
+  __device__ Pair operator()(const Pair& a, const Pair& b) const {
+    return Pair{a.sum + b.sum, fmaxf(a.largest, b.largest)};
+  }
 };
 
 // Eight threads own a row.
@@ -321,7 +323,8 @@ extern "C" __global__ void __launch_bounds__(64) cooperative(
 NAMED_BARRIER = module(
     """
 // Two rows a block, 64 threads each, which meet at barriers of their own, a different number of times.
-extern "C" __global__ void __launch_bounds__(128) named_sum(float* __restrict__ total, const float* __restrict__ x, int cols) {
+extern "C" __global__ void __launch_bounds__(128) named_sum(
+    float* __restrict__ total, const float* __restrict__ x, int cols) {
   __shared__ float slots[2][2];
   const int group = threadIdx.x / 64, lane = threadIdx.x % 64;
   const int row = blockIdx.x * 2 + group;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,8 +20,11 @@ from normgen.program.derivative import derivative
 from normgen.program.differentiate import backward_tensors, differentiate
 from normgen.program.evaluate import evaluate, evaluate_expr
 from normgen.program.ir import Kind, Load, Map, Reduce, RowProgram, Store, looks, stage_of, used_exprs
+from normgen.program.lower import lower
 from normgen.program.monoid import ABSMAX, MAX, WELFORD, symbol
 from normgen.program.monomials import expression
+from normgen.spec import Spec
+from normgen.spec_reader import list_specs, load, parse
 from tests.program import programs as forward
 from tests.program.programs import COL, ELEM, ROW, bias, eps, mean, program, rsqrt, rstd, total, values, weight, x
 
@@ -179,6 +183,12 @@ def scaled_by_its_mean() -> RowProgram:
     )
 
 
+def variance_as_output() -> RowProgram:
+    """d var_sum reaches dx as a bare multiple of x - mean."""
+    centred = (x - mean) ** 2
+    return with_layernorm("variance_output", Map("y", ELEM, centred * sp.Rational(3, 2) + x * weight + bias))
+
+
 # forward program, saved, row reductions, stages of the backward program; its looks follow from the stages
 CASES: dict[str, tuple[RowProgram, tuple[str, ...], int, int]] = {
     "layernorm": (forward.layernorm(), ("mean", "rstd"), 2, 1),
@@ -212,6 +222,7 @@ CASES: dict[str, tuple[RowProgram, tuple[str, ...], int, int]] = {
     "tanh, then l2norm": (tanh_then_l2norm(), (), 2, 1),
     "skewed": (skewed(), ("mean", "rstd"), 4, 1),
     "variance times x": (variance_times_x(), (), 4, 2),
+    "squared deviation": (variance_as_output(), ("mean",), 1, 1),
     "weighted variance": (weighted_variance(), (), 5, 2),
     "l1norm with a row input": (l1norm_of_row_scaled(), (), 2, 1),
     "scaled by its mean": (scaled_by_its_mean(), ("mean",), 1, 1),
@@ -250,12 +261,12 @@ def test_layernorm_reads_like_the_textbook() -> None:
         "  load   mean : row\n"
         "  load   rstd : row\n"
         "  map    dxhat : elem = dy*weight\n"
-        "  map    xhat : elem = rstd*(-mean + x)\n"
+        "  map    xhat : elem = (x - mean)*rstd\n"
         "  reduce dxhat_xhat_sum : row = sum(dxhat*xhat)\n"
         "  reduce dxhat_sum : row = sum(dxhat)\n"
         "  map    dxhat_xhat_mean : row = dxhat_xhat_sum/cols\n"
         "  map    dxhat_mean : row = dxhat_sum/cols\n"
-        "  map    dx : elem = rstd*(dxhat - dxhat_mean - dxhat_xhat_mean*xhat)\n"
+        "  map    dx : elem = (dxhat - dxhat_mean - dxhat_xhat_mean*xhat)*rstd\n"
         "  store  dx\n"
         "  reduce dweight : col = sum_rows(dy*xhat)\n"
         "  store  dweight\n"
@@ -270,9 +281,52 @@ def test_softmax_reads_like_the_textbook() -> None:
         "  load   dy : elem\n"
         "  load   y : elem\n"
         "  reduce dy_y_sum : row = sum(dy*y)\n"
-        "  map    dx : elem = y*(dy - dy_y_sum)\n"
+        "  map    dx : elem = (dy - dy_y_sum)*y\n"
         "  store  dx"
     )
+
+
+# -- specs ---------------------------------------------------------------------------------------------------------
+
+MADE_UP_FORMULAS = {
+    "l2norm": 'y = "x * rsqrt(sum(x*x) + eps)"',
+    "gated": 'y = "x * rsqrt(mean(x*x) + eps) * w * sigmoid(g)"',
+    "temperature": 'z = "x * w"\ny = "exp(z - max(z)) / sum(exp(z - max(z)))"',
+    "centred": 'c = "x - mean(x)"\ny = "c / sqrt(mean(c*c) + eps) * (1 + w)"',
+    "tanh": 'y = "tanh(x * w)"',
+    "swish": 'h = "x * rsqrt(mean(x**2) + eps)"\ny = "h * sigmoid(h) * g"',
+}
+
+
+def made_up(name: str) -> Spec:
+    formulas = MADE_UP_FORMULAS[name]
+    tensors = [
+        f'{t} = "{role}"' for t, role in (("g", "input"), ("w", "parameter")) if t in re.findall(r"\w+", formulas)
+    ]
+    scalars = "\n[scalars]\neps = 1e-5" if "eps" in formulas else ""
+    listed = "\n".join(['x = "input"', *tensors, 'y = "output"'])
+    return parse(f'name = "{name}"\nsummary = "made up"\n[tensors]\n{listed}{scalars}\n[formulas]\n{formulas}\n')
+
+
+def specs() -> dict[str, Spec]:
+    shipped = {name: load(name) for name in list_specs()}
+    with_outputs = {n: spec for n, spec in shipped.items() if spec.outputs}
+    return {**with_outputs, **{f"made up: {name}": made_up(name) for name in MADE_UP_FORMULAS}}
+
+
+@pytest.mark.parametrize("without_optional", [False, True])
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("name", list(specs()))
+def test_every_spec_differentiates(name: str, recompute: bool, without_optional: bool) -> None:
+    spec = specs()[name]
+    present = {t.name for t in spec.tensors if not (without_optional and t.optional)}
+    p = lower(spec, present=frozenset(present))
+    inputs = data_for(p)
+    dys = {"y": np.random.default_rng(8).normal(size=(3, 5))}
+    got = run_backward(p, inputs, dys, saved=() if recompute else spec.saved)
+    for tensor in inputs:
+        want = finite_differences(p, inputs, dys, tensor)
+        np.testing.assert_allclose(got[f"d{tensor}"], want, rtol=1e-7, atol=1e-7, err_msg=tensor)
 
 
 # -- hand-written references -----------------------------------------------------------------------------------

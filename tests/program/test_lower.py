@@ -4,7 +4,6 @@ import pytest
 import sympy as sp
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
-from symbolic_rows import run_row
 
 from normgen.errors import SpecError, UsageError
 from normgen.program.formula import Binary, Call, Expression, Name, Number, Power, parse_formula
@@ -12,6 +11,7 @@ from normgen.program.ir import RowProgram, looks, show_statement, stage_of
 from normgen.program.lower import lower
 from normgen.spec import Formula, Role, Spec, Tensor
 from normgen.spec_reader import list_specs, load, parse
+from tests.program.symbolic_rows import run_row
 
 
 def lines(program: RowProgram) -> list[str]:

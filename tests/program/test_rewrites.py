@@ -1,6 +1,5 @@
 import pytest
 import sympy as sp
-from symbolic_rows import associations, chain, combine, identity, lift, run_row, symbols, tree_reduce
 
 from normgen.errors import UsageError
 from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Store, looks, show_statement
@@ -10,6 +9,7 @@ from normgen.program.rewrites import SOFTMAX, VARIANCE, applicable, passes, rewr
 from normgen.schedule.schedule import KNOBS, Schedule
 from normgen.spec import Kind
 from normgen.spec_reader import load, parse
+from tests.program.symbolic_rows import associations, chain, combine, identity, lift, run_row, symbols, tree_reduce
 
 LENGTHS = (2, 3, 5)
 TREES = [(n, tree) for n in LENGTHS for tree in associations(range(n))]

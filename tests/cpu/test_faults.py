@@ -1,0 +1,63 @@
+"""Each kind of fault, planted and caught with the kernel's line."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from normgen.cpu import FaultKind, Program, Run
+from tests.cpu.cases import lines_of
+from tests.cpu.faulty import PLANTED
+
+
+def run_planted(program: Program, *, seed: int = 0) -> Run:
+    x = np.ones((4, 64), dtype=np.float32)[:, :60]
+    y = np.zeros((4, 64), dtype=np.float32)
+    slow = {"loop without end or memory access", "spinning on memory"}
+    limit = 0.2 if any(program.module is PLANTED[name].module for name in slow) else 20.0
+    return program.run({"x": x, "y": y}, rows=4, cols=60, seed=seed, time_limit_s=limit)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_reported_with_its_kernel_and_line(name: str, programs: dict[str, Program]) -> None:
+    planted = PLANTED[name]
+    run = run_planted(programs[name])
+    fault = next((fault for fault in run.faults if fault.kind is planted.kind), None)
+    assert fault is not None, run.faults
+    same = {FaultKind.SHARED_RACE, FaultKind.UNINITIALISED_SHARED}  # a race may read before or after the write
+    assert {fault.kind for fault in run.faults} <= ({planted.kind} if planted.kind not in same else same), run.faults
+    assert fault.kernel == "planted"
+    assert fault.line in lines_of(planted.module.text, "HERE"), str(fault)
+    assert "HERE" in fault.line_text
+    if planted.kind not in same:
+        assert planted.says in fault.message
+    else:
+        assert any(planted.says in other.message for other in run.faults)
+
+
+def test_every_kind_of_fault_has_been_planted() -> None:
+    assert {planted.kind for planted in PLANTED.values()} == set(FaultKind)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_race_is_seen_in_any_order_of_threads(seed: int, programs: dict[str, Program]) -> None:
+    run = run_planted(programs["no barrier between write and read"], seed=seed)
+    assert FaultKind.SHARED_RACE in {fault.kind for fault in run.faults} or FaultKind.UNINITIALISED_SHARED in {
+        fault.kind for fault in run.faults
+    }
+
+
+def test_a_fault_leaves_the_process_able_to_run_the_next_program(programs: dict[str, Program]) -> None:
+    assert run_planted(programs["null pointer"]).faults
+    x, total = np.ones((3, 40), dtype=np.float32), np.zeros(3, dtype=np.float32)
+    run = programs["row_sum"].run({"x": x, "total": total}, rows=3, cols=40)
+    assert run.is_clean
+    assert total.tolist() == [40.0, 40.0, 40.0]
+
+
+def test_a_fault_reads_as_kind_kernel_line_and_text(programs: dict[str, Program]) -> None:
+    fault = run_planted(programs["null pointer"]).faults[0]
+    assert str(fault).startswith(
+        "out_of_bounds: planted, line 5: writes 4 bytes at an address that belongs to no tensor"
+    )
+    assert str(fault).endswith("none[threadIdx.x] = 1.0f;  // HERE")
