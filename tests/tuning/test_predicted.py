@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from normgen.spec_reader import load
 from normgen.tuning import cpu_check, parts, predicted
 from normgen.tuning.progress import Silent
 from normgen.tuning.records import Cache, Outcome
-from normgen.tuning.run import Run, open_run
+from normgen.tuning.run import Candidate, Run, open_run
 from normgen.tuning.store import read
 from normgen.tuning.tuner import command_of, environment
 
@@ -108,3 +109,18 @@ def test_the_command_says_only_what_differs_from_the_defaults() -> None:
         "normgen tune --shape 4x64 --op rmsnorm --dtype bf16 --without weight --pitch 80 --align 4 "
         "--cache hot --seed 3 --device cpu --target h200"
     )
+
+
+def test_an_interrupt_while_compiling_keeps_what_is_compiled(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = predicted.compile_all
+
+    def half(run: Run, builder: Any, candidates: list[Candidate], done: Any) -> None:
+        whole(run, builder, candidates[:3], done)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(predicted, "compile_all", half)
+    records, interrupted = predicted.predict_without_gpu(run)
+    assert interrupted
+    assert 1 <= len(records) <= 3
+    assert {r.schedule.variance for r in records} == {"two_pass"}
+    assert any("interrupted" in note for note in run.notes)
