@@ -22,7 +22,7 @@ from normgen.tuning.records import Outcome, Record
 from normgen.tuning.run import Candidate, Run
 from normgen.tuning.search import Search
 
-BATCH = 16
+BATCH = 8  # two are in flight: small enough that the seeds are told before the surrogate is asked
 CONFIRM_RESERVE = 0.15  # share of the budget kept for the confirmation
 
 
@@ -148,7 +148,9 @@ class Campaign:
         return self.run.clock.left_s > reserve or (late and not self._usable)
 
     def _ask(self, count: int) -> list[tuple[int, Candidate]]:
-        batch = [(p.number, Candidate(schedule=p.schedule)) for p in self.search.ask(count)]
+        batch = [
+            (p.number, Candidate(schedule=p.schedule, predicted_us=p.predicted_us)) for p in self.search.ask(count)
+        ]
         with self.run.clock.phase("emit"):
             for _, candidate in batch:
                 self.builder.begin(candidate)
