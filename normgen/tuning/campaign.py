@@ -6,8 +6,9 @@ told, never earlier or later, so the proposals do not depend on which compilatio
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from normgen.schedule.schedule import Schedule
 from normgen.tuning import measure, statistics
 from normgen.tuning.builder import Builder
 from normgen.tuning.measure import Confirmation, Policy
+from normgen.tuning.memory import reference_us
 from normgen.tuning.progress import Standing
 from normgen.tuning.records import Outcome, Record
 from normgen.tuning.run import Candidate, Run
@@ -83,9 +85,10 @@ class Campaign:
         self.default = default
         self.policy = policy
         self.incumbent: Schedule | None = None
+        self.turn: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         self._usable: dict[str, Candidate] = {}
         self._reference: Candidate | None = None
-        self._baseline_us: float | None = None
+        self._baseline_us = run.memory.baseline_us(default.key)
         self._roof_us: float | None = None
         self._batches = 0
         self._loaded: set[str] = set()
@@ -124,7 +127,8 @@ class Campaign:
 
     def _measure_roof(self) -> None:
         """The copies alone, so that progress can show % of roof; the confirmation times them again."""
-        series = measure.race(self.bench, self.bench.roofs, samples=self.policy.screen_samples, seed=self.run.seed)
+        with self.turn():
+            series = measure.race(self.bench, self.bench.roofs, samples=self.policy.screen_samples, seed=self.run.seed)
         self._roof_us = min((statistics.median(s) for s in series.values()), default=None)
 
     def _search(self) -> None:
@@ -153,7 +157,8 @@ class Campaign:
         ]
         with self.run.clock.phase("emit"):
             for _, candidate in batch:
-                self.builder.begin(candidate)
+                if not self.run.recall(candidate):
+                    self.builder.begin(candidate)
         return batch
 
     def _evaluate(self, batch: list[tuple[int, Candidate]]) -> None:
@@ -161,16 +166,35 @@ class Campaign:
         with self.run.clock.phase("compile (waiting)"):
             for _, candidate in batch:
                 self.builder.finish(candidate)
-        ready = [c for _, c in batch if c.cubin is not None and self.builder.twin_of(c) is None]
-        with self.run.clock.phase("verify"):
-            good = self._admitted(ready)
-        with self.run.clock.phase("time"):
-            self._time(good)
-        for number, candidate in batch:
-            self._settle(number, candidate)
+        with self.turn():
+            self._recall_late([c for _, c in batch])
+            fresh = [c for _, c in batch if c.known is None]
+            ready = [c for c in fresh if c.cubin is not None and self.builder.twin_of(c) is None]
+            with self.run.clock.phase("verify"):
+                good = self._admitted(ready)
+            with self.run.clock.phase("time"):
+                self._time(good)
+            for number, candidate in batch:
+                self._settle(number, candidate)
         self._batches += 1
         self._forget_losers()
         self._tell_progress()
+
+    def _recall_late(self, batch: list[Candidate]) -> None:
+        """What another process measured while this one waited for its turn."""
+        self.run.memory.refresh()
+        for candidate in batch:
+            if candidate.known is None and candidate.outcome is None and self.builder.twin_of(candidate) is None:
+                self.run.recall(candidate)
+
+    def _rebuild(self, candidate: Candidate) -> None:
+        """Emit and compile what was taken over from an earlier run: the device needs it now."""
+        self.builder.begin(candidate)
+        self.builder.finish(candidate)
+        twin = self.builder.twin_of(candidate)
+        if twin is not None:
+            self.builder.finish(twin)
+            candidate.module, candidate.cubin = twin.module, twin.cubin
 
     def _admitted(self, ready: list[Candidate]) -> list[Candidate]:
         """Those that are right; once one is usable, those that the time of the run does not reach are left out."""
@@ -184,7 +208,10 @@ class Campaign:
 
     def _admit(self, candidate: Candidate, *, full: bool = False) -> bool:
         """Load and check a candidate; a wrong kernel is never timed."""
-        assert candidate.module is not None
+        if candidate.cubin is None:
+            self._rebuild(candidate)
+        if candidate.module is None or candidate.cubin is None:
+            return False
         try:
             if candidate.key not in self._loaded:
                 self.bench.load(candidate.key, candidate.module, candidate.cubin)
@@ -206,7 +233,7 @@ class Campaign:
         if not good:
             return
         if self._reference is None:
-            self._reference = next((c for c in good if c.schedule == self.default), good[0])
+            self._reference = self._choose_reference(good)
         screened = measure.screen(
             self.bench,
             [c.key for c in good],
@@ -221,17 +248,44 @@ class Campaign:
             candidate.outcome = Outcome.OK
             self._usable[candidate.key] = candidate
 
+    def _choose_reference(self, good: list[Candidate]) -> Candidate:
+        """The default; where it is not usable, the first that is, and then earlier baselines mean nothing."""
+        measured = next((c for c in good if c.schedule == self.default), None)
+        if measured is not None:
+            return measured
+        known = self._usable.get(self.default.key)
+        if known is not None and self._admit(known):
+            return known
+        self._baseline_us = None
+        return good[0]
+
+    def _scale(self, candidate: Candidate) -> None:
+        """Times of an earlier run, as if the reference had taken then what it took in this run."""
+        assert candidate.known is not None
+        then = reference_us(candidate.known, self.default.key)
+        if candidate.times_us is not None and then and self._baseline_us:
+            candidate.times_us = candidate.times_us.scaled(self._baseline_us / then)
+
     def _settle(self, number: int, candidate: Candidate) -> None:
         """Record the candidate and tell the search; one with another's code shares that one's fate."""
-        twin = self.builder.twin_of(candidate)
+        twin = self.builder.twin_of(candidate) if candidate.known is None else None
         if twin is not None:
             candidate.outcome, candidate.times_us, candidate.error = twin.outcome, twin.times_us, twin.error
             candidate.module, candidate.cubin = twin.module, twin.cubin
             candidate.reason = f"same code as {twin.schedule}"
             self.run.counts["same_code"] += 1
-        self.run.keep(candidate, roof_us=self._roof_us)
-        us = candidate.times_us.median if candidate.outcome is Outcome.OK and candidate.times_us else None
+        self.run.keep(candidate, roof_us=self._roof_us, search=self._conditions())
+        if candidate.known is not None:
+            self._scale(candidate)
+            if candidate.outcome is Outcome.OK:
+                self._usable[candidate.key] = candidate
+        us = candidate.times_us.rounded if candidate.outcome is Outcome.OK and candidate.times_us else None
         self.search.tell(number, us, reason=candidate.reason, is_wrong=candidate.outcome is Outcome.WRONG_RESULT)
+
+    def _conditions(self) -> dict[str, Any]:
+        """What makes a candidate's times comparable with those of other runs."""
+        reference = self._reference.key if self._reference and self._baseline_us else None
+        return {"policy": self.policy.as_dict(), "reference": reference, "reference_us": self._baseline_us}
 
     def _ranked(self) -> list[Candidate]:
         return sorted(self._usable.values(), key=lambda c: (c.times_us.median if c.times_us else 0.0, _tie_order(c)))
@@ -250,7 +304,7 @@ class Campaign:
     def _confirm(self) -> Finish:
         """Check the finalists in full, re-time them with the roof in one interleaved run."""
         self.run.progress.phase("confirm")
-        with self.run.clock.phase("confirm"):
+        with self.run.clock.phase("confirm"), self.turn():
             finalists = self._finalists()
             by_key = {c.key: c for c in finalists}
             incumbent = next((c.key for c in finalists if c.schedule == self.incumbent), None)
@@ -286,7 +340,7 @@ class Campaign:
             if not self._admit(candidate, full=True):
                 del self._usable[candidate.key]
                 candidate.times_us = None
-                self.run.keep(candidate)
+                self.run.keep(candidate, search=self._conditions())
                 continue
             chosen.append(candidate)
             places -= places > 0

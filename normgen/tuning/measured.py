@@ -8,10 +8,13 @@ from normgen.tuning import parts
 from normgen.tuning.builder import Builder
 from normgen.tuning.campaign import Campaign, finalist_records
 from normgen.tuning.measure import Policy
-from normgen.tuning.records import Record
+from normgen.tuning.memory import Memory
+from normgen.tuning.records import ProblemKey, Record
+from normgen.tuning.results import Environment, Results, canonical, results_path
 from normgen.tuning.run import Run
 from normgen.tuning.search import Search
-from normgen.tuning.store import lookup
+from normgen.tuning.store import lookup, state_folder
+from normgen.tuning.turns import device_name, turn
 
 
 def measure_on_gpu(run: Run, index: int) -> tuple[tuple[Record, ...], bool]:
@@ -24,6 +27,8 @@ def measure_on_gpu(run: Run, index: int) -> tuple[tuple[Record, ...], bool]:
     from normgen.tuning.gpu_bench import GpuBench
 
     arch = run.device.arch
+    policy = Policy()
+    run.memory = memory_of(run, policy)
     with CompilePool(cache=CubinCache()) as pool:
         run.progress.phase("enumerate")
         with run.clock.phase("enumerate"):
@@ -37,12 +42,35 @@ def measure_on_gpu(run: Run, index: int) -> tuple[tuple[Record, ...], bool]:
             builder=Builder(run.problem, emit=parts.emit, submit=lambda module: pool.submit(module, arch)),
             bench=bench,
             default=default,
-            policy=Policy(),
+            policy=policy,
+        )
+        campaign.turn = lambda: turn(
+            device_name(index), state_folder() / "turns", patience_s=lambda: run.clock.left_s, warn=run.note
         )
         campaign.incumbent = incumbent
         run.progress.phase("search")
         finish = campaign.finish()
     return finalist_records(campaign, finish), finish.interrupted
+
+
+def memory_of(run: Run, policy: Policy) -> Memory:
+    """What the run's own file says when it was resumed, and the results of other runs unless they are not wanted."""
+    if not run.reuse:
+        return Memory(own=run.recorded)
+    here = environment_here(run, policy)
+    path = results_path(ProblemKey.of(run.problem), run.device)
+    return Memory(own=run.recorded, results=Results(path, here, report=run.note))
+
+
+def environment_here(run: Run, policy: Policy) -> Environment:
+    return Environment(
+        spec=run.problem.spec.sha256,
+        gpu=run.device.name,
+        generator=run.versions.get("generator", ""),
+        nvrtc=run.versions.get("nvrtc", ""),
+        cache=run.cache.value,
+        policy=canonical(policy.as_dict()),
+    )
 
 
 def prepare(run: Run) -> tuple[Search, Schedule, Schedule | None]:

@@ -47,7 +47,8 @@ def predict_without_gpu(run: Run) -> tuple[tuple[Record, ...], bool]:
     with run.clock.phase("verify on the CPU"):
         ranked = first_right(run, ranked) if not interrupted else unchecked(run, ranked, "interrupted")
     for candidate in ranked:
-        run.keep(candidate)
+        if not candidate.error:  # the verified one is recorded already
+            run.keep(candidate)
     default_us = next((c.predicted_us for c in ranked if c.schedule == default), None)
     summary = {"trials": len(candidates), "outcomes": dict(sorted(run.counts.items()))}
     return tuple(run.record(c, default_us=default_us, search=summary) for c in ranked), interrupted
@@ -57,7 +58,9 @@ def compile_all(run: Run, builder: Builder, candidates: list[Candidate], done: C
     """Emit all, then collect their cubins until the time for it is over; what has no cubin is recorded here."""
     deadline_s = run.clock.budget_s * COMPILE_SHARE
     for candidate in candidates:
-        builder.begin(candidate)
+        if not run.recall(candidate) or candidate.outcome is Outcome.PREDICTED:
+            candidate.outcome = None
+            builder.begin(candidate)
     for candidate in candidates:
         builder.finish(candidate, timeout_s=max(0.0, deadline_s - run.clock.elapsed_s))
         if builder.twin_of(candidate) is not None:
@@ -91,6 +94,7 @@ def first_right(run: Run, ranked: list[Candidate]) -> list[Candidate]:
             break
         candidate = left.pop(0)
         if is_right(run, candidate):
+            run.keep(candidate)
             return [candidate, *left]
         run.keep(candidate)
         # What is wrong with one kernel is mostly the way it computes the statistics: try another way next.
@@ -101,6 +105,9 @@ def first_right(run: Run, ranked: list[Candidate]) -> list[Candidate]:
 def is_right(run: Run, candidate: Candidate) -> bool:
     """Run the candidate on the CPU executor; its outcome says why when it is not right."""
     assert candidate.module is not None
+    if candidate.known is not None and candidate.known.error:
+        run.note("verified on the CPU executor before the run was resumed")
+        return True
     try:
         check = cpu_check.check_on_cpu(run.problem, candidate.module, seed=run.seed)
     except NormgenError as error:

@@ -82,6 +82,9 @@ class ProblemKey:
             accumulate=problem.accumulate,
         )
 
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"dtypes": dict(self.dtypes)}
+
     @property
     def present(self) -> frozenset[str]:
         return frozenset(name for name, _ in self.dtypes)
@@ -149,7 +152,7 @@ class Record:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values in the fixed key order of the file format."""
-        key = asdict(self.problem) | {"dtypes": dict(self.problem.dtypes)}
+        key = self.problem.as_dict()
         figures: dict[str, Any] = {
             "times_us": asdict(self.times_us) if self.times_us else None,
             "predicted_us": self.predicted_us,

@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,8 @@ import normgen
 from normgen.device import Device
 from normgen.problem import Problem
 from normgen.schedule.schedule import Schedule
+from normgen.tuning import resume as resuming
+from normgen.tuning.memory import Memory
 from normgen.tuning.progress import Progress
 from normgen.tuning.records import Cache, Outcome, ProblemKey, Record
 from normgen.tuning.revision import generator_revision
@@ -40,6 +42,7 @@ class Candidate:
     reason: str = ""
     times_us: Times | None = None
     error: Mapping[str, float] = field(default_factory=dict)
+    known: Record | None = None  # taken over from an earlier run instead of measured
 
     @property
     def key(self) -> str:
@@ -48,14 +51,16 @@ class Candidate:
     @property
     def resources(self) -> tuple[dict[str, Any], ...]:
         """What the compiler says of each kernel, as plain values."""
-        return resources_of(self.module, self.cubin) if self.module and self.cubin else ()
+        if self.module and self.cubin:
+            return resources_of(self.module, self.cubin)
+        return tuple(dict(r) for r in self.known.resources) if self.known else ()
 
     @property
     def registers(self) -> int:
         return max((int(r.get("registers", 0)) for r in self.resources), default=0)
 
     def fail(self, outcome: Outcome, reason: str) -> None:
-        self.outcome, self.reason = outcome, reason
+        self.outcome, self.reason, self.known = outcome, reason, None
 
 
 class Clock:
@@ -97,7 +102,11 @@ class Run:
     command: str
     versions: Mapping[str, str]
     folder: Path
-    writer: RecordWriter
+    writer: RecordWriter = field(init=False)
+    measured: bool = False
+    reuse: bool = True
+    recorded: tuple[Record, ...] = ()  # what the run's file held when it was resumed
+    memory: Memory = field(default_factory=Memory)
     counts: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
 
@@ -129,12 +138,48 @@ class Run:
             **evidence,
         )
 
+    def recall(self, candidate: Candidate) -> bool:
+        """Take over what an earlier run, or this one before it was resumed, found out about the candidate."""
+        known = self.memory.recall(candidate.schedule)
+        if known is None:
+            return False
+        candidate.outcome, candidate.reason = known.outcome, known.reason
+        candidate.times_us, candidate.error, candidate.known = known.times_us, known.error, known
+        return True
+
     def keep(self, candidate: Candidate, **evidence: Any) -> Record:
-        """Write the candidate's record to the run's file, and count it."""
-        record = self.record(candidate, **evidence)
+        """Write the candidate's record to the run's file, and count it.
+
+        What was taken over is not written twice, and keeps its own date and command.
+        """
+        known = candidate.known
+        if known is None:
+            record = self.record(candidate, **evidence)
+            self.memory.learn(record)
+        else:
+            record = replace(known, search={**known.search, "reused": True})
+            self.counts["reused"] += 1
         self.counts[record.outcome.value] += 1
-        self.writer.append(record)
+        if known is None or not self.memory.is_own(known):
+            self.writer.append(record)
         return record
+
+    def finish(self) -> None:
+        """All is written: `--resume` has nothing to go on with."""
+        resuming.write_manifest(self.folder, self.asked, finished=True)
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What must be the same for another process to go on with this run."""
+        return {
+            "problem": ProblemKey.of(self.problem).as_dict(),
+            "device": self.device.name,
+            "cache": self.cache.value,
+            "seed": self.seed,
+            "measured": self.measured,
+            "generator": self.versions.get("generator"),
+            "nvrtc": self.versions.get("nvrtc"),
+        }
 
 
 @contextlib.contextmanager
@@ -149,25 +194,63 @@ def open_run(
     progress: Progress,
     command: str,
     versions: Mapping[str, str],
+    measured: bool = False,
+    resume: bool = False,
+    reuse: bool = True,
 ) -> Iterator[Run]:
-    """A run with a fresh folder under the state folder."""
-    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    name = f"{stamp}-{problem.name}-{problem.rows}x{problem.cols}-{gpu_slug(device)}-{os.getpid()}"
-    folder = state_folder() / "runs" / name
-    with RecordWriter(folder / "candidates.jsonl") as writer:
-        yield Run(
-            problem=problem,
-            device=device,
-            cache=cache,
-            seed=seed,
-            trials=trials,
-            clock=Clock(budget_s),
-            progress=progress,
-            command=command,
-            versions=versions,
-            folder=folder,
-            writer=writer,
-        )
+    """A run with a fresh folder under the state folder.
+
+    resume   go on in the folder of the newest run that asked the same and did not finish, where there is one
+    reuse    measured results of other runs are taken over
+    """
+    run = Run(
+        problem=problem,
+        device=device,
+        cache=cache,
+        seed=seed,
+        trials=trials,
+        clock=Clock(budget_s),
+        progress=progress,
+        command=command,
+        versions=versions,
+        folder=Path(),
+        measured=measured,
+        reuse=reuse,
+    )
+    lock = _go_on(run) if resume else -1
+    if lock < 0:
+        lock = _begin(run)
+    try:
+        with RecordWriter(run.folder / "candidates.jsonl") as run.writer:
+            yield run
+    finally:
+        os.close(lock)
+
+
+def _begin(run: Run) -> int:
+    """A fresh folder, locked."""
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
+    problem = run.problem
+    name = f"{stamp}-{problem.name}-{problem.rows}x{problem.cols}-{gpu_slug(run.device)}-{os.getpid()}"
+    run.folder = state_folder() / "runs" / name
+    run.folder.mkdir(parents=True)
+    lock = resuming.take(run.folder)
+    resuming.write_manifest(run.folder, run.asked)
+    return lock
+
+
+def _go_on(run: Run) -> int:
+    """The folder and the records of the run that was interrupted; -1 when there is none."""
+    found = resuming.find_unfinished(state_folder() / "runs", run.asked)
+    if found.folder is None:
+        run.note(f"nothing to resume: {found.reason}; a new run begins")
+        return -1
+    run.folder = found.folder
+    run.recorded, damaged = resuming.recover(found.folder / "candidates.jsonl")
+    run.memory = Memory(own=run.recorded)
+    aside = f"; {damaged} damaged lines were set aside" if damaged else ""
+    run.note(f"resumed {found.folder.name} with {len(run.recorded)} recorded candidates{aside}")
+    return found.lock
 
 
 def versions(**more: object) -> dict[str, str]:

@@ -22,6 +22,11 @@ class Times:
     low: float
     high: float
 
+    @property
+    def rounded(self) -> float:
+        """The median as a record keeps it: a search told so goes the same way when it is told again."""
+        return float(f"{self.median:.5g}")
+
     def scaled(self, factor: float) -> Times:
         """Every figure times `factor`."""
         return Times(

@@ -155,7 +155,7 @@ def adopt(record: Record, folder: Path, device: Device, *, force: bool = False) 
             aside = path.with_name(path.name + ".damaged")
             with aside.open("a", encoding="utf-8") as file:
                 file.writelines(d.text + "\n" for d in reading.damaged)
-        _write_atomically(path, "".join(slots[slot].line() for slot in sorted(slots)))
+        write_atomically(path, "".join(slots[slot].line() for slot in sorted(slots)))
     return True
 
 
@@ -223,7 +223,8 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file by one rename: whoever reads it sees the old text or the new one."""
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     try:
         with os.fdopen(fd, "w", encoding="utf-8") as file:

@@ -16,7 +16,7 @@ from normgen.tuning.progress import Progress, Silent
 from normgen.tuning.records import Cache, Record
 from normgen.tuning.result import Result
 from normgen.tuning.run import Run, open_run, versions
-from normgen.tuning.store import adopt, gpu_slug, state_folder
+from normgen.tuning.store import adopt, gpu_slug, state_folder, write_atomically
 
 DEFAULT_TRIALS = 128
 
@@ -39,6 +39,8 @@ def tune(
     align: int = 16,
     progress: Progress | None = None,
     output: Path | None = None,
+    resume: bool = False,
+    reuse: bool = True,
 ) -> Result:
     """Find the fastest kernel of a spec for one shape [.., cols], on a GPU or, without one, by prediction.
 
@@ -48,6 +50,8 @@ def tune(
     cache     "cold": every launch finds its data in DRAM; "hot": in L2
     trials    candidates at most; budget_s: seconds in all
     output    folder of the header (default: the run's own folder)
+    resume    go on with the newest run that asked the same and was killed; nothing it measured is measured again
+    reuse     times that other runs measured under the same conditions are taken over; finalists are always re-timed
 
     Errors: UsageError, SpecError; NoDeviceError when the GPU asked for is not there; NothingValidError when no
     candidate compiles and is right. Ctrl-C ends the search with the best so far (`Result.interrupted`).
@@ -84,6 +88,9 @@ def tune(
         progress=progress or Silent(),
         command=command_of(op, problem, cache=policy, seed=seed, target=None if gpu else facts),
         versions=environment(measured=gpu is not None),
+        measured=gpu is not None,
+        resume=resume,
+        reuse=reuse,
     ) as run:
         if gpu:
             from normgen.tuning.measured import measure_on_gpu
@@ -102,10 +109,11 @@ def conclude(run: Run, records: tuple[Record, ...], *, interrupted: bool, output
 
     winner = records[0]
     record_path = run.folder / "winner.jsonl"
-    record_path.write_text(winner.line(), encoding="utf-8")
+    write_atomically(record_path, winner.line())
     adopted = adopt(winner, state_folder() / "records", run.device)
     with run.clock.phase("export"):
         header = export_record(winner, output or run.folder)
+    run.finish()
     default = parts.default_schedule(run.problem, run.device)
     return Result(
         problem=run.problem,

@@ -1,0 +1,175 @@
+"""Runs that are killed go on where they were; runs side by side share what they measure. Real processes, real kills."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from normgen.device import TARGETS
+from normgen.tuning.campaign import finalist_records
+from normgen.tuning.measure import Policy
+from normgen.tuning.measured import memory_of
+from normgen.tuning.progress import Silent
+from normgen.tuning.records import Cache, Outcome
+from normgen.tuning.run import open_run
+from normgen.tuning.store import read, state_folder
+from normgen.tuning.turns import turn
+from tests.tuning.simulated import problem
+from tests.tuning.test_campaign import BY_KEY, SimulatedBench, campaign_on
+from tests.tuning.test_search import DEFAULT, truth
+
+TRIALS = 48
+KILLS = 20
+VERSIONS = {"normgen": "0.1.0", "generator": "abc", "nvrtc": "13.0"}
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["tests.tuning.test_resume", "optuna", "normgen.tuning.predicted", "normgen.cuda.pool"])
+
+
+class LoggedBench(SimulatedBench):
+    """Writes down, past any kill, which kernels were timed; `is_quiet`: repeats every time exactly."""
+
+    def __init__(self, log: Path, *, seed: int, is_quiet: bool) -> None:
+        super().__init__(seed=seed)
+        if is_quiet:
+            self._noise = self._drift = self._spikes = 0.0
+        self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def warm_up(self, key: str) -> None:
+        super().warm_up(key)
+        os.write(self._log, key.encode() + b"\n")
+
+    def sample(self, key: str) -> float:
+        time.sleep(2e-5)  # a process that only waits can be killed while others work
+        return super().sample(key)
+
+
+def simulated_run(
+    folder: Path, name: str, *, resume: bool = False, seed: int = 0, reuse: bool = True, is_quiet: bool = False
+) -> None:
+    """A measured run up to its winner, which goes to `<name>.json`; what was timed to `<name>.log`."""
+    os.environ["NORMGEN_STATE_DIR"] = str(folder / "state")
+    os.environ["NORMGEN_CACHE_DIR"] = str(folder / "cache")
+    with open_run(
+        problem(), TARGETS["h200"], cache=Cache.COLD, seed=5, trials=TRIALS, budget_s=60.0, progress=Silent(),
+        command="test", versions=VERSIONS, measured=True, resume=resume, reuse=reuse,
+    ) as run:  # fmt: skip
+        run.memory = memory_of(run, Policy())
+        campaign = campaign_on(run, LoggedBench(folder / f"{name}.log", seed=seed, is_quiet=is_quiet))
+        campaign.turn = lambda: turn("gpu-0", state_folder() / "turns", patience_s=lambda: 30.0, warn=run.note)
+        finish = campaign.finish()
+        winner = finalist_records(campaign, finish)[0]
+        finalists = [c.key for c in finish.candidates]
+        run.finish()
+    facts = {"winner": winner.schedule.key, "us": truth(winner.schedule), "finalists": finalists}
+    facts |= {"notes": run.notes, "counts": dict(run.counts), "folder": str(run.folder)}
+    (folder / f"{name}.json").write_text(json.dumps(facts))
+
+
+def in_process(
+    target: Callable[..., None], *arguments: object, **options: object
+) -> multiprocessing.process.BaseProcess:
+    process = SERVER.Process(target=target, args=arguments, kwargs=options)
+    process.start()
+    return process
+
+
+def timed(folder: Path, name: str) -> list[str]:
+    log = folder / f"{name}.log"
+    return [key for key in log.read_text().split() if key in BY_KEY] if log.exists() else []
+
+
+def killed_at(process: multiprocessing.process.BaseProcess, seconds: float) -> bool:
+    """Whether the kill came before the end."""
+    process.join(seconds)
+    assert process.pid is not None
+    if process.is_alive():
+        os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    return process.exitcode == -signal.SIGKILL
+
+
+def test_a_measured_run_killed_at_20_moments_goes_on_and_measures_nothing_again(tmp_path: Path) -> None:
+    start = time.monotonic()
+    process = in_process(simulated_run, tmp_path, "whole", reuse=False, is_quiet=True)
+    process.join()
+    length_s = time.monotonic() - start
+    assert process.exitcode == 0
+    whole = json.loads((tmp_path / "whole.json").read_text())
+    proposed = {r.schedule for r in read(Path(whole["folder"]) / "candidates.jsonl").records}
+    moments = random.Random(1)
+    kills = partly = 0
+    for number in range(KILLS):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        first = in_process(simulated_run, folder, "first", reuse=False, is_quiet=True)
+        kills += killed_at(first, moments.uniform(0, length_s))
+        files = list(folder.glob("state/runs/*/candidates.jsonl"))
+        before = {r.schedule.key for f in files for r in read(f).records if r.outcome is Outcome.OK}
+        second = in_process(simulated_run, folder, "second", resume=True, reuse=False, is_quiet=True)
+        second.join()
+        assert second.exitcode == 0
+        result = json.loads((folder / "second.json").read_text())
+        again = before & set(timed(folder, "second"))
+        if not (folder / "first.json").exists():
+            partly += bool(before)
+            assert again <= {DEFAULT.key, *result["finalists"]}
+            files = list(folder.glob("state/runs/*/candidates.jsonl"))
+            assert len(files) <= 2  # two only where the kill came before the first one was named
+        kept = read(Path(result["folder"]) / "candidates.jsonl")
+        assert not kept.damaged
+        assert len(kept.records) == len({r.schedule for r in kept.records}) == TRIALS
+        assert {r.schedule for r in kept.records} == proposed  # the search went the way it would have gone
+        assert result["winner"] == whole["winner"]
+    assert kills >= KILLS // 2
+    assert partly >= KILLS // 4
+
+
+def test_two_processes_on_one_problem_share_their_results(tmp_path: Path) -> None:
+    processes = [in_process(simulated_run, tmp_path, name, seed=n) for n, name in enumerate(("one", "two"))]
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    results = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("one", "two")]
+    finalists = {DEFAULT.key, *results[0]["finalists"], *results[1]["finalists"]}
+    assert not (set(timed(tmp_path, "one")) & set(timed(tmp_path, "two"))) - finalists
+    for result in results:
+        kept = read(Path(result["folder"]) / "candidates.jsonl")
+        assert not kept.damaged
+        assert len(kept.records) == TRIALS
+    (shared,) = (tmp_path / "cache" / "results").rglob("*.jsonl")
+    reading = read(shared)
+    assert not reading.damaged
+    assert len(reading.records) == len({r.schedule for r in reading.records}) >= TRIALS - 2  # but for failed launches
+    assert results[0]["us"] == pytest.approx(results[1]["us"], rel=0.06)
+
+
+def test_a_second_run_times_only_what_is_new_and_the_finalists(tmp_path: Path) -> None:
+    for name, reuse in (("one", True), ("two", True), ("three", False)):
+        process = in_process(simulated_run, tmp_path, name, reuse=reuse)
+        process.join()
+        assert process.exitcode == 0
+    second = json.loads((tmp_path / "two.json").read_text())
+    assert second["counts"]["reused"] == TRIALS - second["counts"].get("launch_error", 0)
+    assert set(timed(tmp_path, "two")) <= {DEFAULT.key, *second["finalists"]}
+    assert len(set(timed(tmp_path, "three"))) > TRIALS // 2
+    kept = read(Path(second["folder"]) / "candidates.jsonl").records
+    assert all(r.search.get("reused") for r in kept if r.outcome is not Outcome.LAUNCH_ERROR)
+
+
+def test_a_finished_run_is_not_resumed_and_says_so(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        process = in_process(simulated_run, tmp_path, name, resume=True)
+        process.join()
+        assert process.exitcode == 0
+    one, two = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("one", "two"))
+    assert "no run was left unfinished" in one["notes"][0]
+    assert "is finished; a new run begins" in two["notes"][0]
+    assert one["folder"] != two["folder"]
