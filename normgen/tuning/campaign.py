@@ -167,7 +167,7 @@ class Campaign:
             for _, candidate in batch:
                 self.builder.finish(candidate)
         with self.turn():
-            self._recall_late([c for _, c in batch])
+            self._take_known([c for _, c in batch])
             fresh = [c for _, c in batch if c.known is None]
             ready = [c for c in fresh if c.cubin is not None and self.builder.twin_of(c) is None]
             with self.run.clock.phase("verify"):
@@ -180,12 +180,15 @@ class Campaign:
         self._forget_losers()
         self._tell_progress()
 
-    def _recall_late(self, batch: list[Candidate]) -> None:
-        """What another process measured while this one waited for its turn."""
+    def _take_known(self, batch: list[Candidate]) -> None:
+        """What earlier runs know, and what another process measured while this one waited for its turn."""
         self.run.memory.refresh()
         for candidate in batch:
             if candidate.known is None and candidate.outcome is None and self.builder.twin_of(candidate) is None:
                 self.run.recall(candidate)
+            if candidate.known is not None and candidate.outcome is Outcome.OK:
+                self._scale(candidate)
+                self._usable[candidate.key] = candidate
 
     def _rebuild(self, candidate: Candidate) -> None:
         """Emit and compile what was taken over from an earlier run: the device needs it now."""
@@ -275,10 +278,6 @@ class Campaign:
             candidate.reason = f"same code as {twin.schedule}"
             self.run.counts["same_code"] += 1
         self.run.keep(candidate, roof_us=self._roof_us, search=self._conditions())
-        if candidate.known is not None:
-            self._scale(candidate)
-            if candidate.outcome is Outcome.OK:
-                self._usable[candidate.key] = candidate
         us = candidate.times_us.rounded if candidate.outcome is Outcome.OK and candidate.times_us else None
         self.search.tell(number, us, reason=candidate.reason, is_wrong=candidate.outcome is Outcome.WRONG_RESULT)
 
