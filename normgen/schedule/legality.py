@@ -280,10 +280,13 @@ FREE: tuple[Rule, ...] = (
 )
 
 
-def searched_tile(_: Problem, s: Schedule, __: Device) -> str | None:
+def searched_tile(problem: Problem, s: Schedule, _: Device) -> str | None:
     """Search policy for structural knobs: legal, but not worth a measurement."""
-    if s.rows_per_block > 1 and s.threads > 256:
-        return "not searched: several rows side by side beyond 256 threads a block"
+    limit = 512 if column_outputs(problem) else 256  # row groups of a block share one row of column sums
+    if s.rows_per_block > 1 and s.threads > limit:
+        return f"not searched: several rows side by side beyond {limit} threads a block"
+    if column_outputs(problem) and s.persistent * s.threads > 768 and s.hold == "registers":
+        return "not searched: more than 768 resident threads an SM, with column sums in registers"
     return None
 
 
