@@ -167,7 +167,7 @@ def _accuracy(records: Sequence[Record]) -> str:
 
 def _schedules(group: Group) -> list[str]:
     lines = [
-        'Below, kernels are `static` and in a namespace instead of `extern "C"`; the rest of their text is as tuned.',
+        'The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.',
         "`normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:",
     ]
     for entry in group.entries:

@@ -51,7 +51,7 @@ class Family:
     def text(self) -> str:
         shuffles = any(m.parts.method in prelude.SHUFFLED for m in self.members)
         states = prelude.states_text(self.states, shuffles=shuffles) if self.states else ""
-        kernels = [m.parts.kernels_text.replace('extern "C" __global__', "static __global__") for m in self.members]
+        kernels = [m.parts.kernels_text.replace('extern "C" __global__', "NORMGEN_KERNEL") for m in self.members]
         return "\n\n".join([states, *kernels])
 
 
