@@ -89,7 +89,7 @@ def program_parts(problem: Problem, program: RowProgram, schedule: Schedule) -> 
     view = builder.view()
     columns = builder.columns
     finish = columns.finish_kernel()
-    method = reduction_method(schedule) if builder.states else "none"
+    method = reduction_method(schedule, row_barriers=builder.row_barriers) if builder.states else "none"
     text = prelude.environment().get_template("kernel.cu.j2").render(kernel=view)
     if finish is not None:
         text += prelude.environment().get_template("finish.cu.j2").render(**finish[1])
@@ -122,16 +122,17 @@ def launch_of(builder: KernelBuilder) -> Launch:
     )
 
 
-def reduction_method(schedule: Schedule) -> str:
-    """Which tree of reduce.cu.j2 combines the threads of a row."""
+def reduction_method(schedule: Schedule, *, row_barriers: bool) -> str:
+    """Which tree of reduce.cu.j2 combines the threads of a row; `_rows`: with a barrier for each row side by side."""
     if schedule.threads_per_row == 1:
         return "none"
     if schedule.reduce_with == "shared_tree":
         return "tree"
     wide = schedule.threads_per_row > WARP
+    rows = "_rows" if row_barriers else ""
     if schedule.reduce_with == "cooperative_groups":
-        return "cooperative_block" if wide else "cooperative_warp"
-    return "block_shuffle" if wide else "lanes"
+        return f"cooperative_block{rows}" if wide else "cooperative_warp"
+    return f"block_shuffle{rows}" if wide else "lanes"
 
 
 def vectors_of(problem: Problem, schedule: Schedule, program: RowProgram) -> Vectors:
@@ -153,7 +154,7 @@ def vectors_of(problem: Problem, schedule: Schedule, program: RowProgram) -> Vec
 
 
 def min_arch(schedule: Schedule) -> int:
-    if schedule.cluster > 1 or schedule.copy == "bulk":
+    if schedule.cluster > 1 or schedule.copy == "bulk" or schedule.dependent_launch == "on":
         return 90
     hints = {schedule.load, schedule.store}
     return 80 if schedule.copy == "cp_async" or hints & {"evict_first", "evict_last"} else 75
