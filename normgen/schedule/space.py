@@ -23,6 +23,7 @@ from normgen.schedule.legality import (
     steps_per_lane,
 )
 from normgen.schedule.schedule import KNOBS, Schedule
+from normgen.spec import Kind
 
 # What a spec that says nothing searches. Knobs that are not listed keep the schedule's default.
 DEFAULT_KNOBS: dict[str, tuple[Any, ...]] = {
@@ -182,6 +183,16 @@ def _default_columns(problem: Problem, s: Schedule, device: Device) -> dict[str,
         dependent = "on" if device.arch >= 90 else "off"
         return {"columns": "partials_two_kernels", "persistent": 2, "dependent_launch": dependent}
     return {"columns": "atomic"}
+
+
+def fallback_schedule(problem: Problem) -> Schedule:
+    """The schedule of an exported header's general kernel: any cols, any row pitch and any alignment; never tuned.
+
+    A block owns a row, reads it once a look and element by element; formulas as written.
+    """
+    writes_columns = any(t.is_written and t.kind is Kind.COL for t in problem.tensors)
+    columns = "atomic" if writes_columns else Schedule().columns
+    return Schedule(threads_per_row=256, vector=1, hold="reload", columns=columns)
 
 
 def _thread_preference(problem: Problem, vector: int) -> list[int]:
