@@ -26,7 +26,14 @@ _COMPILE_SECONDS = 300.0
 _KERNEL_FLAGS = (
     *("-std=c++17", "-Og", "-g1", "-gdwarf-4", "-pipe", "-fPIC", "-shared", "-nostdlib", "-w"),
     *("-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-fno-asynchronous-unwind-tables"),
-    *("-fvisibility=hidden", "-ffp-contract=off", "-fno-strict-aliasing", "-fno-math-errno", "-fno-plt"),
+    *(
+        "-fvisibility=hidden",
+        "-ffp-contract=off",
+        "-fno-strict-aliasing",
+        "-fno-math-errno",
+        "-fno-plt",
+        "-fstack-clash-protection",
+    ),
     # The same instrumentation a sanitizer uses, answered by our own runtime: every access calls it first.
     "-fsanitize=thread,alignment,bounds",
 )

@@ -23,6 +23,7 @@ _FIXED_OPTIONS = (
     "--prec-div=true",
     "--prec-sqrt=true",
     "--ptxas-options=-v",
+    "--no-cache",  # an answer from the driver's compute cache comes without ptxas' report; we have a cache of our own
 )
 
 

@@ -22,8 +22,10 @@ _PARAMS: tuple[Param, ...] = (pointer("y", "float*"), pointer("x", "const float*
 _SIGNATURE = "(float* __restrict__ y, const float* __restrict__ x, long long x_pitch, int rows, int cols)"
 
 
-def _planted(kind: FaultKind, says: str, body: str, *, helpers: str = "", **launch: int) -> Planted:
-    text = f'\n{helpers}\nextern "C" __global__ void __launch_bounds__(64) planted{_SIGNATURE} {{{body}}}\n'
+def _planted(
+    kind: FaultKind, says: str, body: str, *, helpers: str = "", entry_mark: str = "", **launch: int
+) -> Planted:
+    text = f'\n{helpers}\nextern "C" __global__ void __launch_bounds__(64) planted{_SIGNATURE} {{{entry_mark}{body}}}\n'
     return Planted(
         kind=kind, module=module(text, kernel("planted", _PARAMS, **{"threads": 64, "blocks": 1, **launch})), says=says
     )
@@ -142,6 +144,16 @@ __device__ inline void put(float* to, int at) {
   held[i] = x[i];  // HERE
   y[threadIdx.x] = held[cols % 8];
 """,
+    ),
+    "more local memory than a thread has": _planted(
+        FaultKind.OUT_OF_BOUNDS,
+        "local memory is exhausted",
+        """
+  volatile float held[100000];
+  held[threadIdx.x] = 1.0f;
+  y[threadIdx.x] = held[threadIdx.x];
+""",
+        entry_mark="  // HERE",
     ),
     "read of unwritten shared memory": _planted(
         FaultKind.UNINITIALISED_SHARED,
