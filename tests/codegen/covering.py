@@ -9,10 +9,12 @@ from collections.abc import Sequence
 
 from normgen.device import Device
 from normgen.problem import Problem
+from normgen.schedule.legality import column_outputs, refusal
 from normgen.schedule.schedule import KNOBS, Schedule
 from normgen.schedule.space import space
 
 POOL = 700  # schedules drawn from each problem's space, besides those that show a value for the first time
+TRIES = 16_000  # random points a way to sum columns: some 20 to 200 of them are legal
 Case = tuple[Problem, Schedule]
 
 # threads_per_row and rows_per_block pair by what they mean; the other knobs by value.
@@ -47,6 +49,8 @@ def features(case: Case) -> set[tuple[object, ...]]:
 
 def pool(problem: Problem, device: Device, rng: random.Random) -> list[Case]:
     """Part of the problem's space that shows every value of every knob which the whole shows."""
+    if column_outputs(problem):
+        return drawn(problem, device, rng)
     legal = list(space(problem, device).legal)
     rng.shuffle(legal)
     seen: set[tuple[str, object]] = set()
@@ -57,6 +61,22 @@ def pool(problem: Problem, device: Device, rng: random.Random) -> list[Case]:
             seen |= new
             first.append(schedule)
     return [(problem, s) for s in (*legal[:POOL], *first)]
+
+
+def drawn(problem: Problem, device: Device, rng: random.Random) -> list[Case]:
+    """Random legal points, searched or not, as many tries for each way to sum columns.
+
+    The space of a backward problem has tens of thousands of points, nearly all in few of the ways.
+    """
+    choices = {name: KNOBS[name] for name in KNOBS if name != "columns"}
+    found = []
+    for columns in KNOBS["columns"]:
+        for _ in range(TRIES):
+            point = {name: rng.choice(listed) for name, listed in choices.items()}
+            schedule = Schedule(columns=columns, **point)
+            if refusal(problem, schedule, device) is None:
+                found.append((problem, schedule))
+    return found
 
 
 def cover(cases: Sequence[Case]) -> list[Case]:

@@ -21,7 +21,7 @@ matrix = pytest.mark.parametrize(
 @pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 @matrix
 def test_forward_kernels_are_right_on_the_cpu(op: str, layouts: str, seed: int) -> None:
-    cases = sample(op, layouts, seed, extra=EXTRA)
+    cases = sample(op, SETS[layouts], seed, extra=EXTRA)
     found = list(wrong(cases, CpuExecutor(), seed=seed))
     assert not found, report(found, cases)
 
@@ -29,6 +29,6 @@ def test_forward_kernels_are_right_on_the_cpu(op: str, layouts: str, seed: int) 
 @pytest.mark.gpu
 @matrix
 def test_forward_kernels_are_right_on_the_gpu(op: str, layouts: str, seed: int) -> None:
-    cases = sample(op, layouts, seed, extra=EXTRA_ON_GPU)
+    cases = sample(op, SETS[layouts], seed, extra=EXTRA_ON_GPU)
     found = list(wrong(cases, GpuExecutor(), seed=seed))
     assert not found, report(found, cases)
