@@ -88,7 +88,7 @@ def cover(cases: Sequence[Case]) -> list[Case]:
     heapq.heapify(queue)
     chosen = []
     while missing:
-        stale, i = heapq.heappop(queue)
+        _, i = heapq.heappop(queue)
         gain = (masks[i] & missing).bit_count()
         if gain and queue and -gain > queue[0][0]:
             heapq.heappush(queue, (-gain, i))

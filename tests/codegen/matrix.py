@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from normgen import verify
 from normgen.codegen.columns import DETERMINISTIC
 from normgen.codegen.emit import emit
-from normgen.problem import Direction, Problem
+from normgen.problem import Problem
 from normgen.schedule.legality import column_outputs
 from normgen.schedule.schedule import Schedule
 from normgen.spec_reader import load
+from normgen.verify.rows import default_families
 from tests.codegen.covering import Case, cover, pool
 from tests.codegen.executors import Built, Executor, new_workspace
 from tests.codegen.layouts import DEVICE, Layout, problems
@@ -24,9 +25,7 @@ CHECKED_ROWS = 48
 LOST = {"sum_of_squares": ("large_mean", "constant")}
 
 
-def sample(
-    op: str, layouts: tuple[Layout, ...], seed: int, *, extra: int, direction: str = "forward"
-) -> list[Case]:
+def sample(op: str, layouts: tuple[Layout, ...], seed: int, *, extra: int, direction: str = "forward") -> list[Case]:
     """Cases that cover the knobs over all problems of these layouts, and `extra` at random."""
     rng = random.Random(f"{op} {direction} {len(layouts)} {seed}")
     drawn_from = problems(load(op), layouts, seed, every_format=FULL, direction=direction)
@@ -34,26 +33,35 @@ def sample(
     return [*cover(cases), *rng.sample(cases, min(extra, len(cases)))]
 
 
-def families(problem: Problem, schedule: Schedule) -> tuple[str, ...] | None:
-    """The rows a schedule has to get right; None: all that there are."""
+def families(problem: Problem, schedule: Schedule) -> tuple[str, ...]:
+    """The rows a schedule has to get right: all but those that its rewrite is known to lose."""
     lost = LOST.get(schedule.variance, ())
-    if problem.direction is Direction.BACKWARD or not lost:
-        return None
-    return tuple(name for name in verify.ALL if name not in lost)
+    return tuple(name for name in default_families(problem) if name not in lost)
+
+
+class InputsOf:
+    """The inputs of every problem that comes up, drawn once."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._made: dict[tuple[Problem, tuple[str, ...]], verify.Inputs] = {}
+
+    def get(self, problem: Problem, schedule: Schedule) -> verify.Inputs:
+        key = (problem, families(problem, schedule))
+        if key not in self._made:
+            self._made[key] = verify.make_inputs(problem, seed=self._seed, families=key[1])
+        return self._made[key]
 
 
 def wrong(cases: Sequence[Case], executor: Executor, *, seed: int) -> Iterator[str]:
     """What is wrong with each forward kernel that is: faults, elements out of bounds, bytes written outside."""
     built = executor.build([emit(problem, schedule) for problem, schedule in cases])
-    inputs: dict[tuple[Problem, tuple[str, ...] | None], verify.Inputs] = {}
+    made = InputsOf(seed)
     for (problem, schedule), kernel in zip(cases, built, strict=True):
-        key = (problem, families(problem, schedule))
-        if key not in inputs:
-            inputs[key] = verify.make_inputs(problem, seed=seed, families=key[1])
-        outputs = verify.make_outputs(problem)
-        faults = kernel.run(inputs[key], outputs, seed=seed)
+        inputs, outputs = made.get(problem, schedule), verify.make_outputs(problem)
+        faults = kernel.run(inputs, outputs, seed=seed)
         chain = verify.longest_chain(problem, schedule)
-        verdict = verify.check(problem, inputs[key], outputs, rows=CHECKED_ROWS, chain=chain)
+        verdict = verify.check(problem, inputs, outputs, rows=CHECKED_ROWS, chain=chain)
         if faults or not verdict.ok:
             yield describe(problem, schedule, faults, verdict.summary())
 
@@ -61,10 +69,10 @@ def wrong(cases: Sequence[Case], executor: Executor, *, seed: int) -> Iterator[s
 def wrong_backward(cases: Sequence[Case], executor: Executor, *, seed: int) -> Iterator[str]:
     """As `wrong` for backward kernels, each called three times with one workspace and other orders of blocks."""
     built = executor.build([emit(problem, schedule) for problem, schedule in cases])
-    inputs = {problem: verify.make_inputs(problem, seed=seed) for problem in dict.fromkeys(p for p, _ in cases)}
+    made = InputsOf(seed)
     for (problem, schedule), kernel in zip(cases, built, strict=True):
         chain = verify.longest_chain(problem, schedule)
-        told = calls(kernel, inputs[problem], is_deterministic(problem, schedule), chain=chain, seed=seed)
+        told = calls(kernel, made.get(problem, schedule), is_deterministic(problem, schedule), chain=chain, seed=seed)
         if told:
             yield describe(problem, schedule, *told)
 
