@@ -43,7 +43,7 @@ def module_of(file: Path) -> str:
 
 
 def imported(file: Path, *, at_import: bool = False) -> set[str]:
-    """Modules of normgen that a file imports, without `normgen.`; at_import: not those inside functions or for type checkers only."""
+    """Modules of normgen that a file imports; at_import: not those in functions or only for type checkers."""
     found: set[str] = set()
     tree = ast.parse(file.read_text(encoding="utf-8"))
     late = {n for part in ast.walk(tree) if at_import and _runs_later(part) for n in ast.walk(part)}
