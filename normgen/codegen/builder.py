@@ -391,8 +391,14 @@ class KernelBuilder:
             call = f"{function}<kThreadsPerRow>({state.variable})"
         else:
             slots = f"{state.variable}_slots[parity][slot]" if self.double_slots else f"{state.variable}_slots[slot]"
-            call = f"reduce_row<kWarpsPerRow>({state.variable}, {slots})"
+            own_barrier = ", slot" if self.row_barriers else ""
+            call = f"reduce_row<kWarpsPerRow>({state.variable}, {slots}{own_barrier})"
         return f"{state.variable} = {call};"
+
+    @property
+    def row_barriers(self) -> bool:
+        """Rows side by side synchronise by a barrier each: 15 of the 16 named barriers are free for that."""
+        return 1 < self.schedule.rows_per_block <= 15 and self.schedule.threads_per_row > WARP
 
     @property
     def double_slots(self) -> bool:
@@ -550,6 +556,8 @@ class KernelBuilder:
             out.lines(*self.shared_pointers())
         if s.params == "kept":
             self.param_loops(out)
+        if s.dependent_launch == "on":
+            out.lines("dependency_trigger();  // the finishing kernel may take its place as blocks end")
         self.columns.prologue(out)
         if self.prefetches:
             out.lines(*self.fetch_lines(), f"if ({self.first_tile} < rows) fetch({self.first_tile});")

@@ -319,7 +319,8 @@ class ColumnSums:
         ]
         layout = self.b.layout
         columns = next((c for c in (32, 16) if self.pitch // c * len(outputs) >= FINISH_BLOCKS), 8)
-        launch = Launch(threads=FINISH_THREADS, blocks=self.pitch // columns * len(outputs))
+        dependent = self.b.schedule.dependent_launch == "on"
+        launch = Launch(threads=FINISH_THREADS, blocks=self.pitch // columns * len(outputs), dependent=dependent)
         view: dict[str, object] = {
             "name": name,
             "params": params,
@@ -328,6 +329,7 @@ class ColumnSums:
             "vector": layout.vector,
             "vectors": layout.vectors,
             "threads": FINISH_THREADS,
+            "dependent": dependent,
             "columns": columns,
             "outputs": [{"name": s.tensor, "lines": self.write_lines(s, "total")} for s in self.stores],
         }

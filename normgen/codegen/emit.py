@@ -43,7 +43,12 @@ def emit_program(problem: Problem, program: RowProgram, schedule: Schedule) -> M
     reduce = (
         prelude.environment()
         .get_template("reduce.cu.j2")
-        .render(states=builder.states, method=method, shuffles=method in ("lanes", "block_shuffle"))
+        .render(
+            states=builder.states,
+            method=method,
+            shuffles=method in ("lanes", "block_shuffle"),
+            row_barriers=builder.row_barriers,
+        )
     )
     if finish is not None:
         kernel += prelude.environment().get_template("finish.cu.j2").render(**finish[1])
@@ -52,7 +57,8 @@ def emit_program(problem: Problem, program: RowProgram, schedule: Schedule) -> M
     includes = "".join(f"#include <{h}>\n" for h in headers)
     text = tidy(includes + "\n" + vectors + "\n" + (reduce if builder.states else "") + "\n" + kernel)
     features = ["extremum"] if re.search(r"\b(maximum|minimum)\(", text) else []
-    features += ["dynamic_shared"] if "dynamic_shared()" in text else []
+    features += [name for name in ("dynamic_shared", "named_barrier") if f"{name}(" in text]
+    features += ["dependent_launch"] if "dependency_wait()" in text else []
     main = Kernel(name=view.name, params=builder.params, launch=launch_of(builder))
     return Module(
         instructions=tidy(
@@ -121,7 +127,7 @@ def vectors_text(problem: Problem, schedule: Schedule, program: RowProgram) -> s
 
 
 def min_arch(schedule: Schedule) -> int:
-    if schedule.cluster > 1 or schedule.copy == "bulk":
+    if schedule.cluster > 1 or schedule.copy == "bulk" or schedule.dependent_launch == "on":
         return 90
     hints = {schedule.load, schedule.store}
     return 80 if schedule.copy == "cp_async" or hints & {"evict_first", "evict_last"} else 75

@@ -42,6 +42,7 @@ class Launch:
     persistent: int = 0  # blocks per SM; 0: one block (or cluster) per row tile
     shared_bytes: int = 0  # dynamic shared memory
     blocks: int = 0  # a fixed grid, whatever rows is; 0: by rows
+    dependent: bool = False  # may start while the kernel before it ends; its text waits before it reads (sm_90)
     min_blocks: int = 0  # blocks to launch even for 0 rows: column sums of nothing are zeros, and must be written
 
     def grid(self, *, rows: int, sm_count: int) -> int:

@@ -171,6 +171,16 @@ def _persistent(problem: Problem, s: Schedule, device: Device) -> str | None:
     return None
 
 
+def _dependent_launch(problem: Problem, s: Schedule, device: Device) -> str | None:
+    if s.dependent_launch == "off":
+        return None
+    if device.arch < 90:
+        return "programmatic dependent launch needs sm_90"
+    if not column_outputs(problem) or s.columns != "partials_two_kernels":
+        return "there is no second kernel to start early"
+    return None
+
+
 def _copy(_: Problem, s: Schedule, __: Device) -> str | None:
     if s.copy != "direct":
         return "asynchronous copies are not built yet"
@@ -245,6 +255,7 @@ STRUCTURAL: tuple[Rule, ...] = (
     _copy,
 )
 FREE: tuple[Rule, ...] = (
+    _dependent_launch,
     _columns,
     _any_cols,
     _params_registers,

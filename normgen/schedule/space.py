@@ -56,6 +56,7 @@ BACKWARD_KNOBS: dict[str, tuple[Any, ...]] = {
     "store": ("default", "streaming"),
     "params": ("late", "kept"),
     "blocks_per_sm": (0, 1, 2, 3, 4),
+    "dependent_launch": ("off", "on"),
 }
 STRUCTURAL_KNOBS = (
     "threads_per_row",
