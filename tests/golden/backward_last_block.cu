@@ -112,7 +112,7 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
 
 // rmsnorm backward, 768 columns: 64 threads own a row; it is read once.
 extern "C" __global__ void __launch_bounds__(64)
-rmsnorm_bwd_f32_768_block_per_row_09d71c(
+rmsnorm_bwd_f32_768_block_per_row_f0ada5(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     const float* __restrict__ dy,
@@ -209,9 +209,10 @@ rmsnorm_bwd_f32_768_block_per_row_09d71c(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    Vec<float, kVector> dweight_vec;
-    pack(dweight_vec, dweight_sum[step]);
-    write_default(partials + (static_cast<long long>(blockIdx.x) * 1 + 0) * kPitch + vector * kVector, dweight_vec);
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
+    }
   }
 
   // The last block to arrive finishes and leaves the workspace ready for the next call.
@@ -222,10 +223,12 @@ rmsnorm_bwd_f32_768_block_per_row_09d71c(
   __syncthreads();
   if (is_last) {
     __threadfence();
-    for (int column = threadIdx.x; column < kCols; column += 64) {
+    for (int cell = threadIdx.x; cell < kVectors * kVector; cell += 64) {
+      const int column = cell % kVectors * kVector + cell / kVectors;
       float dweight_total = 0.0f;
+      #pragma unroll 8
       for (int block = 0; block < gridDim.x; ++block) {
-        dweight_total += load_cache_global(partials + (static_cast<long long>(block) * 1 + 0) * kPitch + column);
+        dweight_total += load_cache_global(partials + static_cast<long long>(block) * 1 * kPitch + cell);
       }
       Vec<float, 1> dweight_vec = {};
       const float dweight_value[1] = {dweight_total};

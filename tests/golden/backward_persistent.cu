@@ -146,7 +146,7 @@ __device__ __forceinline__ State reduce_lanes(State s) {
 
 // layernorm backward, 768 columns: 32 lanes of a warp own a row, 4 rows a block; it is read once.
 extern "C" __global__ void __launch_bounds__(128)
-layernorm_bwd_bf16_768_warp_per_row_cf8f82(
+layernorm_bwd_bf16_768_warp_per_row_7e94a4(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -269,61 +269,61 @@ layernorm_bwd_bf16_768_warp_per_row_cf8f82(
     }
   }
 
-  // The rows side by side in this block add up in shared memory, one after another: a fixed order.
-  for (int turn = 0; turn < kRowsPerBlock; ++turn) {
-    if (turn == slot) {
-      #pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        const int vector = lane + step * kThreadsPerRow;
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          column_sums[vector * kVector + i] = turn == 0 ? dweight_sum[step][i] : column_sums[vector * kVector + i] + dweight_sum[step][i];
-          column_sums[kPitch + vector * kVector + i] = turn == 0 ? dbias_sum[step][i] : column_sums[kPitch + vector * kVector + i] + dbias_sum[step][i];
-        }
-      }
+  // The row groups of this block leave their sums side by side ...
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      column_sums[slot * 2 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
+      column_sums[slot * 2 * kPitch + kPitch + i * kVectors + vector] = dbias_sum[step][i];
     }
-    __syncthreads();
   }
 
-  for (int column = threadIdx.x; column < kVectors * kVector; column += kThreads) {
-    (partials + (static_cast<long long>(blockIdx.x) * 2 + 0) * kPitch)[column] = column_sums[column];
-    (partials + (static_cast<long long>(blockIdx.x) * 2 + 1) * kPitch)[column] = column_sums[kPitch + column];
+  __syncthreads();
+  // ... and are added in a fixed order.
+  for (int cell = threadIdx.x; cell < kVectors * kVector; cell += kThreads) {
+    const float dweight_total = column_sums[cell] + column_sums[2 * kPitch + cell] + column_sums[4 * kPitch + cell] + column_sums[6 * kPitch + cell];
+    partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + cell] = dweight_total;
+    const float dbias_total = column_sums[kPitch + cell] + column_sums[3 * kPitch + cell] + column_sums[5 * kPitch + cell] + column_sums[7 * kPitch + cell];
+    partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + kPitch + cell] = dbias_total;
   }
 }
 
-// Adds the partial rows of the kernel above, column by column and always in the same order.
-extern "C" __global__ void __launch_bounds__(1024)
-layernorm_bwd_bf16_768_warp_per_row_cf8f82_finish(
+// Adds the partial rows of the kernel above, cell by cell and always in the same order.
+extern "C" __global__ void __launch_bounds__(512)
+layernorm_bwd_bf16_768_warp_per_row_7e94a4_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     const float* __restrict__ partials,
     int partial_rows) {
   constexpr int kCols = 768;
   constexpr int kPitch = 768;
+  constexpr int kVector = 8;
+  constexpr int kVectors = 96;
   constexpr int kTensors = 2;
-  constexpr int kColumns = 32;  // of a block: one warp reads 128 bytes
-  constexpr int kLanes = 32;    // threads that share a column
-  __shared__ float lane_sums[kLanes][kColumns + 1];
+  constexpr int kCells = 8;  // of a block
+  constexpr int kLanes = 512 / kCells;  // threads that share a cell
+  constexpr int kWarps = 512 / 32;
+  __shared__ float warp_sums[kWarps][kCells];
 
   const int tensor = blockIdx.x % kTensors;
-  const int column = blockIdx.x / kTensors * kColumns + threadIdx.x % kColumns;
-  const int lane = threadIdx.x / kColumns;
+  const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
   float sum = 0.0f;
 #pragma unroll 8
-  for (int row = lane; row < partial_rows; row += kLanes) {
-    sum += load_default(partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch + column);
+  for (int row = threadIdx.x / kCells; row < partial_rows; row += kLanes) {
+    sum += load_default(partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch + cell);
   }
-  lane_sums[lane][threadIdx.x % kColumns] = sum;
+#pragma unroll
+  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
   __syncthreads();
 
-  // Warp w adds the 32 lane sums of column w by a halving tree.
-  sum = lane_sums[threadIdx.x % 32][threadIdx.x / 32];
+  const int column = cell % kVectors * kVector + cell / kVectors;
+  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+    float total = 0.0f;
 #pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-  const int out_column = blockIdx.x / kTensors * kColumns + threadIdx.x / 32;
-  if (threadIdx.x % 32 == 0 && out_column < kCols) {
-    const int column = out_column;
-    const float total = sum;
+    for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
     if (tensor == 0) {
       Vec<bfloat16, 1> dweight_vec = {};
       const float dweight_value[1] = {total};
