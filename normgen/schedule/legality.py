@@ -58,9 +58,11 @@ def sums_in_registers(problem: Problem, s: Schedule) -> int:
 def shared_bytes(problem: Problem, s: Schedule) -> int:
     """Dynamic shared memory of a block: held rows, then column sums."""
     held = s.threads * held_bytes_per_thread(problem, s) if s.hold == "shared" else 0
-    columns = column_outputs(problem) * 4 * vectors_per_row(problem, s) * s.vector
-    side_by_side = s.columns != "atomic" and s.rows_per_block > 1
-    return held + (columns if s.columns == "shared_atomic" or side_by_side else 0)
+    columns = column_outputs(problem) * 4 * (vectors_per_row(problem, s) * s.vector + 31)
+    if s.columns == "shared_atomic":
+        return held + columns
+    groups = s.threads // max(32, s.threads_per_row)
+    return held + (columns * groups if s.columns != "atomic" and s.rows_per_block > 1 else 0)
 
 
 def _block_size(_: Problem, s: Schedule, __: Device) -> str | None:

@@ -18,12 +18,17 @@ from normgen.verify import Buffer, Expectation, Verdict
 
 CHECKED_ELEMENTS = 1 << 17  # of every candidate
 CHECKED_ELEMENTS_FULL = 1 << 22  # of every finalist: some 0.5 s of float64 on the host, once for all of them
-VERIFY_ELEMENTS = 1 << 25  # a larger problem is checked with fewer rows than it has
+FAMILY_ROWS = 24  # two of every row family
+VERIFY_ELEMENTS = 1 << 24  # a larger problem is checked with fewer rows than it has
 
 
-def checked_problem(problem: Problem, elements: int = VERIFY_ELEMENTS) -> Problem:
-    """The problem with at most so many elements; the rows are independent and their number a run-time argument."""
-    return replace(problem, rows=min(problem.rows, max(1, elements // problem.cols)))
+def checked_problem(problem: Problem) -> Problem:
+    """The problem with a number of rows that pays: at most VERIFY_ELEMENTS, and enough for every row family.
+
+    The rows are independent and their number is a run-time argument of the kernel.
+    """
+    most = max(1, VERIFY_ELEMENTS // problem.cols)
+    return replace(problem, rows=max(min(problem.rows, most), FAMILY_ROWS))
 
 
 @dataclass(kw_only=True)
@@ -119,7 +124,8 @@ class DeviceCheck:
         """Reference values and bounds, computed the first time they are asked for."""
         if (full, chain) not in self._expected:
             families, seed = self._inputs.families, self._inputs.seed
-            count = max(1, (CHECKED_ELEMENTS_FULL if full else CHECKED_ELEMENTS) // self.problem.cols)
+            elements = CHECKED_ELEMENTS_FULL if full else CHECKED_ELEMENTS
+            count = max(FAMILY_ROWS, elements // self.problem.cols)
             rows = verify.pick_rows(families, count, seed=seed) if full else verify.pick_slabs(families, count)
             start = self._outputs.start
             self._expected[full, chain] = verify.prepare(
@@ -133,7 +139,8 @@ def check_on_gpu(problem: Problem, module: Module, facts: Device, *, index: int,
     loaded = LoadedModule(module, compile_module(module, facts.arch), device=index)
     checks = DeviceCheck(problem, index=index, seed=seed)
     stream = Stream(index)
-    workspace = DeviceBuffer(module.workspace_bytes(rows=problem.rows, sm_count=facts.sm_count), device=index)
+    rows = checks.problem.rows
+    workspace = DeviceBuffer(module.workspace_bytes(rows=rows, sm_count=facts.sm_count), device=index)
     workspace.fill(0)
     stream.wait_for(0)
     return checks.run(loaded.bind().set(workspace=workspace.pointer), stream, full=True)
