@@ -8,6 +8,7 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/ instead of comparing with it")
     parser.addoption("--require-gpu", action="store_true", help="a missing CUDA device is a failure, not a skip")
 
 

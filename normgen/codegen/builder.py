@@ -385,14 +385,15 @@ class KernelBuilder:
         if width == 1 and self.schedule.cluster == 1:
             return ""
         if self.schedule.reduce_with == "shared_tree":
-            call = f"reduce_row<kThreadsPerRow>({state.variable}, {state.variable}_slots[slot])"
+            call = f"reduce_tree<kThreadsPerRow>({state.variable}, {state.variable}_slots[slot])"
         elif width <= WARP:
             function = "reduce_tile" if self.schedule.reduce_with == "cooperative_groups" else "reduce_lanes"
             call = f"{function}<kThreadsPerRow>({state.variable})"
         else:
             slots = f"{state.variable}_slots[parity][slot]" if self.double_slots else f"{state.variable}_slots[slot]"
+            function = "reduce_tiles" if self.schedule.reduce_with == "cooperative_groups" else "reduce_row"
             own_barrier = ", slot" if self.row_barriers else ""
-            call = f"reduce_row<kWarpsPerRow>({state.variable}, {slots}{own_barrier})"
+            call = f"{function}<kWarpsPerRow>({state.variable}, {slots}{own_barrier})"
         return f"{state.variable} = {call};"
 
     @property

@@ -87,6 +87,11 @@ class ColumnSums:
         return sums + (TICKET_BYTES if self.by_ticket else 0)
 
     @property
+    def column_bytes(self) -> int:
+        """What of the fixed bytes each column costs when cols is a run-time value."""
+        return len(self.reduces) * 4 if self.b.problem.any_cols else 0
+
+    @property
     def block_bytes(self) -> int:
         return len(self.reduces) * self.pitch * 4 if self and self.how in DETERMINISTIC else 0
 

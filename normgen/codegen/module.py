@@ -75,6 +75,7 @@ class Module:
     headers        CUDA headers the text includes ("cooperative_groups.h"), usually none
     workspace_fixed_bytes  scratch memory all kernels share, zeroed once before the first call; every call leaves it
                            zeroed again
+    workspace_column_bytes  any_cols: what of the fixed bytes (of the problem's own cols) each column costs
     workspace_block_bytes  scratch memory per block of the first kernel, behind the fixed part; never initialised
     """
 
@@ -84,6 +85,7 @@ class Module:
     min_arch: int = 75
     headers: tuple[str, ...] = ()
     workspace_fixed_bytes: int = 0
+    workspace_column_bytes: int = 0
     workspace_block_bytes: int = 0
 
     def workspace_bytes(self, *, rows: int, sm_count: int) -> int:

@@ -112,7 +112,7 @@ def conclude(run: Run, records: tuple[Record, ...], *, interrupted: bool, output
     write_atomically(record_path, winner.line())
     adopted = adopt(winner, state_folder() / "records", run.device)
     with run.clock.phase("export"):
-        header = export_record(winner, output or run.folder)
+        header = export_record(winner, output or run.folder, spec=run.problem.spec)
     run.finish()
     default = parts.default_schedule(run.problem, run.device)
     return Result(

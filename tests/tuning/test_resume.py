@@ -96,6 +96,7 @@ def killed_at(process: BaseProcess, seconds: float) -> bool:
 
 
 def test_a_measured_run_killed_at_20_moments_goes_on_and_measures_nothing_again(tmp_path: Path) -> None:
+    in_process(time.sleep, 0).join()  # the server has imported everything
     start = time.monotonic()
     process = in_process(simulated_run, tmp_path, "whole", reuse=False, is_quiet=True)
     process.join()
