@@ -28,6 +28,7 @@ from normgen.tuning.store import RecordWriter, gpu_slug, state_folder
 if TYPE_CHECKING:
     from normgen.codegen.module import Module
     from normgen.cuda.compiler import Cubin
+    from normgen.tuning.shared_study import SharedStudy
 
 
 @dataclass(kw_only=True)
@@ -107,6 +108,7 @@ class Run:
     reuse: bool = True
     recorded: tuple[Record, ...] = ()  # what the run's file held when it was resumed
     memory: Memory = field(default_factory=Memory)
+    study: SharedStudy | None = None
     counts: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
 
@@ -162,7 +164,20 @@ class Run:
         self.counts[record.outcome.value] += 1
         if known is None or not self.memory.is_own(known):
             self.writer.append(record)
+            if self.study is not None:
+                self.study.add(record)
         return record
+
+    def take_over(self, records: Sequence[Record]) -> None:
+        """What other hosts recorded of this run is as good as its own."""
+        here = {r.schedule for r in self.recorded}
+        others = [r for r in records if r.schedule not in here]
+        for record in others:
+            self.writer.append(record)
+        self.recorded = (*self.recorded, *others)
+        self.memory = Memory(own=self.recorded)
+        if others:
+            self.note(f"{len(others)} candidates of this run were recorded by another process")
 
     def finish(self) -> None:
         """All is written: `--resume` has nothing to go on with."""
@@ -197,11 +212,13 @@ def open_run(
     measured: bool = False,
     resume: bool = False,
     reuse: bool = True,
+    study: SharedStudy | None = None,
 ) -> Iterator[Run]:
     """A run with a fresh folder under the state folder.
 
     resume   go on in the folder of the newest run that asked the same and did not finish, where there is one
     reuse    measured results of other runs are taken over
+    study    where the candidates go too, and where those of a dead host's run come from
     """
     run = Run(
         problem=problem,
@@ -216,12 +233,15 @@ def open_run(
         folder=Path(),
         measured=measured,
         reuse=reuse,
+        study=study,
     )
     lock = _go_on(run) if resume else -1
     if lock < 0:
         lock = _begin(run)
     try:
         with RecordWriter(run.folder / "candidates.jsonl") as run.writer:
+            if study is not None:
+                run.take_over(study.records())
             yield run
     finally:
         os.close(lock)

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Collection, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from normgen.device import Device
 from normgen.errors import UsageError, did_you_mean
@@ -17,6 +17,9 @@ from normgen.tuning.records import Cache, Record
 from normgen.tuning.result import Result
 from normgen.tuning.run import Run, open_run, versions
 from normgen.tuning.store import adopt, gpu_slug, state_folder, write_atomically
+
+if TYPE_CHECKING:
+    from normgen.tuning.shared_study import SharedStudy
 
 DEFAULT_TRIALS = 128
 
@@ -41,6 +44,7 @@ def tune(
     output: Path | None = None,
     resume: bool = False,
     reuse: bool = True,
+    study: SharedStudy | None = None,
 ) -> Result:
     """Find the fastest kernel of a spec for one shape [.., cols], on a GPU or, without one, by prediction.
 
@@ -52,6 +56,7 @@ def tune(
     output    folder of the header (default: the run's own folder)
     resume    go on with the newest run that asked the same and was killed; nothing it measured is measured again
     reuse     times that other runs measured under the same conditions are taken over; finalists are always re-timed
+    study     a study in a shared database that gets every candidate too (`tuning.shared_study`)
 
     Errors: UsageError, SpecError; NoDeviceError when the GPU asked for is not there; NothingValidError when no
     candidate compiles and is right. Ctrl-C ends the search with the best so far (`Result.interrupted`).
@@ -91,6 +96,7 @@ def tune(
         measured=gpu is not None,
         resume=resume,
         reuse=reuse,
+        study=study,
     ) as run:
         if gpu:
             from normgen.tuning.measured import measure_on_gpu
