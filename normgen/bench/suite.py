@@ -1,19 +1,19 @@
 """Suites: TOML files of problems to time, read as strictly as specs.
 
-    name = "forward_h200"
-    summary = "..."
+name = "forward_h200"
+summary = "..."
 
-    [defaults]                      # what an entry does not say; without it f32, cold, forward
-    cache = "cold"
+[defaults]                      # what an entry does not say; without it f32, cold, forward
+cache = "cold"
 
-    [[entry]]                       # one problem, or one for each shape of a list
-    op = "rmsnorm"
-    shape = ["4096x4096", "16384x8192"]
-    dtype = "bf16"
-    dtypes = { weight = "f32" }     # where others differ
-    without = ["rstd"]              # optional tensors that are absent
-    pitch = 4128                    # elements from row start to row start
-    align = 2                       # bytes that divide base pointers
+[[entry]]                       # one problem, or one for each shape of a list
+op = "rmsnorm"
+shape = ["4096x4096", "16384x8192"]
+dtype = "bf16"
+dtypes = { weight = "f32" }     # where others differ
+without = ["rstd"]              # optional tensors that are absent
+pitch = 4128                    # elements from row start to row start
+align = 2                       # bytes that divide base pointers
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class Entry:
     shape: str
     problem: Problem
     cache: Cache
+    dtypes: tuple[tuple[str, str], ...] = ()  # as the suite says them
     line: int = 0
 
     @property
@@ -53,7 +54,9 @@ class Entry:
         """`rmsnorm fwd 4096x4096 bf16 cold`, with whatever is unusual behind it: what --only is matched against."""
         problem = self.problem
         words = [problem.spec.name, problem.direction.short, self.shape, problem.dtype.name, self.cache.value]
-        odd = {t.name: t.dtype.name for t in problem.tensors if t.dtype != problem.dtype and not _is_statistic(problem, t)}
+        odd = {
+            t.name: t.dtype.name for t in problem.tensors if t.dtype != problem.dtype and not _is_statistic(problem, t)
+        }
         words += [f"{name}={dtype}" for name, dtype in odd.items()]
         words += [f"pitch={problem.pitch}"] if problem.pitch != problem.cols else []
         words += [f"align={problem.align}"] if problem.align != 16 else []
@@ -140,7 +143,9 @@ class _Reader:
         if not isinstance(tables, list) or not tables or len(tables) != len(self.entry_lines):
             raise self.error("a suite has at least one [[entry]]", self.lines.get(("entry",), 1))
         entries = [
-            entry for table, at in zip(tables, self.entry_lines, strict=True) for entry in self.entries(table, defaults, at)
+            entry
+            for table, at in zip(tables, self.entry_lines, strict=True)
+            for entry in self.entries(table, defaults, at)
         ]
         self.check_distinct(entries)
         return Suite(
@@ -208,7 +213,8 @@ class _Reader:
         if problem.rows == 0:
             raise self.error("a shape without rows has nothing to time", line_of("shape"), received=shape)
         cache = Cache(fields.get("cache", "cold"))
-        return Entry(op=fields["op"], shape=shape, problem=problem, cache=cache, line=line_of(""))
+        dtypes = tuple(fields.get("dtypes", {}).items())
+        return Entry(op=fields["op"], shape=shape, problem=problem, cache=cache, dtypes=dtypes, line=line_of(""))
 
 
 def _form(key: str, value: Any) -> tuple[str, bool]:
@@ -218,7 +224,9 @@ def _form(key: str, value: Any) -> tuple[str, bool]:
     if key == "without":
         return "a list of names", isinstance(value, list) and all(isinstance(v, str) for v in value)
     if key == "dtypes":
-        return 'a table, { weight = "f32" }', isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
+        return 'a table, { weight = "f32" }', isinstance(value, dict) and all(
+            isinstance(v, str) for v in value.values()
+        )
     if key == "shape":
         listed = value if isinstance(value, list) else [value]
         return 'a shape or a list of them, "8x1024x768"', bool(listed) and all(isinstance(v, str) for v in listed)

@@ -55,8 +55,8 @@ def _mirror(host: Buffer, align: int, index: int) -> _Mirror:
 class DeviceCheck:
     """Inputs and poisoned outputs of a problem on a device, ready for any number of kernels."""
 
-    def __init__(self, problem: Problem, *, index: int, seed: int) -> None:
-        self.problem = checked_problem(problem)
+    def __init__(self, problem: Problem, *, index: int, seed: int, elements: int = VERIFY_ELEMENTS) -> None:
+        self.problem = checked_problem(problem, elements)
         self._inputs = verify.make_inputs(self.problem, seed=seed)
         self._outputs = verify.make_outputs(self.problem, seed=seed)
         self._poison = {name: b.storage.copy() for name, b in self._outputs.buffers.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from normgen.verify.check import BadElement, TensorVerdict, Verdict, check, longest_chain, pick_rows
+from normgen.verify.check import BadElement, TensorVerdict, Verdict, check, expected, longest_chain, pick_rows
 from normgen.verify.error_model import Bounded, Float32Error
 from normgen.verify.interpret import finite_difference_check, interpret
 from normgen.verify.reference import BACKWARD_FORMULAS, has_reference, reference, register
@@ -21,6 +21,7 @@ __all__ = [
     "Verdict",
     "allocate",
     "check",
+    "expected",
     "finite_difference_check",
     "has_reference",
     "interpret",

@@ -158,6 +158,34 @@ def check(
     )
 
 
+def expected(
+    problem: Problem, inputs: Inputs, *, repeated_to: int | None = None
+) -> Iterator[tuple[TensorUse, NDArray[np.intp], Array, Array]]:
+    """(tensor, rows, want, bound) of every written tensor, block by block of rows: what `check` compares with.
+
+    want and bound: [len(rows), cols], [len(rows), 1] for a row statistic; a column output comes once, with no rows,
+    as [1, cols]. repeated_to: column outputs are of that many rows, in which the rows of `inputs` come again and again.
+
+    Raises UsageError when neither a reference nor formulas say what is right.
+    """
+    model = _Model(
+        problem=problem,
+        inputs=inputs,
+        start={},
+        formulas=_formula_table(problem, inputs, None),
+        arithmetic=Float32Error(cols=problem.cols),
+    )
+    written = [t for t in problem.tensors if t.is_written]
+    with np.errstate(all="ignore"):
+        by_row = [t for t in written if t.kind is not Kind.COL]
+        for block in _blocks(np.arange(problem.rows), problem.cols):
+            for tensor, want, bound in model.rows(block, by_row):
+                yield tensor, block, want, bound
+        by_column = [t for t in written if t.kind is Kind.COL]
+        for tensor, want, bound in model.columns(by_column, repeated_to=repeated_to):
+            yield tensor, np.zeros(0, dtype=np.intp), want, bound
+
+
 def longest_chain(problem: Problem, schedule: Schedule) -> int:
     """The most terms one thread adds up in a row sum of this schedule, with a vector more for each ragged end."""
     step = schedule.threads_per_row * schedule.cluster * schedule.vector
@@ -228,15 +256,35 @@ class _Model:
             bound = stored(found, tensor.dtype)
             yield tensor, np.broadcast_to(want.reshape(-1, want.shape[-1] if want.ndim == 2 else 1), shape), bound
 
-    def columns(self, tensors: list[TensorUse]) -> Iterator[tuple[TensorUse, Array, Array]]:
-        """(tensor, want, bound) of the column outputs over all rows, each [1, cols]."""
+    def columns(
+        self, tensors: list[TensorUse], *, repeated_to: int | None = None
+    ) -> Iterator[tuple[TensorUse, Array, Array]]:
+        """(tensor, want, bound) of the column outputs over all rows, each [1, cols]; see `expected` for repeated_to."""
         if not tensors:
             return
-        rows, cols = self.problem.rows, self.problem.cols
-        zero = np.zeros((1, cols))
+        rows = self.problem.rows
+        total = rows if repeated_to is None else repeated_to
+        times, rest = divmod(total, max(rows, 1))
+        parts, exact = self._column_sums(tensors, rows)
+        if (times, rest) != (1, 0):
+            rest_parts, rest_exact = self._column_sums(tensors, rest)
+            parts = {name: part.scaled(times).plus(rest_parts[name]) for name, part in parts.items()}
+            exact = {name: times * value + rest_exact.get(name, 0.0) for name, value in exact.items()}
+        for tensor in tensors:
+            found = self._accumulated(tensor, parts[tensor.name].bounded(total), None)
+            want = exact.get(tensor.name)
+            if want is None:
+                want = found.value
+            elif tensor.name in self.start:
+                want = want + self._start(tensor, None)
+            yield tensor, want, stored(found, tensor.dtype)
+
+    def _column_sums(self, tensors: list[TensorUse], rows: int) -> tuple[dict[str, ColumnSum], dict[str, Array]]:
+        """Sums of the first `rows` rows: with what bounds them, and by the reference where there is one."""
+        zero = np.zeros((1, self.problem.cols))
         parts = {t.name: ColumnSum(zero, zero, zero, zero) for t in tensors}
         exact: dict[str, Array] = {}
-        for block in _blocks(np.arange(rows), cols):
+        for block in _blocks(np.arange(rows), self.problem.cols):
             evaluation, values = self._open(block)
             wanted = self._reference(values)
             for tensor in tensors:
@@ -244,14 +292,7 @@ class _Model:
                 parts[tensor.name] = parts[tensor.name].plus(self.arithmetic.column_part(term))
                 if tensor.name in wanted:
                     exact[tensor.name] = exact.get(tensor.name, zero) + wanted[tensor.name]
-        for tensor in tensors:
-            found = self._accumulated(tensor, parts[tensor.name].bounded(rows), None)
-            want = exact.get(tensor.name)
-            if want is None:
-                want = found.value
-            elif tensor.name in self.start:
-                want = want + self._start(tensor, None)
-            yield tensor, want, stored(found, tensor.dtype)
+        return parts, exact
 
     def _open(self, block: NDArray[np.intp]) -> tuple[Evaluation[Bounded], dict[str, Array]]:
         """The walk over one block, and the block's inputs in float64 kind shapes."""
