@@ -115,13 +115,13 @@ def _gathered(
     tensors: Sequence[TensorUse], problem: Problem, inputs: Inputs, repeated_to: int | None
 ) -> dict[str, tuple[Array, Array]]:
     """Reference and bound of the written ones among `tensors`."""
-    parts: dict[str, list[tuple[Array, Array]]] = {}
-    chosen = replace(problem, tensors=tuple(tensors))
     if not any(t.is_written for t in tensors):
         return {}
-    for tensor, _, want, bound in verify.expected(chosen, inputs, repeated_to=repeated_to):
-        parts.setdefault(tensor.name, []).append((want, np.broadcast_to(bound, want.shape)))
-    return {name: _stacked(blocks) for name, blocks in parts.items()}
+    found: dict[str, list[tuple[Array, Array]]] = {}
+    chosen = replace(problem, tensors=tuple(tensors))
+    for part in verify.prepare(chosen, inputs, repeated_to=repeated_to).parts:
+        found.setdefault(part.tensor.name, []).append((part.want, np.broadcast_to(part.bound, part.want.shape)))
+    return {name: _stacked(blocks) for name, blocks in found.items()}
 
 
 def _stacked(blocks: list[tuple[Array, Array]]) -> tuple[Array, Array]:

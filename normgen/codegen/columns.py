@@ -1,7 +1,9 @@
 """Column reductions (dweight, dbias): sums over all rows, taken in the same pass over the data as dx.
 
 A thread meets the same columns in every row of its block, so that it adds into registers of its own while the
-block walks its rows; the block then adds its row groups and hands one float32 sum per column on:
+block walks its rows; the block then adds its row groups and hands one float32 sum per column on. Sums are stored
+element-major (cell = i * kVectors + vector): neighbouring lanes own neighbouring vectors, so that their accesses
+are coalesced and meet no bank twice.
 
     register_atomic       atomicAdd into the workspace; the last block converts, and zeroes the workspace again
     partials_two_kernels  one partial row per block; a second kernel adds them in a fixed order
@@ -19,12 +21,15 @@ from normgen.codegen.view import Loop, SectionList
 from normgen.program.ir import Reduce, Store
 from normgen.spec import Kind
 
+WARP = 32
+
 if TYPE_CHECKING:
     from normgen.codegen.builder import KernelBuilder
 
 DETERMINISTIC = ("partials_two_kernels", "partials_last_block")
-FINISH_LANES = 32  # threads of the finishing kernel that share a column
-FINISH_COLUMNS = 32  # columns of one finishing block: a warp reads 128 bytes
+FINISH_THREADS = 512
+FINISH_BLOCKS = 132  # enough blocks to read partial rows with most SMs of a large GPU
+PITCH = 32  # sums of a row are padded to whole 128-byte lines
 TICKET_BYTES = 128  # the arrival counter has a line of its own
 
 
@@ -35,7 +40,7 @@ class ColumnSums:
         self.b = builder
         self.reduces: tuple[Reduce, ...] = builder.program.col_reduces
         self.how = builder.schedule.columns
-        self.pitch = -(-builder.layout.vectors * builder.layout.vector // FINISH_COLUMNS) * FINISH_COLUMNS
+        self.pitch = -(-builder.layout.vectors * builder.layout.vector // PITCH) * PITCH
 
     def __bool__(self) -> bool:
         return bool(self.reduces)
@@ -65,8 +70,14 @@ class ColumnSums:
         return self.how != "partials_two_kernels"
 
     @property
+    def groups(self) -> int:
+        """Row groups of a block that keep sums of their own; rows within one warp are added by shuffles."""
+        s = self.b.schedule
+        return max(1, s.threads // max(WARP, s.threads_per_row)) if self.in_registers else 1
+
+    @property
     def shared_bytes(self) -> int:
-        return len(self.reduces) * self.pitch * 4 if self.in_shared else 0
+        return self.groups * len(self.reduces) * self.pitch * 4 if self.in_shared else 0
 
     @property
     def fixed_bytes(self) -> int:
@@ -74,6 +85,11 @@ class ColumnSums:
             return 0
         sums = 0 if self.how in DETERMINISTIC else len(self.reduces) * self.pitch * 4
         return sums + (TICKET_BYTES if self.by_ticket else 0)
+
+    @property
+    def column_bytes(self) -> int:
+        """What of the fixed bytes each column costs when cols is a run-time value."""
+        return len(self.reduces) * 4 if self.b.problem.any_cols else 0
 
     @property
     def block_bytes(self) -> int:
@@ -138,79 +154,114 @@ class ColumnSums:
         if not self:
             return
         if self.in_registers and self.in_shared:
-            self._combine_slots(out)
-        elif self.how == "shared_atomic":
-            out.lines("__syncthreads();")
-        if self.in_shared:
-            self._from_shared(out)
+            self._leave_registers(out)
         elif self.in_registers:
             self._from_registers(out)
+        elif self.in_shared:
+            self._from_shared(out)
         if self.by_ticket:
             self._finish_by_last(out)
 
-    def _combine_slots(self, out: SectionList) -> None:
+    def _leave_registers(self, out: SectionList) -> None:
+        """Registers -> shared memory, one row of sums per group -> one sum per cell leaves the block."""
+        s = self.b.schedule
+        if s.threads_per_row < WARP:
+            self._add_rows_of_warp(out)
+        group = "slot" if s.threads_per_row >= WARP else "threadIdx.x / 32"
+        elem = tuple(
+            f"column_sums[{group} * {len(self.names)} * kPitch + {self.start(index)}i * kVectors + vector]"
+            f" = {name}_sum[step][i];"
+            for index, name in enumerate(self.names)
+        )
+        guards = [
+            g for g in (self._guard, "threadIdx.x % 32 < kThreadsPerRow" if s.threads_per_row < WARP else "") if g
+        ]
+        out.loop(
+            Loop(
+                comment="The row groups of this block leave their sums side by side ...",
+                unroll="#pragma unroll",
+                guard=" && ".join(guards),
+                elem=elem,
+            )
+        )
+        lines = [
+            "__syncthreads();",
+            "// ... and are added in a fixed order.",
+            "for (int cell = threadIdx.x; cell < kVectors * kVector; cell += kThreads) {",
+        ]
+        count = len(self.names)
+        for index, name in enumerate(self.names):
+            cells = [f"column_sums[{self.start(group * count + index)}cell]" for group in range(self.groups)]
+            lines.append(f"  const float {name}_total = {' + '.join(cells)};")
+            if self.how in DETERMINISTIC:
+                row = f"static_cast<long long>(blockIdx.x) * {count} * kPitch"
+                lines.append(f"  partials[{row} + {self.start(index)}cell] = {name}_total;")
+            else:
+                lines.append(f"  atomicAdd(sums + {self.start(index)}cell, {name}_total);")
+        out.lines(*lines, "}")
+
+    @property
+    def _guard(self) -> str:
+        return "vector < kVectors" if self.b.layout.ragged else ""
+
+    def _add_rows_of_warp(self, out: SectionList) -> None:
+        sums = [f"{name}_sum[step][i]" for name in self.names]
         out.lines(
-            "// The rows side by side in this block add up in shared memory, one after another: a fixed order.",
-            "for (int turn = 0; turn < kRowsPerBlock; ++turn) {",
-            "  if (turn == slot) {",
-            *("    " + line for line in self._slot_lines()),
+            "// Rows that share a warp.",
+            "#pragma unroll",
+            "for (int step = 0; step < kSteps; ++step) {",
+            "  #pragma unroll",
+            "  for (int i = 0; i < kVector; ++i) {",
+            "    #pragma unroll",
+            "    for (int offset = kThreadsPerRow; offset < 32; offset *= 2) {",
+            *(f"      {sum_} += __shfl_xor_sync(0xffffffffu, {sum_}, offset);" for sum_ in sums),
+            "    }",
             "  }",
-            "  __syncthreads();",
             "}",
         )
 
-    def _slot_lines(self) -> list[str]:
-        lines = ["#pragma unroll", "for (int step = 0; step < kSteps; ++step) {"]
-        lines.append("  const int vector = lane + step * kThreadsPerRow;")
-        body = ["#pragma unroll", "for (int i = 0; i < kVector; ++i) {"]
-        for index, name in enumerate(self.names):
-            cell = f"column_sums[{self.start(index)}vector * kVector + i]"
-            body.append(f"  {cell} = turn == 0 ? {name}_sum[step][i] : {cell} + {name}_sum[step][i];")
-        body.append("}")
-        if self.b.layout.ragged:
-            body = ["if (vector < kVectors) {", *("  " + line for line in body), "}"]
-        return [*lines, *("  " + line for line in body), "}"]
-
-    def _target(self, index: int) -> str:
-        """Start of the float32 row that block sums of reduction `index` go to."""
-        if self.how in DETERMINISTIC:
-            return f"partials + (static_cast<long long>(blockIdx.x) * {len(self.names)} + {index}) * kPitch"
-        return f"sums + {self.start(index)}".removesuffix(" + ")
-
     def _from_shared(self, out: SectionList) -> None:
-        columns = "kVectors * kVector"
-        lines = [f"for (int column = threadIdx.x; column < {columns}; column += kThreads) {{"]
-        for index in range(len(self.names)):
-            value = f"column_sums[{self.start(index)}column]"
-            if self.how in DETERMINISTIC:
-                lines.append(f"  ({self._target(index)})[column] = {value};")
-            else:
-                lines.append(f"  atomicAdd({self._target(index)} + column, {value});")
-        out.lines(*lines, "}")
+        """shared_atomic: the block's row of sums, in column order."""
+        out.lines(
+            "__syncthreads();",
+            f"for (int cell = threadIdx.x; cell < {len(self.names)} * kPitch; cell += kThreads) {{",
+            "  atomicAdd(sums + cell, column_sums[cell]);",
+            "}",
+        )
 
     def _from_registers(self, out: SectionList) -> None:
-        head: list[str] = []
-        elem: list[str] = []
+        elem = []
         for index, name in enumerate(self.names):
+            cell = f"{self.start(index)}i * kVectors + vector"
             if self.how in DETERMINISTIC:
-                head.append(f"Vec<float, kVector> {name}_vec;")
-                head.append(f"pack({name}_vec, {name}_sum[step]);")
-                head.append(f"write_default({self._target(index)} + vector * kVector, {name}_vec);")
+                row = f"static_cast<long long>(blockIdx.x) * {len(self.names)} * kPitch"
+                elem.append(f"partials[{row} + {cell}] = {name}_sum[step][i];")
             else:
-                elem.append(f"atomicAdd({self._target(index)} + vector * kVector + i, {name}_sum[step][i]);")
-        guard = "vector < kVectors" if self.b.layout.ragged else ""
+                elem.append(f"atomicAdd(sums + {cell}, {name}_sum[step][i]);")
         out.loop(
             Loop(
                 comment="One sum per column leaves the block.",
                 unroll="#pragma unroll",
-                guard=guard,
-                head=tuple(head),
+                guard=self._guard,
                 elem=tuple(elem),
             )
         )
 
+    @property
+    def element_major(self) -> bool:
+        return self.in_registers and self.b.layout.vector > 1
+
+    def _column_of_cell(self) -> str:
+        return "cell % kVectors * kVector + cell / kVectors" if self.element_major else "cell"
+
+    @property
+    def cells(self) -> str:
+        """Cells of one reduction that hold a sum."""
+        if self.b.problem.any_cols:
+            return "cols"
+        return "kVectors * kVector" if self.element_major else "kCols"
+
     def _finish_by_last(self, out: SectionList) -> None:
-        b = self.b
         lines = [
             "// The last block to arrive finishes and leaves the workspace ready for the next call.",
             "__threadfence();",
@@ -220,24 +271,27 @@ class ColumnSums:
             "__syncthreads();",
             "if (is_last) {",
             "  __threadfence();",
-            f"  for (int column = threadIdx.x; column < {b.cols}; column += {b.schedule.threads}) {{",
+            f"  for (int cell = threadIdx.x; cell < {self.cells}; cell += {self.b.schedule.threads}) {{",
         ]
+        masked = self.element_major and self.b.layout.partial
+        lines.append(f"    const int column = {self._column_of_cell()};")
+        if masked:
+            lines.append("    if (column >= kCols) continue;")
         for index, store in enumerate(self.stores):
             name = self.names[index]
             if self.how in DETERMINISTIC:
+                row = f"static_cast<long long>(block) * {len(self.names)} * kPitch"
                 lines += [
                     f"    float {name}_total = 0.0f;",
+                    "    #pragma unroll 8",
                     "    for (int block = 0; block < gridDim.x; ++block) {",
-                    f"      {name}_total += load_cache_global("
-                    f"partials + (static_cast<long long>(block) * {len(self.names)} + {index}) * kPitch + column);",
+                    f"      {name}_total += load_cache_global(partials + {row} + {self.start(index)}cell);",
                     "    }",
-                    *("    " + line for line in self.write_lines(store, f"{name}_total")),
                 ]
             else:
-                cell = f"({self._target(index)})[column]" if index else "sums[column]"
-                lines.append(f"    const float {name}_total = load_cache_global({self._target(index)} + column);")
-                lines.append(f"    {cell} = 0.0f;")
-                lines += ["    " + line for line in self.write_lines(store, f"{name}_total")]
+                lines.append(f"    const float {name}_total = load_cache_global(sums + {self.start(index)}cell);")
+                lines.append(f"    sums[{self.start(index)}cell] = 0.0f;")
+            lines += ["    " + line for line in self.write_lines(store, f"{name}_total")]
         lines += ["  }", "  if (threadIdx.x == 0) *ticket = 0;", "}"]
         out.lines(*lines)
 
@@ -268,15 +322,20 @@ class ColumnSums:
             Param(name="partials", ctype="const float*", source=Source.WORKSPACE),
             Param(name="partial_rows", ctype="int", source=Source.BLOCKS),
         ]
-        cols = self.b.problem.cols
-        launch = Launch(threads=FINISH_COLUMNS * FINISH_LANES, blocks=-(-cols // FINISH_COLUMNS) * len(outputs))
+        layout = self.b.layout
+        columns = next((c for c in (32, 16) if self.pitch // c * len(outputs) >= FINISH_BLOCKS), 8)
+        dependent = self.b.schedule.dependent_launch == "on"
+        launch = Launch(threads=FINISH_THREADS, blocks=self.pitch // columns * len(outputs), dependent=dependent)
         view: dict[str, object] = {
             "name": name,
             "params": params,
-            "cols": cols,
+            "cols": self.b.problem.cols,
             "pitch": self.pitch,
-            "lanes": FINISH_LANES,
-            "columns": FINISH_COLUMNS,
+            "vector": layout.vector,
+            "vectors": layout.vectors,
+            "threads": FINISH_THREADS,
+            "dependent": dependent,
+            "columns": columns,
             "outputs": [{"name": s.tensor, "lines": self.write_lines(s, "total")} for s in self.stores],
         }
         return Kernel(name=name, params=tuple(params), launch=launch), view

@@ -22,7 +22,7 @@ from normgen.tuning.records import Outcome, Record
 from normgen.tuning.run import Candidate, Run
 from normgen.tuning.search import Search
 
-BATCH = 16
+BATCH = 8  # two are in flight: small enough that the seeds are told before the surrogate is asked
 CONFIRM_RESERVE = 0.15  # share of the budget kept for the confirmation
 
 
@@ -148,7 +148,9 @@ class Campaign:
         return self.run.clock.left_s > reserve or (late and not self._usable)
 
     def _ask(self, count: int) -> list[tuple[int, Candidate]]:
-        batch = [(p.number, Candidate(schedule=p.schedule)) for p in self.search.ask(count)]
+        batch = [
+            (p.number, Candidate(schedule=p.schedule, predicted_us=p.predicted_us)) for p in self.search.ask(count)
+        ]
         with self.run.clock.phase("emit"):
             for _, candidate in batch:
                 self.builder.begin(candidate)
@@ -161,7 +163,7 @@ class Campaign:
                 self.builder.finish(candidate)
         ready = [c for _, c in batch if c.cubin is not None and self.builder.twin_of(c) is None]
         with self.run.clock.phase("verify"):
-            good = [c for c in ready if self._admit(c)]
+            good = self._admitted(ready)
         with self.run.clock.phase("time"):
             self._time(good)
         for number, candidate in batch:
@@ -169,6 +171,16 @@ class Campaign:
         self._batches += 1
         self._forget_losers()
         self._tell_progress()
+
+    def _admitted(self, ready: list[Candidate]) -> list[Candidate]:
+        """Those that are right; once one is usable, those that the time of the run does not reach are left out."""
+        good: list[Candidate] = []
+        for candidate in ready:
+            if (good or self._usable) and not self._has_time():
+                candidate.fail(Outcome.TIMEOUT, "not reached within the time of the run")
+            elif self._admit(candidate):
+                good.append(candidate)
+        return good
 
     def _admit(self, candidate: Candidate, *, full: bool = False) -> bool:
         """Load and check a candidate; a wrong kernel is never timed."""

@@ -84,7 +84,8 @@ class GpuBench:
 
     def load(self, key: str, module: Module, cubin: Any) -> None:
         """Load a cubin; its workspace is zeroed once, here."""
-        size = module.workspace_bytes(rows=self.problem.rows, sm_count=self._facts.sm_count)
+        rows = max(self.problem.rows, self._checks.problem.rows)
+        size = module.workspace_bytes(rows=rows, sm_count=self._facts.sm_count)
         workspace = zeros(size, self._index) if size else None
         self._stream.wait_for(0)
         self._loaded[key] = _Loaded(module=LoadedModule(module, cubin, device=self._index), workspace=workspace)

@@ -134,8 +134,10 @@ class Record:
 
     @property
     def us(self) -> float | None:
-        """The measured median, else the prediction."""
-        return self.times_us.median if self.times_us is not None else self.predicted_us
+        """The measured median; the prediction of a record that is one; None for a failure."""
+        if self.times_us is not None:
+            return self.times_us.median
+        return self.predicted_us if self.outcome is Outcome.PREDICTED else None
 
     @property
     def gb_per_s(self) -> float | None:

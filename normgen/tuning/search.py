@@ -40,6 +40,7 @@ class Proposal:
 
     number: int
     schedule: Schedule
+    predicted_us: float
 
 
 class LegalSampler(optuna.samplers.BaseSampler):  # type: ignore[misc,unused-ignore]
@@ -145,7 +146,8 @@ class Search:
         self._sampler.next_point = self._legal[index].as_dict()
         trial = self.study.ask(self._distributions)
         self._pending[trial.number] = (trial, index)
-        return Proposal(number=trial.number, schedule=self._legal[index])
+        predicted_us = float(np.exp(self._log_cost[index]))
+        return Proposal(number=trial.number, schedule=self._legal[index], predicted_us=predicted_us)
 
     def _seed_order(self, seeds: Sequence[Schedule], count: int) -> list[int]:
         """The given seeds, then the cost model's best of each rewrite in turn, at least SEED_DISTANCE knobs apart."""

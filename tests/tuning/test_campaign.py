@@ -16,7 +16,7 @@ from normgen.errors import CompileError, NothingValidError, ProgramError
 from normgen.problem import Problem
 from normgen.schedule.schedule import Schedule
 from normgen.tuning.builder import Builder
-from normgen.tuning.campaign import Campaign, Check, finalist_records
+from normgen.tuning.campaign import BATCH, Campaign, Check, DeviceLostError, finalist_records
 from normgen.tuning.measure import Policy
 from normgen.tuning.progress import Silent
 from normgen.tuning.records import Cache, Outcome
@@ -139,6 +139,8 @@ def test_every_candidate_is_recorded_with_its_outcome_and_no_wrong_one_is_timed(
             assert record.reason == "y[0, 0]: got 1, want 2"
         assert record.schedule.variance != "welford" or record.outcome is not Outcome.OK
     assert {"ok", "wrong_result"} <= {r.outcome.value for r in records}
+    by_schedule = dict(zip(LEGAL, PREDICTED, strict=True))
+    assert all(r.predicted_us == pytest.approx(by_schedule[r.schedule], rel=1e-4) for r in records)
 
 
 def test_each_way_to_fail_has_its_outcome(run: Run) -> None:
@@ -206,6 +208,43 @@ def test_time_runs_out_between_batches_but_the_first_one_finishes(run: Run) -> N
     finish = campaign_on(run, SimulatedBench()).finish()
     assert 16 <= len(read(run.folder / "candidates.jsonl").records) < 80
     assert not finish.interrupted
+
+
+def test_what_the_time_does_not_reach_is_recorded_as_a_timeout(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = SimulatedBench()
+    check = bench.check
+
+    def slow_check(key: str, *, full: bool) -> Check:
+        if not full:
+            run.clock.budget_s = 0.0  # the first check took all the time there was
+        return check(key, full=full)
+
+    monkeypatch.setattr(bench, "check", slow_check)
+    finish = campaign_on(run, bench).finish()
+    assert finish.winner.schedule == DEFAULT
+    outcomes = [r.outcome for r in read(run.folder / "candidates.jsonl").records]
+    assert outcomes[0] is Outcome.OK
+    assert outcomes[1:] == [Outcome.TIMEOUT] * (BATCH - 1)
+
+
+def test_a_lost_device_ends_the_run_with_the_best_so_far(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = SimulatedBench()
+    load = bench.load
+
+    def fatal_load(key: str, module: Module, cubin: Cubin) -> None:
+        if len(bench.truth) > 25:
+            raise DeviceLostError("a kernel ended the device's context", received="CUDA_ERROR_ILLEGAL_ADDRESS")
+        load(key, module, cubin)
+
+    monkeypatch.setattr(bench, "load", fatal_load)
+    monkeypatch.setattr(bench, "unload", lambda _: None)
+    finish = campaign_on(run, bench).finish()
+    assert not finish.interrupted
+    assert finish.confirmation is None
+    assert "ILLEGAL_ADDRESS" in run.notes[0]
+    last = read(run.folder / "candidates.jsonl").records[-1]
+    assert last.outcome is Outcome.LAUNCH_ERROR
+    assert "ILLEGAL_ADDRESS" in last.reason
 
 
 def test_two_runs_with_one_seed_agree_on_every_proposal(run: Run) -> None:

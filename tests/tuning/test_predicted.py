@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from normgen.spec_reader import load
 from normgen.tuning import cpu_check, parts, predicted
 from normgen.tuning.progress import Silent
 from normgen.tuning.records import Cache, Outcome
-from normgen.tuning.run import Run, open_run
+from normgen.tuning.run import Candidate, Run, open_run
 from normgen.tuning.store import read
 from normgen.tuning.tuner import command_of, environment
 
@@ -93,6 +94,14 @@ def test_the_cpu_check_finds_an_unbiased_variance_and_an_overrun() -> None:
     assert "out_of_bounds" in check.summary
 
 
+def test_a_problem_of_one_row_is_checked_on_every_family_of_rows() -> None:
+    problem = problem_for(load("layernorm"), shape="1x768")
+    module = parts.emit(problem, replace(parts.default_schedule(problem, H200), variance="sum_of_squares"))
+    check = cpu_check.check_on_cpu(problem, module)
+    assert not check.ok
+    assert "large_mean" in check.summary
+
+
 def test_the_command_says_only_what_differs_from_the_defaults() -> None:
     assert command_of("layernorm", PROBLEM, cache=Cache.COLD, seed=0, target=None) == ("normgen tune --shape 8192x768")
     other = problem_for(load("rmsnorm"), shape="4x64", dtype="bf16", without=("weight",), pitch=80, align=4)
@@ -100,3 +109,18 @@ def test_the_command_says_only_what_differs_from_the_defaults() -> None:
         "normgen tune --shape 4x64 --op rmsnorm --dtype bf16 --without weight --pitch 80 --align 4 "
         "--cache hot --seed 3 --device cpu --target h200"
     )
+
+
+def test_an_interrupt_while_compiling_keeps_what_is_compiled(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = predicted.compile_all
+
+    def half(run: Run, builder: Any, candidates: list[Candidate], done: Any) -> None:
+        whole(run, builder, candidates[:3], done)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(predicted, "compile_all", half)
+    records, interrupted = predicted.predict_without_gpu(run)
+    assert interrupted
+    assert 1 <= len(records) <= 3
+    assert {r.schedule.variance for r in records} == {"two_pass"}
+    assert any("interrupted" in note for note in run.notes)
