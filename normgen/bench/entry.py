@@ -67,13 +67,13 @@ def measure_entry(entry: Entry, schedule: Schedule, note: str, setting: Setting)
     try:
         expected = Expected(entry.problem, bench.inputs, seed=setting.seed)
         drafts = {OURS: _ours(bench, entry, schedule, expected, setting)}
-        if any(not isinstance(peer, str) for peer in setting.peers.values()):
-            from normgen.bench.peers.device import TorchSide
-
-            side = TorchSide(bench, index=setting.index)
-        for name, peer in setting.peers.items():
-            usable = side is not None and not isinstance(peer, str)
-            drafts[name] = _peer(side, name, peer, expected, setting) if usable else _Draft(failed=str(peer))  # type: ignore[arg-type]
+        usable = {name: peer for name, peer in setting.peers.items() if not isinstance(peer, str)}
+        side, why_not = _torch_side(bench, setting) if usable else (None, "")
+        for name, unusable in setting.peers.items():
+            if side is not None and name in usable:
+                drafts[name] = _peer(side, name, usable[name], expected, setting)
+            else:
+                drafts[name] = _Draft(failed=why_not if name in usable else str(unusable))
         timed = [name for name, draft in drafts.items() if not draft.failed]
         series = measure.race(bench, [*timed, *bench.roofs], samples=setting.samples, seed=setting.seed)
     finally:
@@ -83,6 +83,16 @@ def measure_entry(entry: Entry, schedule: Schedule, note: str, setting: Setting)
     return conclude(
         entry, drafts, series, bench.roofs, note=note, schedule=schedule.as_dict(), seconds=time.perf_counter() - start
     )
+
+
+def _torch_side(bench: GpuBench, setting: Setting) -> tuple[TorchSide | None, str]:
+    """torch's view of the bench, or why there is none: a torch without CUDA, a driver that is too old for it."""
+    from normgen.bench.peers.device import TorchSide
+
+    try:
+        return TorchSide(bench, index=setting.index), ""
+    except Exception as error:
+        return None, f"torch cannot use the GPU: {reason_of(error)}"
 
 
 def _ours(bench: GpuBench, entry: Entry, schedule: Schedule, expected: Expected, setting: Setting) -> _Draft:

@@ -86,11 +86,15 @@ class TorchSide:
         rotate through as much memory as ours do."""
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         kept: list[Tensors | None] = [None] * len(self._sets)
-        with torch.no_grad(), torch.cuda.graph(graph, stream=self._stream):
-            for i in range(count):
-                slot = i % len(kept)
-                kept[slot] = None
-                kept[slot] = call(slot)
+        gc.disable()  # what a collection frees on the device would end the capture
+        try:
+            with torch.no_grad(), torch.cuda.graph(graph, stream=self._stream):
+                for i in range(count):
+                    slot = i % len(kept)
+                    kept[slot] = None
+                    kept[slot] = call(slot)
+        finally:
+            gc.enable()
         return Graph.of(graph.raw_cuda_graph(), device=self._index, owner=graph)
 
     def _rough_us(self, call: Call) -> float:
