@@ -14,8 +14,6 @@ from normgen.cli_bench import bench
 from normgen.cli_options import (
     json_option,
     parse_device,
-    parse_seconds,
-    problem_arguments,
     problem_options,
     read_problem,
     read_schedule,
@@ -23,7 +21,9 @@ from normgen.cli_options import (
     show,
     target_option,
 )
+from normgen.cli_state import STATE_COMMANDS
 from normgen.cli_study import STUDY_COMMANDS
+from normgen.cli_tune import tune
 from normgen.errors import NormgenError, NothingValidError, UsageError, VerificationError
 
 INTERRUPTED = 130
@@ -55,42 +55,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         click.echo("interrupted", err=True)
         sys.exit(INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
-
-
-@cli.command()
-@problem_options
-@target_option
-@json_option
-@click.option("--device", default=None, help="Number of a GPU, or cpu (default: the first GPU, else predict).")
-@click.option("--cache", type=click.Choice(["cold", "hot"]), default="cold", show_default=True)
-@click.option("--trials", type=int, help="Candidates at most.")
-@click.option("--budget", default="60s", show_default=True, help="Time in all: 60s, 2m.")
-@click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--output", type=click.Path(file_okay=False, path_type=Path), help="Folder of the header.")
-def tune(as_json: bool, device: str | None, budget: str, target: str, output: Path | None, **options: Any) -> None:
-    """Find the fastest kernel for a shape: measured on a GPU, predicted without one.
-
-    --json prints {problem, rows, cols, device, measured, best, default, finalists, counts, phases_s, paths,
-    adopted, interrupted, notes}; best and default are records.
-    """
-    from normgen.console import Terminal, result_text
-    from normgen.tuning.tuner import tune as run
-
-    search = {name: options[name] for name in ("cache", "trials", "seed")}
-    with Terminal() as progress:
-        result = run(
-            options["op"],
-            **problem_arguments(options),
-            **search,
-            device=parse_device(device),
-            target=target,
-            budget_s=parse_seconds(budget),
-            output=output,
-            progress=progress,
-        )
-    show(result.as_dict() if as_json else result_text(result))
-    if result.interrupted:
-        sys.exit(INTERRUPTED)
 
 
 @cli.command("list")
@@ -260,7 +224,7 @@ def doctor(as_json: bool) -> None:
     show(report.as_dict() if as_json else str(report))
 
 
-for command in (*STUDY_COMMANDS, bench):
+for command in (tune, *STUDY_COMMANDS, bench, *STATE_COMMANDS):
     cli.add_command(command)
 
 if __name__ == "__main__":

@@ -23,9 +23,18 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 def problem_options(command: Command) -> Command:
     """The options that name a problem."""
+    return _problem_options(command, is_required=True)
+
+
+def problem_options_or_suite(command: Command) -> Command:
+    """The same where a suite may stand instead of one problem."""
+    return _problem_options(command, is_required=False)
+
+
+def _problem_options(command: Command, *, is_required: bool) -> Command:
     options = (
         click.option("--op", default="layernorm", show_default=True, help="A built-in spec, or a TOML file."),
-        click.option("--shape", required=True, help="[.., cols], for example 8x1024x768."),
+        click.option("--shape", required=is_required, help="[.., cols], for example 8x1024x768."),
         click.option("--dtype", default="f32", show_default=True, help="f32, f16 or bf16: of the first input."),
         click.option("--dtypes", default="", help="Where others differ: weight=f32,bias=f32."),
         click.option("--direction", type=click.Choice(["forward", "backward"]), default="forward", show_default=True),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
+from normgen.device import Device
 from normgen.problem import Problem
 from normgen.schedule.schedule import Schedule
 from normgen.tuning import parts
@@ -9,8 +12,8 @@ from normgen.tuning.builder import Builder
 from normgen.tuning.campaign import Campaign, finalist_records
 from normgen.tuning.measure import Policy
 from normgen.tuning.memory import Memory
-from normgen.tuning.records import ProblemKey, Record
-from normgen.tuning.results import Environment, Results, canonical, results_path
+from normgen.tuning.records import Cache, ProblemKey, Record
+from normgen.tuning.results import Environment, Results, canonical, results_path, to_stderr
 from normgen.tuning.run import Run
 from normgen.tuning.search import Search
 from normgen.tuning.store import lookup, state_folder
@@ -57,20 +60,29 @@ def memory_of(run: Run, policy: Policy) -> Memory:
     """What the run's own file says when it was resumed, and the results of other runs unless they are not wanted."""
     if not run.reuse:
         return Memory(own=run.recorded)
-    here = environment_here(run, policy)
-    path = results_path(ProblemKey.of(run.problem), run.device)
-    return Memory(own=run.recorded, results=Results(path, here, report=run.note))
+    results = results_here(run.problem, run.device, run.cache, run.versions, policy=policy, report=run.note)
+    return Memory(own=run.recorded, results=results)
 
 
-def environment_here(run: Run, policy: Policy) -> Environment:
-    return Environment(
-        spec=run.problem.spec.sha256,
-        gpu=run.device.name,
-        generator=run.versions.get("generator", ""),
-        nvrtc=run.versions.get("nvrtc", ""),
-        cache=run.cache.value,
-        policy=canonical(policy.as_dict()),
+def results_here(
+    problem: Problem,
+    device: Device,
+    cache: Cache,
+    versions: Mapping[str, str],
+    *,
+    policy: Policy | None = None,
+    report: Callable[[str], None] = to_stderr,
+) -> Results:
+    """The kept results of a problem, as a run with these versions and this policy would use them."""
+    here = Environment(
+        spec=problem.spec.sha256,
+        gpu=device.name,
+        generator=versions.get("generator", ""),
+        nvrtc=versions.get("nvrtc", ""),
+        cache=cache.value,
+        policy=canonical((policy or Policy()).as_dict()),
     )
+    return Results(results_path(ProblemKey.of(problem), device), here, report=report)
 
 
 def prepare(run: Run) -> tuple[Search, Schedule, Schedule | None]:

@@ -72,7 +72,7 @@ def results_path(problem: ProblemKey, device: Device, root: Path | None = None) 
     return results_folder(root) / gpu_slug(device) / name
 
 
-def _to_stderr(message: str) -> None:
+def to_stderr(message: str) -> None:
     print(message, file=sys.stderr)
 
 
@@ -82,7 +82,7 @@ class Results:
     A file that cannot be written is reported once, and the run goes on without it.
     """
 
-    def __init__(self, path: Path, here: Environment, *, report: Callable[[str], None] = _to_stderr) -> None:
+    def __init__(self, path: Path, here: Environment, *, report: Callable[[str], None] = to_stderr) -> None:
         self.path = path
         self.here = here
         self._report = report
