@@ -188,11 +188,20 @@ def verify(target: str, as_json: bool, device: str | None, knobs: str, seed: int
 @click.option("--force", is_flag=True, help="Replace shipped records even by slower ones.")
 @click.option("--check", is_flag=True, help="Write nothing; exit 2 if a header is not what the records say.")
 @click.option("--specs", multiple=True, type=click.Path(exists=True, file_okay=False), help="More folders of specs.")
-def export(files: tuple[Path, ...], output: Path, force: bool, check: bool, specs: tuple[str, ...]) -> None:
+@click.option("--format", "form", type=click.Choice(["headers", "t4"]), default="headers", show_default=True)
+def export(files: tuple[Path, ...], output: Path, force: bool, check: bool, specs: tuple[str, ...], form: str) -> None:
     """Write the headers of all records under OUTPUT/records.
 
     Records in FILES (a run's winner.jsonl) are taken in first, each where it is better than the one shipped.
+    With --format t4 the records of FILES (a run's candidates.jsonl) are printed in Kernel Tuner's results format.
     """
+    if form == "t4":
+        from normgen.tuning.t4 import t4_results
+
+        if not files:
+            raise UsageError("--format t4 needs files of records", hint="for example a run's candidates.jsonl")
+        show(t4_results(record for file in files for record in read_whole(file)))
+        return
     from normgen import export as headers
     from normgen.device import Device
     from normgen.tuning.store import adopt

@@ -56,7 +56,7 @@ def test_help_answers_in_less_than_0_3_s() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("tune",), "Missing option '--shape'"),
+        (("tune",), "give --shape for one problem, or --suite"),
         (("tune", "--shape", "8xx"), "the last one being cols\n  received: 8xx\n  hint: for example 8x1024x768"),
         (("tune", "--shape", "8x8", "--op", "layernrom"), "did you mean 'layernorm'?"),
         (("tune", "--shape", "8x8", "--dtype", "f64"), "unknown dtype\n  received: f64"),

@@ -58,10 +58,8 @@ def measure_on_gpu(run: Run, index: int) -> tuple[tuple[Record, ...], bool]:
 
 def memory_of(run: Run, policy: Policy) -> Memory:
     """What the run's own file says when it was resumed, and the results of other runs unless they are not wanted."""
-    if not run.reuse:
-        return Memory(own=run.recorded)
     results = results_here(run.problem, run.device, run.cache, run.versions, policy=policy, report=run.note)
-    return Memory(own=run.recorded, results=results)
+    return Memory(own=run.recorded, results=results, reuse=run.reuse)
 
 
 def results_here(

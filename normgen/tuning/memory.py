@@ -14,22 +14,23 @@ UNREACHED = "within the time of the run"  # how the reason of a candidate ends t
 class Memory:
     """Answers for schedules. Own records come first: they stand in the run's file already."""
 
-    def __init__(self, *, own: Iterable[Record] = (), results: Results | None = None) -> None:
+    def __init__(self, *, own: Iterable[Record] = (), results: Results | None = None, reuse: bool = True) -> None:
         self._own = {r.schedule: r for r in own if not _is_unreached(r)}
-        self.results = results
+        self.results = results  # new ones are kept there, whether or not old ones are taken from there
+        self._known = results if reuse else None
 
     def recall(self, schedule: Schedule) -> Record | None:
         """What is known of a schedule."""
         found = self._own.get(schedule)
-        return found if found is not None or self.results is None else self.results.get(schedule)
+        return found if found is not None or self._known is None else self._known.get(schedule)
 
     def is_own(self, record: Record) -> bool:
         return self._own.get(record.schedule) is record
 
     def refresh(self) -> None:
         """Look for what other processes have measured meanwhile."""
-        if self.results is not None:
-            self.results.refresh()
+        if self._known is not None:
+            self._known.refresh()
 
     def learn(self, record: Record) -> None:
         """A candidate was measured: other runs may use it."""
@@ -38,7 +39,7 @@ class Memory:
 
     def baseline_us(self, reference: str) -> float | None:
         """What the schedule with that key took where the known times come from: new ones are scaled to it."""
-        known = [*self._own.values(), *(self.results.records if self.results else ())]
+        known = [*self._own.values(), *(self._known.records if self._known else ())]
         return next((us for record in known if (us := reference_us(record, reference)) is not None), None)
 
 

@@ -68,6 +68,7 @@ def test_a_run_over_real_kernels_confirms_a_winner_and_keeps_every_candidate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path))
+    monkeypatch.setattr("normgen.tuning.results.cache_root", lambda: tmp_path / "cache")
     records, path = tune_once(monkeypatch)
     winner = records[0]
     assert winner.measured
