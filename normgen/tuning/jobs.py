@@ -91,7 +91,7 @@ class JobStore:
         self._seen: dict[int, tuple[str, int, float]] = {}  # job -> owner, beat, when first seen so
         options: dict[str, Any] = {"connect_args": {"timeout": 30}} if self.url.startswith("sqlite") else {}
         try:
-            self._engine = sql.create_engine(self.url, pool_pre_ping=True, **options)
+            self._engine = sql.create_engine(self.url, poolclass=sql.NullPool, **options)
         except ImportError as error:
             hint = "pip install 'normgen[distributed]'"
             raise UsageError("the storage's driver is not installed", received=str(error), hint=hint) from None

@@ -7,6 +7,7 @@ Every candidate becomes one finished trial: knobs as parameters, µs as value, i
 from __future__ import annotations
 
 import time
+from typing import Self
 
 import optuna
 import sqlalchemy as sql
@@ -25,7 +26,17 @@ class SharedStudy:
     def __init__(self, url: str, name: str) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.name = name
-        self._study = _open(storage_url(url), name)
+        self._storage = _storage(url)
+        self._study = _open(self._storage, name)
+
+    def close(self) -> None:
+        _close(self._storage)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def records(self) -> tuple[Record, ...]:
         """What any host has recorded, in order; trials that are none are left out."""
@@ -55,15 +66,11 @@ class SharedStudy:
             raise StorageError("the shared study does not take the candidate", received=str(error)) from None
 
 
-def _open(url: str, name: str) -> optuna.Study:
-    for attempt in range(_ATTEMPTS):  # of two processes that create the tables at once, one is refused and tries again
+def _storage(url: str) -> optuna.storages.RDBStorage:
+    """Of two processes that create the tables at the same moment one is refused, and tries again."""
+    for attempt in range(_ATTEMPTS):
         try:
-            return optuna.create_study(
-                storage=optuna.storages.RDBStorage(url, engine_kwargs={"pool_pre_ping": True}),
-                study_name=name,
-                direction="minimize",
-                load_if_exists=True,
-            )
+            return optuna.storages.RDBStorage(storage_url(url), engine_kwargs={"pool_pre_ping": True})
         except (sql.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
             if attempt == _ATTEMPTS - 1:
                 raise StorageError("the shared study cannot be opened", received=str(error)) from None
@@ -71,9 +78,32 @@ def _open(url: str, name: str) -> optuna.Study:
     raise AssertionError("unreachable")
 
 
+def _open(storage: optuna.storages.RDBStorage, name: str) -> optuna.Study:
+    try:
+        return optuna.create_study(storage=storage, study_name=name, direction="minimize", load_if_exists=True)
+    except (sql.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+        raise StorageError("the shared study cannot be opened", received=str(error)) from None
+
+
+def _close(storage: optuna.storages.RDBStorage) -> None:
+    storage.remove_session()
+    storage.engine.dispose()
+
+
+def study_names(url: str, prefix: str) -> list[str]:
+    """The studies whose names begin so."""
+    storage = _storage(url)
+    try:
+        return [name for name in optuna.get_all_study_names(storage) if name.startswith(prefix)]
+    finally:
+        _close(storage)
+
+
 def delete_studies(url: str, prefix: str) -> None:
     """Remove the studies whose names begin so."""
-    storage = optuna.storages.RDBStorage(storage_url(url))
-    for name in optuna.get_all_study_names(storage):
-        if name.startswith(prefix):
+    names, storage = study_names(url, prefix), _storage(url)
+    try:
+        for name in names:
             optuna.delete_study(study_name=name, storage=storage)
+    finally:
+        _close(storage)

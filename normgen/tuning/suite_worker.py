@@ -104,20 +104,26 @@ def do_job(job: Job, store: JobStore, configuration: Configuration, events: Even
 def tune_job(job: Job, configuration: Configuration, events: Events) -> Result:
     from normgen.tuning.tuner import tune
 
-    study = None
-    if configuration.shared:
-        from normgen.tuning.shared_study import SharedStudy
+    with contextlib.ExitStack() as stack:
+        study = None
+        if configuration.shared:
+            from normgen.tuning.shared_study import SharedStudy
 
-        study = SharedStudy(configuration.url, f"{job.suite}/{job.number:03d} {job.label}")
-    return tune(
-        **task_arguments(job.task),
-        device=configuration.device,
-        target=configuration.target,
-        progress=events,
-        resume=configuration.resume or job.attempts > 1,
-        reuse=configuration.reuse,
-        study=study,
-    )
+            study = stack.enter_context(SharedStudy(configuration.url, study_name(job)))
+        return tune(
+            **task_arguments(job.task),
+            device=configuration.device,
+            target=configuration.target,
+            progress=events,
+            resume=configuration.resume or job.attempts > 1,
+            reuse=configuration.reuse,
+            study=study,
+        )
+
+
+def study_name(job: Job) -> str:
+    """Of the shared study of one job, as optuna-dashboard lists it."""
+    return f"{job.suite}/{job.number:03d} {job.label}"
 
 
 def task_arguments(task: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -84,6 +85,6 @@ def server() -> Iterator[str]:
                 process.wait(0.05)
         yield f"postgresql://normgen@127.0.0.1:{port}/postgres"
     finally:
-        process.terminate()
-        process.wait()
+        process.send_signal(signal.SIGQUIT)  # at once: it would wait for clients otherwise
+        process.wait(30)
         shutil.rmtree(folder, ignore_errors=True)
