@@ -170,17 +170,18 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
                 store="streaming",
             )
             if column_outputs(problem):
-                schedule = replace(schedule, store="default", **_default_columns(problem, schedule))
+                schedule = replace(schedule, store="default", **_default_columns(problem, schedule, device))
             crowded = hold == "registers" and held_bytes_per_thread(problem, schedule) > 256
             if not crowded and refusal(problem, schedule, device) is None:
                 return schedule
     raise NothingValidError("no schedule is legal for this problem", received=str(problem))
 
 
-def _default_columns(problem: Problem, s: Schedule) -> dict[str, Any]:
+def _default_columns(problem: Problem, s: Schedule, device: Device) -> dict[str, Any]:
     """Column sums in registers where a thread's share is small, else by atomics."""
     if s.hold == "registers" and s.edges != "peel" and not problem.any_cols:
-        return {"columns": "partials_two_kernels", "persistent": 2}
+        dependent = "on" if device.arch >= 90 else "off"
+        return {"columns": "partials_two_kernels", "persistent": 2, "dependent_launch": dependent}
     return {"columns": "atomic"}
 
 
