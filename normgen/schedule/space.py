@@ -49,14 +49,13 @@ BACKWARD_KNOBS: dict[str, tuple[Any, ...]] = {
     "vector": (1, 2, 4, 8),
     "hold": ("registers", "reload"),
     "edges": ("exact", "masked", "peel"),
-    "persistent": (0, 1, 2, 3, 4, 6),
+    "persistent": (0, 1, 2, 3, 4),
     "stages": (1, 2),
     "columns": ("partials_two_kernels", "partials_last_block", "register_atomic", "shared_atomic", "atomic"),
     "unroll": (0, 1),
-    "load": ("default", "streaming", "no_allocate"),
+    "load": ("default", "no_allocate"),
     "store": ("default", "streaming"),
     "params": ("late", "kept"),
-    "blocks_per_sm": (0, 1, 2, 3, 4),
     "dependent_launch": ("off", "on"),
 }
 STRUCTURAL_KNOBS = (
