@@ -55,4 +55,33 @@ def sweep(
     click.echo(f"best {best.us:.2f} us, roof {header.roof_us:.2f} us: {best.schedule}")
 
 
-STUDY_COMMANDS: tuple[click.Command, ...] = (sweep,)
+@click.command()
+@json_option
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--strategy", "names", multiple=True, help="normgen, random, tpe; repeat for several (default: all).")
+@click.option("--seeds", type=click.IntRange(min=1), default=50, show_default=True)
+@click.option("--workers", type=click.IntRange(min=1), help="Processes (default: the cores of this machine).")
+def replay(as_json: bool, file: Path, names: tuple[str, ...], seeds: int, workers: int | None) -> None:
+    """What search strategies would have found on a recorded sweep, without a GPU.
+
+    Prints the optimum over the best so far after 10, 25, 50, 100 and 200 evaluations: median and worst seed.
+    --json prints {file, points, optimum_us, reports: [{strategy, seeds, median, worst}]}.
+    """
+    from normgen.tuning.replay import EVALUATIONS, STRATEGIES, landscape_of
+    from normgen.tuning.replay import replay as run
+    from normgen.tuning.sweep_file import read_sweep
+
+    land = landscape_of(read_sweep(file))
+    reports = [run(land, name, seeds=seeds, workers=workers) for name in names or STRATEGIES]
+    if as_json:
+        facts = {"file": str(file), "points": len(land.legal), "optimum_us": land.optimum_us}
+        show({**facts, "reports": [r.as_dict() for r in reports]})
+        return
+    click.echo(f"{file}: {len(land.legal)} points, optimum {land.optimum_us:.2f} us, {seeds} seeds")
+    click.echo("after".ljust(18) + "".join(f"{n:>8}" for n in EVALUATIONS))
+    for report in reports:
+        for what, values in (("median", report.median), ("worst", report.worst)):
+            click.echo(f"{report.strategy:<10} {what:<7}" + "".join(f"{values[n]:8.3f}" for n in EVALUATIONS))
+
+
+STUDY_COMMANDS: tuple[click.Command, ...] = (sweep, replay)
