@@ -68,8 +68,9 @@ class Report:
 
 def landscape_of(sweep: Sweep, *, predict: Callable[[Problem, Schedule, Device], float] | None = None) -> Landscape:
     """The landscape of a sweep, with today's cost model (or `predict`)."""
-    if predict is None:
-        from normgen.tuning.parts import predicted_us as predict
+    from normgen.tuning.parts import predicted_us
+
+    told = predict or predicted_us
     problem, device = problem_of(sweep.header), Device(**dict(sweep.header.device))
     legal = tuple(p.schedule for p in sweep.points)
     sweep.optimum  # noqa: B018  raises when there is no time at all
@@ -77,7 +78,7 @@ def landscape_of(sweep: Sweep, *, predict: Callable[[Problem, Schedule, Device],
         legal=legal,
         us=tuple(p.us for p in sweep.points),
         wrong=tuple(p.outcome is Outcome.WRONG_RESULT for p in sweep.points),
-        predicted_us=tuple(predict(problem, s, device) for s in legal),
+        predicted_us=tuple(told(problem, s, device) for s in legal),
         default=sweep.header.default,
     )
 

@@ -26,7 +26,7 @@ from normgen.tuning import surrogate
 
 Array = NDArray[np.float64]
 
-SEEDS = 12
+SEEDS = 10
 POLISH_SHARE = 0.4
 POLISHED = 3  # neighbours of so many of the best points
 WRONG_LIMIT = 2

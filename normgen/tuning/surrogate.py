@@ -21,11 +21,11 @@ from normgen.schedule.schedule import Schedule
 
 Array = NDArray[np.float64]
 
-SLOWEST = 0.7  # log time above the best, beyond which a point is only "slow"
+SLOWEST = 0.4  # log time above the best, beyond which a point is only "slow"
 NOISE = 0.008  # of one screened time, relative
 SCALES = (1.0, 2.0, 4.0)
 TRUSTS = (0.0, 0.5, 1.0)
-ADDITIVE = 0.5
+ADDITIVE = 0.35
 REACH = 3.0  # length scale of the interacting part, in units of the additive part's
 _LOGARITHMIC = (
     "threads_per_row",
@@ -78,7 +78,7 @@ class Fit:
         """What is believed of these points [n, features]."""
         cross = self.signal * _kernel(points, self.points, self.scale)
         mean = self.offset + self.trust * log_cost + cross @ self.weights
-        half = np.linalg.solve(self.factor, cross.T)
+        half: Array = np.linalg.solve(self.factor, cross.T)
         variance = np.maximum(self.signal - (half**2).sum(axis=0), 1e-10)
         return Belief(fit=self, points=points, mean=mean, variance=variance, half=half)
 
@@ -135,7 +135,7 @@ def _fit_one(points: Array, residual: Array, kernel: Array, scale: float, trust:
 def _posterior(points: Array, centred: Array, choice: Fit, kernel: Array | None = None) -> Fit:
     """`choice` conditioned on centred residuals at `points`."""
     known = _kernel(points, points, choice.scale) if kernel is None else kernel
-    factor = np.linalg.cholesky(choice.signal * known + NOISE**2 * np.eye(len(centred)))
+    factor: Array = np.linalg.cholesky(choice.signal * known + NOISE**2 * np.eye(len(centred)))
     weights = np.linalg.solve(factor.T, np.linalg.solve(factor, centred))
     return replace(choice, points=points, factor=factor, weights=weights)
 
