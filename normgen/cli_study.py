@@ -11,7 +11,9 @@ from normgen.cli_options import (
     json_option,
     problem_options,
     read_problem,
+    read_schedule,
     show,
+    target_option,
 )
 
 
@@ -84,4 +86,72 @@ def replay(as_json: bool, file: Path, names: tuple[str, ...], seeds: int, worker
             click.echo(f"{report.strategy:<10} {what:<7}" + "".join(f"{values[n]:8.3f}" for n in EVALUATIONS))
 
 
-STUDY_COMMANDS: tuple[click.Command, ...] = (sweep, replay)
+@click.command()
+@problem_options
+@target_option
+@json_option
+@click.argument("knobs", nargs=-1)
+def explain(target: str, as_json: bool, knobs: tuple[str, ...], **options: Any) -> None:
+    """What the cost model thinks of a schedule: KNOBS that differ from the default, such as vector=4 load=streaming.
+
+    --json prints {problem, schedule, device, us, memory_us, latency_us, issue_us, columns_us, tail_us, factor, bytes,
+    registers, spilled, blocks_per_sm, occupancy, waves, looks}.
+    """
+    from dataclasses import asdict
+
+    from normgen.schedule.cost import predict
+    from normgen.tuning import parts
+
+    problem, facts = read_problem(options), parts.target_device(target)
+    schedule = read_schedule(problem, facts, " ".join(knobs))
+    cost = predict(problem, schedule, facts, stages=parts.stages_of(problem))
+    if as_json:
+        show({"problem": str(problem), "schedule": schedule.as_dict(), "device": facts.name, **asdict(cost)})
+        return
+    click.echo(f"{problem} on {facts.name}: {schedule}")
+    click.echo("\n".join(cost.lines()))
+
+
+@click.command()
+@json_option
+@click.option("--device", type=int, default=0, show_default=True, help="Number of the GPU to measure.")
+@click.option(
+    "--fit", "files", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Fit to a sweep or a run's candidates.jsonl instead, without a GPU; repeat for several.",
+)  # fmt: skip
+@click.option("--from", "start_file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Start here.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="File (default: named by the GPU).")
+def calibrate(as_json: bool, device: int, files: tuple[Path, ...], start_file: Path | None, out: Path | None) -> None:
+    """Measure the cost model's constants on a GPU, or fit them to measured schedules, and write them to a file.
+
+    --json prints {file, device, constants}. The files that ship stand in normgen/schedule/devices.
+    """
+    from normgen.schedule.constants import constants_of, file_name, read_constants, write_constants
+
+    evidence: dict[str, object]
+    if files:
+        from normgen.tuning.fit import fit_constants, read_measured
+
+        measured = read_measured(files)
+        facts = measured[0].device
+        start = read_constants(start_file) if start_file else constants_of(facts)
+        constants = fit_constants(measured, start, tell=lambda text: click.echo(text, err=True))
+        evidence = {"fit": [f"{m.problem}: {len(m.points)} schedules" for m in measured]}
+    else:
+        from normgen.cuda.runtime import device_facts
+        from normgen.tuning.calibrate import calibrate_gpu, summary
+
+        facts = device_facts(device)
+        found = calibrate_gpu(device, read_constants(start_file) if start_file else constants_of(facts))
+        constants = found.constants
+        evidence = {"copy_gb_per_s": found.copy_gb_per_s, "measured_us": found.measured_us}
+        click.echo("\n".join(summary(found)), err=True)
+    path = out or Path(file_name(facts.name))
+    write_constants(path, constants, device=facts.name, evidence=evidence)
+    if as_json:
+        show({"file": str(path), "device": facts.name, "constants": constants.as_dict()})
+    else:
+        click.echo(f"{path}: constants of {facts.name}")
+
+
+STUDY_COMMANDS: tuple[click.Command, ...] = (sweep, replay, explain, calibrate)

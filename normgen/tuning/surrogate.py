@@ -78,7 +78,7 @@ class Fit:
         """What is believed of these points [n, features]."""
         cross = self.signal * _kernel(points, self.points, self.scale)
         mean = self.offset + self.trust * log_cost + cross @ self.weights
-        half: Array = np.linalg.solve(self.factor, cross.T)
+        half = np.asarray(np.linalg.solve(self.factor, cross.T), dtype=np.float64)
         variance = np.maximum(self.signal - (half**2).sum(axis=0), 1e-10)
         return Belief(fit=self, points=points, mean=mean, variance=variance, half=half)
 
@@ -135,7 +135,8 @@ def _fit_one(points: Array, residual: Array, kernel: Array, scale: float, trust:
 def _posterior(points: Array, centred: Array, choice: Fit, kernel: Array | None = None) -> Fit:
     """`choice` conditioned on centred residuals at `points`."""
     known = _kernel(points, points, choice.scale) if kernel is None else kernel
-    factor: Array = np.linalg.cholesky(choice.signal * known + NOISE**2 * np.eye(len(centred)))
+    covariance = choice.signal * known + NOISE**2 * np.eye(len(centred))
+    factor = np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
     weights = np.linalg.solve(factor.T, np.linalg.solve(factor, centred))
     return replace(choice, points=points, factor=factor, weights=weights)
 
