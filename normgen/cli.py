@@ -23,9 +23,10 @@ from normgen.cli_options import (
     target_option,
 )
 from normgen.cli_study import STUDY_COMMANDS
-from normgen.errors import NormgenError, NothingValidError, VerificationError
+from normgen.errors import NormgenError, NothingValidError, UsageError, VerificationError
 
 INTERRUPTED = 130
+RE_EXPORT = "`normgen export` writes them again"
 
 EXIT_CODES = """\
 \b
@@ -220,23 +221,31 @@ def verify(target: str, as_json: bool, device: str | None, knobs: str, seed: int
     "--output", type=click.Path(file_okay=False, path_type=Path), default=Path("generated"), show_default=True
 )
 @click.option("--force", is_flag=True, help="Replace shipped records even by slower ones.")
-def export(files: tuple[Path, ...], output: Path, force: bool) -> None:
+@click.option("--check", is_flag=True, help="Write nothing; exit 2 if a header is not what the records say.")
+@click.option("--specs", multiple=True, type=click.Path(exists=True, file_okay=False), help="More folders of specs.")
+def export(files: tuple[Path, ...], output: Path, force: bool, check: bool, specs: tuple[str, ...]) -> None:
     """Write the headers of all records under OUTPUT/records.
 
     Records in FILES (a run's winner.jsonl) are taken in first, each where it is better than the one shipped.
     """
+    from normgen import export as headers
     from normgen.device import Device
-    from normgen.export import export_record
-    from normgen.tuning.store import adopt, read
+    from normgen.tuning.store import adopt
 
+    if check and files:
+        raise UsageError("--check writes nothing, so it takes no records in", received=str(files[0]))
     for file in files:
         for record in read_whole(file):
             taken = adopt(record, output / "records", Device(**dict(record.device)), force=force)
             click.echo(f"{'taken' if taken else 'the shipped one is better'}: {record.problem.op} {record.schedule}")
-    records = [r for path in sorted((output / "records").glob("*.jsonl")) for r in read(path).records]
-    if not records:
+    if check:
+        differences = headers.differences(output, spec_folders=specs)
+        if differences:
+            raise UsageError("headers must be what their records say", received="; ".join(differences), hint=RE_EXPORT)
+        return
+    if not headers.folder_records(output):
         raise NothingValidError("there is no record to export", received=str(output / "records"))
-    for path in dict.fromkeys(export_record(record, output) for record in records):
+    for path in headers.export_folder(output, spec_folders=specs):
         click.echo(str(path))
 
 

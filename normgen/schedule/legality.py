@@ -161,7 +161,7 @@ def _cluster(_: Problem, s: Schedule, device: Device) -> str | None:
     if s.reduce_with != "shuffle":
         return "clusters combine with shuffles and distributed shared memory"
     if s.persistent:
-        return "clusters with a persistent grid are not built yet"
+        return "a cluster of a persistent grid would overwrite states its neighbours still read"
     return None
 
 
@@ -181,6 +181,16 @@ def _persistent(problem: Problem, s: Schedule, device: Device) -> str | None:
     return None
 
 
+def _dependent_launch(problem: Problem, s: Schedule, device: Device) -> str | None:
+    if s.dependent_launch == "off":
+        return None
+    if device.arch < 90:
+        return "programmatic dependent launch needs sm_90"
+    if not column_outputs(problem) or s.columns != "partials_two_kernels":
+        return "there is no second kernel to start early"
+    return None
+
+
 def _copy(_: Problem, s: Schedule, __: Device) -> str | None:
     if s.copy != "direct":
         return "asynchronous copies are not built yet"
@@ -194,8 +204,6 @@ def _copy(_: Problem, s: Schedule, __: Device) -> str | None:
 def _columns(problem: Problem, s: Schedule, _: Device) -> str | None:
     if not column_outputs(problem):
         return "there are no column reductions to sum" if s.columns != Schedule().columns else None
-    if s.cluster > 1:
-        return "column sums across a cluster are not built yet"
     if problem.any_cols and s.columns != "atomic":
         return "cols is a run-time value: column sums go straight to memory (columns = atomic)"
     if s.columns in ("atomic", "shared_atomic"):
@@ -257,6 +265,7 @@ STRUCTURAL: tuple[Rule, ...] = (
     _copy,
 )
 FREE: tuple[Rule, ...] = (
+    _dependent_launch,
     _columns,
     _any_cols,
     _params_registers,
@@ -269,10 +278,27 @@ FREE: tuple[Rule, ...] = (
 )
 
 
-def searched_tile(_: Problem, s: Schedule, __: Device) -> str | None:
+def searched_tile(problem: Problem, s: Schedule, _: Device) -> str | None:
     """Search policy for structural knobs: legal, but not worth a measurement."""
-    if s.rows_per_block > 1 and s.threads > 256:
-        return "not searched: several rows side by side beyond 256 threads a block"
+    limit = 512 if column_outputs(problem) else 256  # row groups of a block share one row of column sums
+    if s.rows_per_block > 1 and s.threads > limit:
+        return f"not searched: several rows side by side beyond {limit} threads a block"
+    if column_outputs(problem) and s.persistent * s.threads > 768 and s.hold == "registers":
+        return "not searched: more than 768 resident threads an SM, with column sums in registers"
+    return None
+
+
+def searched_cluster(problem: Problem, s: Schedule, device: Device) -> str | None:
+    """Search policy: a cluster pays where one block cannot hold the row or rows are fewer than SMs."""
+    if s.cluster == 1:
+        return None
+    if s.threads_per_row < 128:
+        return "not searched: clusters of blocks below 128 threads"
+    small = problem.cols * problem.dtype.bytes < 32768 and problem.rows * 2 > device.sm_count
+    if small or problem.any_cols:
+        return "not searched: clusters for rows that one block holds, unless rows are fewer than half the SMs"
+    if steps_per_lane(problem, s) > 16:
+        return "not searched: clusters with more than 16 vectors a thread"
     return None
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,7 @@ _LOGARITHMIC = (
     "stages",
     "blocks_per_sm",
 )
-_FLAGS = ("reduce_with", "variance", "softmax", "hold", "copy", "edges", "load", "store", "params", "columns")
+_CHOICES = tuple(f.name for f in fields(Schedule) if f.name not in _LOGARITHMIC)
 
 
 def features_of(schedules: Sequence[Schedule]) -> Array:
@@ -51,7 +51,7 @@ def features_of(schedules: Sequence[Schedule]) -> Array:
 
     for name in _LOGARITHMIC:
         add([math.log2(max(0.5, float(getattr(s, name)))) for s in schedules], 0.5)
-    for name in _FLAGS:
+    for name in _CHOICES:
         for value in sorted({getattr(s, name) for s in schedules}):
             add([float(getattr(s, name) == value) for s in schedules], 0.5)
     add([math.log2(s.threads) for s in schedules], 0.5)

@@ -286,9 +286,9 @@ def _blocks(picked: NDArray[np.intp], cols: int) -> Iterator[NDArray[np.intp]]:
 
 def _formula_table(problem: Problem, inputs: Inputs, formulas: Formulas | None) -> dict[str, Formula]:
     given = inputs.buffers
-    absent = spec_formulas(problem.spec, given)
+    forward = spec_formulas(problem.spec, given)  # backward: of what was not saved, and of absent tensors
     if problem.direction is Direction.FORWARD:
-        return {**absent, **(formula_table(formulas) if formulas is not None else {})}
+        return {**forward, **(formula_table(formulas) if formulas is not None else {})}
     known = BACKWARD_FORMULAS.get(problem.spec.name) if formulas is None else formulas
     if known is None:
         raise UsageError(
@@ -296,8 +296,7 @@ def _formula_table(problem: Problem, inputs: Inputs, formulas: Formulas | None) 
             received=problem.spec.name,
             hint="pass formulas=[(name, text), ...]",
         )
-    only_absent = {t.name for t in problem.spec.tensors if t.absent is not None}
-    return {**{n: f for n, f in absent.items() if n in only_absent}, **formula_table(known)}
+    return {**forward, **formula_table(known)}
 
 
 @dataclass(frozen=True, kw_only=True)
