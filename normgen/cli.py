@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 import normgen
+from normgen.cli_report import report
 from normgen.errors import NormgenError, NothingValidError, UsageError, VerificationError
 
 if TYPE_CHECKING:
@@ -268,6 +269,9 @@ def doctor(as_json: bool) -> None:
 
     report = diagnose()
     show(report.as_dict() if as_json else str(report))
+
+
+cli.add_command(report)
 
 
 def show(what: dict[str, Any] | str) -> None:
