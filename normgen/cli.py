@@ -86,7 +86,16 @@ def json_option(command: Command) -> Command:
 @click.option("--budget", default="60s", show_default=True, help="Time in all: 60s, 2m.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--output", type=click.Path(file_okay=False, path_type=Path), help="Folder of the header.")
-def tune(as_json: bool, device: str | None, budget: str, target: str, output: Path | None, **options: Any) -> None:
+@click.option("--storage", help="Database for the study, for optuna-dashboard: sqlite:///studies.db.")
+def tune(
+    as_json: bool,
+    device: str | None,
+    budget: str,
+    target: str,
+    output: Path | None,
+    storage: str | None,
+    **options: Any,
+) -> None:
     """Find the fastest kernel for a shape: measured on a GPU, predicted without one.
 
     --json prints {problem, rows, cols, device, measured, best, default, finalists, counts, phases_s, paths,
@@ -105,6 +114,7 @@ def tune(as_json: bool, device: str | None, budget: str, target: str, output: Pa
             target=target,
             budget_s=parse_seconds(budget),
             output=output,
+            storage=storage,
             progress=progress,
         )
     show(result.as_dict() if as_json else result_text(result))

@@ -26,6 +26,7 @@ import optuna
 
 from normgen.errors import NothingValidError
 from normgen.schedule.schedule import Schedule
+from normgen.tuning.study import StudyCopy
 
 GOOD_SHARE = 0.25
 POLISH_SHARE = 0.375
@@ -65,6 +66,7 @@ class Search:
 
     predicted  the cost model's µs of each legal schedule, in the same order
     seeds      schedules to try first, in order (the default, known winners); those outside `legal` are skipped
+    copy       a study in a database that every told trial is copied to
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class Search:
         seed_count: int = 16,
         seed: int = 0,
         study_name: str = "normgen",
-        storage: Any = None,
+        copy: StudyCopy | None = None,
     ) -> None:
         if not legal:
             raise NothingValidError(
@@ -90,9 +92,8 @@ class Search:
         self._sampler = LegalSampler(distributions)
         self._distributions = distributions
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.study = optuna.create_study(
-            sampler=self._sampler, direction="minimize", study_name=study_name, storage=storage, load_if_exists=True
-        )
+        self.study = optuna.create_study(sampler=self._sampler, direction="minimize", study_name=study_name)
+        self._copy = copy
         self._left = np.ones(len(self._legal), dtype=bool)  # not asked for yet
         self._values: dict[int, float] = {}  # index in legal -> µs
         self._failed: set[int] = set()
@@ -128,6 +129,8 @@ class Search:
         else:
             self._values[index] = us
             self.study.tell(trial, us)
+        if self._copy is not None:
+            self._copy.add(self.study.get_trials(deepcopy=False)[number])
 
     @property
     def best(self) -> tuple[Schedule, float] | None:
