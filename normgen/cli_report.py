@@ -20,8 +20,9 @@ import click
 def report(files: tuple[Path, ...], out: Path, png: Path | None) -> None:
     """Write one self-contained HTML page: search progress, % of roof, knob importance, all records.
 
-    FILES are candidates and winners of runs (JSON lines); without any, all runs and winners of this user. Lines
-    that are no records are named on stderr and in the page. PNG files need matplotlib: pip install 'normgen[plot]'.
+    FILES are candidates and winners of runs (JSON lines) and sweeps; without any, all runs and winners of this user.
+    Lines that are no records are named on stderr and in the page. PNG files need matplotlib: pip install
+    'normgen[plot]'.
     """
     from normgen.report.evidence import gather
     from normgen.report.page import render

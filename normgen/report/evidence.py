@@ -1,11 +1,13 @@
-"""What files of records hold, as a report needs it: searches with their candidates in order, and final records.
+"""What files of records and sweeps hold, as a report needs it: candidates in order, and final records.
 
 A record with a `search` summary is a final one: the winner a run ended with. All others are candidates; those of
-one file, problem, cache policy, device, seed, generator and command form a series, in the order of the file.
+one file, problem, cache policy, device, seed, generator and command form a series, in the order of the file. A sweep
+is a series too, whose order means nothing.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,8 +18,10 @@ from normgen.schedule.schedule import Schedule
 from normgen.tuning.records import Cache, Outcome, ProblemKey, Record
 from normgen.tuning.store import read as read_records
 from normgen.tuning.store import record_folders, state_folder
+from normgen.tuning.sweep_file import Sweep, read_sweep
 
-SEARCH = "search"
+SEARCH, SWEEP = "search", "sweep"
+XZ_MAGIC = b"\xfd7zXZ\x00"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +42,7 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """The candidates of one search in the order of evaluation."""
+    """The candidates of one search in the order of evaluation, or the points of a sweep."""
 
     problem: ProblemKey
     cache: Cache
@@ -99,7 +103,7 @@ class Evidence:
 def gather(files: Sequence[Path]) -> Evidence:
     """Read the given files, or without any this user's runs and winners and the winners that ship.
 
-    Raises UsageError for a file that holds no record at all, NothingValidError when there is nothing to report.
+    Raises UsageError for a file without any record that is no sweep, NothingValidError when there is nothing at all.
     """
     chosen = list(files) or known_files()
     if not chosen:
@@ -109,6 +113,11 @@ def gather(files: Sequence[Path]) -> Evidence:
     finals: list[Record] = []
     sources: list[Source] = []
     for path in chosen:
+        if is_sweep(path):
+            swept = series_of_sweep(read_sweep(path), source=str(path))
+            series.append(swept)
+            sources.append(Source(path=str(path), found=len(swept.trials)))
+            continue
         reading = read_records(path)
         if files and not reading.records:
             why = str(reading.damaged[0]) if reading.damaged else f"{path}: empty"
@@ -116,9 +125,8 @@ def gather(files: Sequence[Path]) -> Evidence:
         candidates = [r for r in reading.records if not is_final(r)]
         finals += [r for r in reading.records if is_final(r)]
         series += series_of(candidates, source=str(path))
-        sources.append(
-            Source(path=str(path), found=len(reading.records), damaged=tuple(str(d) for d in reading.damaged))
-        )
+        damaged = tuple(str(line) for line in reading.damaged)
+        sources.append(Source(path=str(path), found=len(reading.records), damaged=damaged))
     unique = tuple({r.line(): r for r in finals}.values())
     return Evidence(series=tuple(_with_default(s, unique) for s in series), finals=unique, sources=tuple(sources))
 
@@ -127,6 +135,19 @@ def known_files() -> list[Path]:
     """This user's run files, oldest first, then all files of winners."""
     runs = sorted((state_folder() / "runs").glob("*/*.jsonl"))
     return runs + [path for folder in record_folders() for path in sorted(folder.glob("*.jsonl"))]
+
+
+def is_sweep(path: Path) -> bool:
+    """A compressed file, or one whose first line describes a set of legal schedules."""
+    with path.open("rb") as file:
+        start = file.readline()
+    if start.startswith(XZ_MAGIC):
+        return True
+    try:
+        header = json.loads(start)
+    except ValueError:
+        return False
+    return isinstance(header, dict) and {"legal", "knobs"} <= header.keys()
 
 
 def is_final(record: Record) -> bool:
@@ -160,6 +181,37 @@ def _series(records: Sequence[Record], source: str) -> Series:
     )
 
 
+def series_of_sweep(sweep: Sweep, *, source: str) -> Series:
+    """The points of a sweep; the default's time is that of its point."""
+    header = sweep.header
+    problem = dict(header.problem)
+    trials = tuple(
+        Trial(
+            schedule=point.schedule,
+            outcome=point.outcome,
+            measured=point.us is not None,
+            us=point.us,
+            registers=point.registers,
+            spill_bytes=point.spill_bytes,
+            reason=f"same code as {point.twin}" if point.twin else "",
+        )
+        for point in sweep.points
+    )
+    return Series(
+        problem=ProblemKey(**problem | {"dtypes": tuple(dict(problem["dtypes"]).items())}),
+        cache=Cache(header.cache),
+        device=header.device,
+        versions=header.versions,
+        trials=trials,
+        source=source,
+        kind=SWEEP,
+        seed=header.seed,
+        roof_us=header.roof_us,
+        default_us=next((t.us for t in trials if t.schedule == header.default), None),
+        bytes=header.bytes,
+    )
+
+
 def trial_of(record: Record) -> Trial:
     """What a report keeps of a candidate's record."""
     return Trial(
@@ -177,7 +229,9 @@ def trial_of(record: Record) -> Trial:
 
 
 def _with_default(series: Series, finals: Sequence[Record]) -> Series:
-    """The default's time of the same run, which only the final record states."""
+    """The default's time of the same run, which only the final record of a search states."""
+    if series.kind != SEARCH:
+        return series
     for record in finals:
         if record.default_us is not None and _run_key(record) == _run_key(series):
             return replace(series, default_us=record.default_us)

@@ -6,7 +6,7 @@ search does; what it was told is copied, one transaction a trial.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import optuna
 
@@ -39,12 +39,15 @@ class StudyCopy:
         if not self.lost:
             self._try(lambda: self.study.add_trial(trial))
 
-    def _try(self, write: Any) -> None:
+    def _try(self, write: Callable[[], object]) -> None:
         try:
             write()
         except Exception as error:  # as above; a dashboard is not worth a run
             self.lost = _why(error)
 
 
-def _why(error: Exception) -> str:
+def _why(error: BaseException) -> str:
+    """The first line of what the driver said; Optuna and SQLAlchemy wrap it in advice."""
+    while error.__cause__ is not None:
+        error = error.__cause__
     return f"{type(error).__name__}: {error}".split("\n", 1)[0]

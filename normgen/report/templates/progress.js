@@ -99,7 +99,7 @@ function readout(one, at, kind) {
 function drawRunLegend(shown) {
   const items = shown.map((one) => {
     const failed = one.trials.filter((trial) => trial.outcome !== "ok").length;
-    const text = `${one.label}: ${figures(lowest(one))} µs of ${one.trials.length}` + (failed ? `, ${failed} failed` : "");
+    const text = `${one.label}: ${figures(lowest(one))} µs in ${one.trials.length} evaluations` + (failed ? `, ${failed} failed` : "");
     const flip = () => {
       if (!hiddenRuns.delete(one.label)) hiddenRuns.add(one.label);
       drawProgress();

@@ -30,7 +30,7 @@ function drawRoofLine(box, line, x, y, name, dash) {
   }
   for (const point of line.points) {
     const text = `${name}\n${shape(point)}: ${percent(point.percent_of_roof)} of roof\n${figures(point.us)} µs, ` +
-      `${figures(point.gb_per_s)} GB/s${point.confirmed ? "" : "\nbest of a search, not confirmed"}\n${point.schedule}`;
+      `${figures(point.gb_per_s)} GB/s${point.confirmed ? "" : "\nbest of a search or sweep, not confirmed"}\n${point.schedule}`;
     const circle = svg("circle", { cx: x(Math.log2(point.cols)), cy: y(point.percent_of_roof), r: 5, stroke,
       "stroke-width": 2, fill: point.confirmed ? stroke : "var(--bg)", tabindex: 0, role: "img", "aria-label": text });
     box.root.append(withTip(circle, text));
