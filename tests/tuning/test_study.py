@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
+from wsgiref.util import setup_testing_defaults
 
 import optuna
 import pytest
@@ -76,3 +79,27 @@ def test_a_database_lost_during_a_search_does_not_end_it(tmp_path: Path) -> None
 def test_a_storage_that_cannot_be_opened_is_an_error_with_a_hint(url: str) -> None:
     with pytest.raises(UsageError, match=r"a database that can be opened(.|\n)*sqlite:///studies\.db"):
         StudyCopy(url, "a")
+
+
+def test_optuna_dashboard_opens_the_study(tmp_path: Path) -> None:
+    dashboard = pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is not installed (extra [dashboard])")
+    url = f"sqlite:///{tmp_path / 'studies.db'}"
+    searched(StudyCopy(url, "layernorm 8192x768"))
+    answered: list[str] = []
+
+    def get(path: str) -> dict[str, Any]:
+        """The JSON that the dashboard's own server would answer."""
+        environ: dict[str, Any] = {"PATH_INFO": path}
+        setup_testing_defaults(environ)
+        app = dashboard.wsgi(optuna.storages.RDBStorage(url))
+        body = b"".join(app(environ, lambda status, *_: answered.append(status)))
+        found: dict[str, Any] = json.loads(body)
+        return found
+
+    (study,) = get("/api/studies")["study_summaries"]
+    assert study["study_name"] == "layernorm 8192x768"
+    detail = get(f"/api/studies/{study['study_id']}")
+    assert answered == ["200 OK", "200 OK"]
+    assert len(detail["trials"]) == 16
+    assert {p["name"] for p in detail["trials"][0]["params"]} == set(Schedule().as_dict())
+    assert {t["state"] for t in detail["trials"]} == {"Complete", "Fail"}

@@ -15,7 +15,7 @@ function drawKnobs() {
   bars.replaceChildren(...one.shares.map((share) => knobBar(share, share === chosen)));
   const timed = one.trials.filter((trial) => trial.outcome === "ok").length;
   const same = one.shares.filter((share) => share.share < share.chance).map((share) => share.knob);
-  byId("knob-note").textContent = `${timed} of ${one.trials.length} candidates have a time.` +
+  byId("knob-note").textContent = `${one.label}: ${timed} of ${one.trials.length} candidates have a time.` +
     (same.length ? ` No more than chance: ${same.join(", ")}.` : "");
   drawStrip(strip, one, chosen);
 }

@@ -18,12 +18,23 @@ function drawProgress() {
   const box = frame(host, { height: 380 + 13 * lanes, bottom: 46 + 13 * lanes,
     label: "Search progress. Use the arrow keys to step through evaluations." });
   const most = Math.max(...drawn.map((one) => one.trials.length));
-  const x = linear([0, most], [box.x0, box.x1]), y = progressScale(box, drawn, scaleKind);
+  const x = evaluationScale(box, drawn, most), y = progressScale(box, drawn, scaleKind);
   yAxis(box, y, y.ticks, scaleKind.title);
-  xAxis({ ...box, y0: box.y0 + 13 * lanes }, x, niceTicks(0, most, 8), "evaluations");
+  xAxis({ ...box, y0: box.y0 + 13 * lanes }, x, x.ticks, x.title);
   box.root.append(svg("line", { class: "axis", x1: box.x0, x2: box.x1, y1: box.y0, y2: box.y0 }));
   drawn.forEach((one, lane) => drawRun(box, one, lanes === 1 ? 0 : lane, x, y, scaleKind, drawn.length));
   crosshair(box, drawn, x, scaleKind, most);
+}
+
+// Logarithmic where runs differ so much in length that the short ones would be a smear at the left.
+function evaluationScale(box, drawn, most) {
+  const isLog = most > 4 * Math.min(...drawn.map((one) => one.trials.length));
+  const inner = linear(isLog ? [0, Math.log2(most)] : [0, most], [box.x0, box.x1]);
+  const x = (n) => inner(isLog ? Math.log2(Math.max(1, n)) : n);
+  x.at = (share) => Math.round(isLog ? most ** share : share * most);
+  x.ticks = isLog ? Array.from({ length: Math.floor(Math.log2(most)) + 1 }, (_, i) => 2 ** i) : niceTicks(0, most, 8);
+  x.title = isLog ? "evaluations (log)" : "evaluations";
+  return x;
 }
 
 function progressScale(box, drawn, kind) {
@@ -78,7 +89,7 @@ function crosshair(box, drawn, x, kind, most) {
   const leave = () => { hideTip(); line.setAttribute("visibility", "hidden"); };
   area.addEventListener("mousemove", (event) => {
     const place = area.getBoundingClientRect();
-    move(Math.round(((event.clientX - place.left) / place.width) * most), event.clientX, event.clientY);
+    move(x.at((event.clientX - place.left) / place.width), event.clientX, event.clientY);
   });
   area.addEventListener("mouseleave", leave);
   area.addEventListener("focus", () => move(at));
