@@ -1,7 +1,7 @@
 // Environment, how it was measured, and which files the page was made from.
 const DEVICE_NAMES = { arch: ["compute capability", (v) => (v / 10).toFixed(1)], sm_count: ["SMs", String],
-  l2_bytes: ["L2", (v) => `${(v / 2 ** 20).toFixed(0)} MiB`], dram_gb_per_s: ["DRAM", (v) => `${v.toFixed(0)} GB/s (rated)`],
-  sm_clock_ghz: ["SM clock", (v) => `${v} GHz (highest)`] };
+  l2_bytes: ["L2", (v) => `${(v / 2 ** 20).toFixed(0)} MiB`], dram_gb_per_s: ["DRAM", (v) => `${v.toFixed(0)} GB/s (assumed by the cost model)`],
+  sm_clock_ghz: ["SM clock", (v) => `${v} GHz`] };
 
 function drawAbout() {
   const cards = data.environments.map((one) => {
