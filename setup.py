@@ -6,7 +6,13 @@ setup(
     packages=[*find_packages(include=["normgen", "normgen.*"]), "normgen.specs"],
     package_dir={"normgen.specs": "specs"},
     package_data={
-        "normgen": ["py.typed", "*/templates/*", "cpu/shim/*", "cpu/shim/**/*"],
+        "normgen": [
+            "py.typed",
+            "*/templates/*",
+            "cpu/shim/*",
+            "cpu/shim/**/*",
+            "schedule/devices/*.json",
+        ],
         "normgen.specs": ["*.toml", "suites/*.toml"],
     },
 )

@@ -219,3 +219,20 @@ def test_report_of_nothing_is_exit_3_and_of_no_records_exit_2(
     assert code == 2
     assert "a report is made from files of records" in err
     assert not (tmp_path / "a.html").exists()
+
+
+def test_explain_says_what_a_schedule_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    for extra, key in (((), "occupancy"), (("--json",), '"waves"')):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["explain", "--shape", "8192x768", "load=streaming", *extra])
+        assert ended.value.code == 0
+        assert key in capsys.readouterr().out
+
+
+def test_a_replay_of_what_is_no_sweep_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text("{}\n")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["replay", str(file)])
+    assert ended.value.code == 2
+    assert "header line" in capsys.readouterr().err
