@@ -8,8 +8,7 @@ setup(
     package_data={
         "normgen": [
             "py.typed",
-            "codegen/templates/*",
-            "export/templates/*",
+            "*/templates/*",
             "cpu/shim/*",
             "cpu/shim/**/*",
             "schedule/devices/*.json",

@@ -23,6 +23,7 @@ from normgen.cli_options import (
     show,
     target_option,
 )
+from normgen.cli_report import report
 from normgen.cli_study import STUDY_COMMANDS
 from normgen.errors import NormgenError, NothingValidError, UsageError, VerificationError
 
@@ -67,7 +68,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 @click.option("--budget", default="60s", show_default=True, help="Time in all: 60s, 2m.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--output", type=click.Path(file_okay=False, path_type=Path), help="Folder of the header.")
-def tune(as_json: bool, device: str | None, budget: str, target: str, output: Path | None, **options: Any) -> None:
+@click.option("--storage", help="Database for the study, for optuna-dashboard: sqlite:///studies.db.")
+def tune(
+    as_json: bool,
+    device: str | None,
+    budget: str,
+    target: str,
+    output: Path | None,
+    storage: str | None,
+    **options: Any,
+) -> None:
     """Find the fastest kernel for a shape: measured on a GPU, predicted without one.
 
     --json prints {problem, rows, cols, device, measured, best, default, finalists, counts, phases_s, paths,
@@ -86,6 +96,7 @@ def tune(as_json: bool, device: str | None, budget: str, target: str, output: Pa
             target=target,
             budget_s=parse_seconds(budget),
             output=output,
+            storage=storage,
             progress=progress,
         )
     show(result.as_dict() if as_json else result_text(result))
@@ -260,7 +271,7 @@ def doctor(as_json: bool) -> None:
     show(report.as_dict() if as_json else str(report))
 
 
-for command in (*STUDY_COMMANDS, bench):
+for command in (report, *STUDY_COMMANDS, bench):
     cli.add_command(command)
 
 if __name__ == "__main__":

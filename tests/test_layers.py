@@ -28,7 +28,7 @@ LAYERS = (
     ("interop",),
     ("kernel", "export", "report", "doctor", "console"),
     ("bench",),
-    ("cli", "cli_options", "cli_study", "cli_bench", "__main__"),
+    ("cli", "cli_options", "cli_study", "cli_bench", "cli_report", "__main__"),
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # cuda and cpu get text, names and sizes: of the layers above them they know these and no formula.

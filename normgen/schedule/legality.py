@@ -151,7 +151,7 @@ def _params_registers(problem: Problem, s: Schedule, device: Device) -> str | No
     return None
 
 
-def _cluster(_: Problem, s: Schedule, device: Device) -> str | None:
+def _cluster(problem: Problem, s: Schedule, device: Device) -> str | None:
     if s.cluster == 1:
         return None
     if device.arch < 90:
@@ -160,6 +160,8 @@ def _cluster(_: Problem, s: Schedule, device: Device) -> str | None:
         return "a cluster shares one row: rows_per_block = 1 and whole warps"
     if s.reduce_with != "shuffle":
         return "clusters combine with shuffles and distributed shared memory"
+    if problem.any_cols or column_outputs(problem):
+        return "a cluster shares rows of a fixed length, and column sums are not taken across its blocks"
     if s.persistent:
         return "a cluster of a persistent grid would overwrite states its neighbours still read"
     return None
@@ -272,6 +274,7 @@ FREE: tuple[Rule, ...] = (
     _hold,
     _persistent,
     _reduce_with,
+    _cluster,
     _unroll,
     _launch_bound,
     _hints,

@@ -98,6 +98,7 @@ class Run:
     versions: Mapping[str, str]
     folder: Path
     writer: RecordWriter
+    storage: str | None = None
     counts: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
 
@@ -149,6 +150,7 @@ def open_run(
     progress: Progress,
     command: str,
     versions: Mapping[str, str],
+    storage: str | None = None,
 ) -> Iterator[Run]:
     """A run with a fresh folder under the state folder."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
@@ -167,6 +169,7 @@ def open_run(
             versions=versions,
             folder=folder,
             writer=writer,
+            storage=storage,
         )
 
 

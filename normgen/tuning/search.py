@@ -17,6 +17,7 @@ import optuna
 from normgen.errors import NothingValidError
 from normgen.schedule.schedule import Schedule
 from normgen.tuning.strategies import SEEDS, Surrogate
+from normgen.tuning.study import StudyCopy
 
 SETTLED_AFTER = 40  # points told before a search may end early
 SETTLED_HOPE = 0.002  # expected relative improvement of the most promising point: below it nothing is to be won
@@ -54,6 +55,7 @@ class Search:
 
     predicted  the cost model's µs of each legal schedule, in the same order
     seeds      schedules to try first, in order (the default, known winners); those outside `legal` are skipped
+    copy       a study in a database that every told trial is copied to
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class Search:
         seed_count: int = SEEDS,
         seed: int = 0,
         study_name: str = "normgen",
-        storage: Any = None,
+        copy: StudyCopy | None = None,
     ) -> None:
         if not legal:
             raise NothingValidError(
@@ -84,9 +86,8 @@ class Search:
         self._distributions = _distributions(self._legal)
         self._sampler = LegalSampler(self._distributions)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.study = optuna.create_study(
-            sampler=self._sampler, direction="minimize", study_name=study_name, storage=storage, load_if_exists=True
-        )
+        self.study = optuna.create_study(sampler=self._sampler, direction="minimize", study_name=study_name)
+        self._copy = copy
         self._pending: dict[int, tuple[Any, int]] = {}  # trial number -> trial, index in legal
         self._best: tuple[Schedule, float] | None = None
         self._told = 0
@@ -108,10 +109,12 @@ class Search:
         self._strategy.tell(index, us, is_wrong=is_wrong)
         if us is None:
             self.study.tell(trial, state=optuna.trial.TrialState.FAIL)
-            return
-        if self._best is None or us < self._best[1]:
-            self._best = self._legal[index], us
-        self.study.tell(trial, us)
+        else:
+            if self._best is None or us < self._best[1]:
+                self._best = self._legal[index], us
+            self.study.tell(trial, us)
+        if self._copy is not None:
+            self._copy.add(self.study.get_trials(deepcopy=False)[number])
 
     @property
     def best(self) -> tuple[Schedule, float] | None:

@@ -39,6 +39,7 @@ def tune(
     align: int = 16,
     progress: Progress | None = None,
     output: Path | None = None,
+    storage: str | None = None,
 ) -> Result:
     """Find the fastest kernel of a spec for one shape [.., cols], on a GPU or, without one, by prediction.
 
@@ -48,6 +49,7 @@ def tune(
     cache     "cold": every launch finds its data in DRAM; "hot": in L2
     trials    candidates at most; budget_s: seconds in all
     output    folder of the header (default: the run's own folder)
+    storage   URL of a database for the study of a measured search, for optuna-dashboard: sqlite:///file.db
 
     Errors: UsageError, SpecError; NoDeviceError when the GPU asked for is not there; NothingValidError when no
     candidate compiles and is right. Ctrl-C ends the search with the best so far (`Result.interrupted`).
@@ -84,6 +86,7 @@ def tune(
         progress=progress or Silent(),
         command=command_of(op, problem, cache=policy, seed=seed, target=None if gpu else facts),
         versions=environment(measured=gpu is not None),
+        storage=storage,
     ) as run:
         if gpu:
             from normgen.tuning.measured import measure_on_gpu

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 
 from normgen.codegen.module import Module
@@ -53,11 +54,11 @@ class PredictedBench(SimulatedTimer):
         del self.truth[key]
 
 
-def tune_once(monkeypatch: pytest.MonkeyPatch) -> tuple[tuple[Record, ...], Path]:
+def tune_once(monkeypatch: pytest.MonkeyPatch, storage: str | None = None) -> tuple[tuple[Record, ...], Path]:
     monkeypatch.setattr("normgen.tuning.gpu_bench.GpuBench", PredictedBench)
     with open_run(
         PROBLEM, H200, cache=Cache.COLD, seed=0, trials=32, budget_s=60.0, progress=Silent(),
-        command="test", versions=environment(measured=False),
+        command="test", versions=environment(measured=False), storage=storage,
     ) as run:  # fmt: skip
         records, interrupted = measured.measure_on_gpu(run, 0)
         assert not interrupted
@@ -84,9 +85,13 @@ def test_a_run_over_real_kernels_confirms_a_winner_and_keeps_every_candidate(
     assert {"variance=welford" in str(r.schedule) for r in kept} == {True, False}
 
     adopt(winner, state_folder() / "records", H200)
-    again, path = tune_once(monkeypatch)
+    database = f"sqlite:///{tmp_path / 'studies.db'}"
+    again, path = tune_once(monkeypatch, storage=database)
     assert read(path).records[1].schedule == winner.schedule  # the incumbent comes right after the default
     assert winner.schedule in [r.schedule for r in again]
+    study = optuna.load_study(study_name=path.parent.name, storage=database)
+    assert [Schedule(**t.params) for t in study.get_trials()] == [r.schedule for r in read(path).records]
+    assert study.user_attrs["device"] == H200.name
 
 
 def test_the_default_is_searched_even_if_the_spec_leaves_it_out() -> None:
