@@ -27,7 +27,7 @@ LAYERS = (
     ("tuning",),
     ("interop",),
     ("kernel", "export", "report", "doctor", "console"),
-    ("cli", "__main__"),
+    ("cli", "cli_options", "cli_study", "__main__"),
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # cuda and cpu get text, names and sizes: of the layers above them they know these and no formula.

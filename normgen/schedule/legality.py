@@ -158,8 +158,6 @@ def _cluster(_: Problem, s: Schedule, device: Device) -> str | None:
         return "thread-block clusters need sm_90"
     if s.rows_per_block > 1 or s.threads_per_row < 32:
         return "a cluster shares one row: rows_per_block = 1 and whole warps"
-    if s.reduce_with != "shuffle":
-        return "clusters combine with shuffles and distributed shared memory"
     if s.persistent:
         return "a cluster of a persistent grid would overwrite states its neighbours still read"
     return None
@@ -204,6 +202,8 @@ def _copy(_: Problem, s: Schedule, __: Device) -> str | None:
 def _columns(problem: Problem, s: Schedule, _: Device) -> str | None:
     if not column_outputs(problem):
         return "there are no column reductions to sum" if s.columns != Schedule().columns else None
+    if s.cluster > 1:
+        return "column sums across a cluster are not built yet"
     if problem.any_cols and s.columns != "atomic":
         return "cols is a run-time value: column sums go straight to memory (columns = atomic)"
     if s.columns in ("atomic", "shared_atomic"):
@@ -220,6 +220,8 @@ def _columns(problem: Problem, s: Schedule, _: Device) -> str | None:
 def _reduce_with(_: Problem, s: Schedule, __: Device) -> str | None:
     if s.threads_per_row == 1 and s.reduce_with != "shuffle":
         return "a thread that owns a row combines with nobody"
+    if s.cluster > 1 and s.reduce_with != "shuffle":
+        return "clusters combine with shuffles and distributed shared memory"
     return None
 
 

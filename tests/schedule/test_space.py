@@ -81,12 +81,18 @@ REFUSED = [
     ({"hold": "registers", "threads_per_row": 32, "unroll": 0}, {"shape": "8x32768"}, "registers of data"),
     ({"hold": "shared", "vector": 1}, {"dtype": "bf16"}, "conflict on banks"),
     ({"params": "kept"}, {}, "only by a persistent grid"),
-    ({"cluster": 2, "threads_per_row": 64}, {}, "cluster"),
+    ({"cluster": 2, "threads_per_row": 32, "rows_per_block": 4}, {}, "a cluster shares one row"),
+    ({"cluster": 2, "threads_per_row": 64, "reduce_with": "shared_tree"}, {}, "clusters combine with shuffles"),
     ({"copy": "bulk"}, {}, "asynchronous copies"),
     ({"persistent": 4, "threads_per_row": 1024}, {"shape": "8x8192"}, "no row to loop over"),
     ({"blocks_per_sm": 8, "threads_per_row": 512}, {}, "exceed the 2048 threads of an SM"),
     ({"hold": "registers", "unroll": 4}, {}, "unrolled completely"),
     ({"columns": "atomic"}, {}, "no column reductions"),
+    (
+        {"columns": "atomic", "cluster": 2, "threads_per_row": 64},
+        {"direction": "backward"},
+        "column sums across a cluster",
+    ),
 ]
 
 
