@@ -4,7 +4,7 @@ schema         2-digit layout version; a reader refuses others
 op, spec_sha256, direction, rows, cols, dtypes, pitch, align, any_cols, accumulate      the problem
 cache          cold: every launch finds its data in DRAM; hot: in L2
 schedule       every knob
-outcome        ok | illegal | compile_error | launch_error | timeout | wrong_result | predicted
+outcome        ok | illegal | compile_error | launch_error | timeout | wrong_result | worker_died | predicted
 measured       false: no GPU ran this, `predicted_us` is the cost model's word
 times_us       n, median, p05, p95, low, high (95 % interval of the median) in µs a launch
 roof_us        a copy of the same number of bytes, best of two ways, in the same run
@@ -37,6 +37,7 @@ class Outcome(StrEnum):
     LAUNCH_ERROR = "launch_error"
     TIMEOUT = "timeout"
     WRONG_RESULT = "wrong_result"
+    WORKER_DIED = "worker_died"  # the process that ran it ended, twice, without saying why
     PREDICTED = "predicted"
 
     @property
