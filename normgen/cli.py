@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-import functools
-import json
-import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import click
 
 import normgen
-from normgen.errors import NormgenError, NothingValidError, UsageError, VerificationError
-
-if TYPE_CHECKING:
-    from normgen.device import Device
-    from normgen.problem import Problem
-    from normgen.schedule.schedule import Schedule
+from normgen.cli_options import (
+    json_option,
+    parse_device,
+    parse_seconds,
+    problem_arguments,
+    problem_options,
+    read_problem,
+    read_schedule,
+    read_whole,
+    show,
+    target_option,
+)
+from normgen.cli_study import STUDY_COMMANDS
+from normgen.errors import NormgenError, NothingValidError, VerificationError
 
 INTERRUPTED = 130
-Command = TypeVar("Command", bound=Callable[..., Any])
+RE_EXPORT = "`normgen export` writes them again"
 
 EXIT_CODES = """\
 \b
@@ -49,30 +54,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         click.echo("interrupted", err=True)
         sys.exit(INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def problem_options(command: Command) -> Command:
-    """The options that name a problem."""
-    options = (
-        click.option("--op", default="layernorm", show_default=True, help="A built-in spec, or a TOML file."),
-        click.option("--shape", required=True, help="[.., cols], for example 8x1024x768."),
-        click.option("--dtype", default="f32", show_default=True, help="f32, f16 or bf16: of the first input."),
-        click.option("--dtypes", default="", help="Where others differ: weight=f32,bias=f32."),
-        click.option("--direction", type=click.Choice(["forward", "backward"]), default="forward", show_default=True),
-        click.option("--without", default="", help="Optional tensors that are absent: bias,mean."),
-        click.option("--pitch", type=int, help="Elements from row start to row start (default: cols)."),
-        click.option("--align", type=int, default=16, show_default=True, help="Bytes that divide base pointers."),
-    )
-    return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), command)
-
-
-def target_option(command: Command) -> Command:
-    help_text = "GPU to compile for when none is used: h200, h100, a100, b200, l4, t4."
-    return click.option("--target", default="h200", show_default=True, help=help_text)(command)
-
-
-def json_option(command: Command) -> Command:
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
 
 
 @cli.command()
@@ -240,23 +221,31 @@ def verify(target: str, as_json: bool, device: str | None, knobs: str, seed: int
     "--output", type=click.Path(file_okay=False, path_type=Path), default=Path("generated"), show_default=True
 )
 @click.option("--force", is_flag=True, help="Replace shipped records even by slower ones.")
-def export(files: tuple[Path, ...], output: Path, force: bool) -> None:
+@click.option("--check", is_flag=True, help="Write nothing; exit 2 if a header is not what the records say.")
+@click.option("--specs", multiple=True, type=click.Path(exists=True, file_okay=False), help="More folders of specs.")
+def export(files: tuple[Path, ...], output: Path, force: bool, check: bool, specs: tuple[str, ...]) -> None:
     """Write the headers of all records under OUTPUT/records.
 
     Records in FILES (a run's winner.jsonl) are taken in first, each where it is better than the one shipped.
     """
+    from normgen import export as headers
     from normgen.device import Device
-    from normgen.export import export_record
-    from normgen.tuning.store import adopt, read
+    from normgen.tuning.store import adopt
 
+    if check and files:
+        raise UsageError("--check writes nothing, so it takes no records in", received=str(files[0]))
     for file in files:
         for record in read_whole(file):
             taken = adopt(record, output / "records", Device(**dict(record.device)), force=force)
             click.echo(f"{'taken' if taken else 'the shipped one is better'}: {record.problem.op} {record.schedule}")
-    records = [r for path in sorted((output / "records").glob("*.jsonl")) for r in read(path).records]
-    if not records:
+    if check:
+        differences = headers.differences(output, spec_folders=specs)
+        if differences:
+            raise UsageError("headers must be what their records say", received="; ".join(differences), hint=RE_EXPORT)
+        return
+    if not headers.folder_records(output):
         raise NothingValidError("there is no record to export", received=str(output / "records"))
-    for path in dict.fromkeys(export_record(record, output) for record in records):
+    for path in headers.export_folder(output, spec_folders=specs):
         click.echo(str(path))
 
 
@@ -270,75 +259,8 @@ def doctor(as_json: bool) -> None:
     show(report.as_dict() if as_json else str(report))
 
 
-def show(what: dict[str, Any] | str) -> None:
-    """A text as it is, an object as JSON, on stdout."""
-    click.echo(what if isinstance(what, str) else json.dumps(what, indent=2, ensure_ascii=False))
-
-
-def problem_arguments(options: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of make_problem and tune from the command line's."""
-    plain = {name: options[name] for name in ("shape", "dtype", "direction", "pitch", "align")}
-    return plain | {"dtypes": parse_pairs(options["dtypes"]), "without": parse_names(options["without"])}
-
-
-def read_problem(options: dict[str, Any]) -> Problem:
-    from normgen.program.source import problem_for
-    from normgen.spec_reader import load
-
-    return problem_for(load(options["op"]), **problem_arguments(options))
-
-
-def read_schedule(problem: Problem, device: Device, knobs: str) -> Schedule:
-    """The default schedule with the given knobs changed. Raises UsageError with the reason if it is not legal."""
-    from normgen.schedule.legality import refusal
-    from normgen.schedule.schedule import schedule_from
-    from normgen.tuning import parts
-
-    default = parts.default_schedule(problem, device)
-    given = {name: int(value) if value.isdecimal() else value for name, value in parse_pairs(knobs).items()}
-    schedule = schedule_from(default.as_dict() | given)
-    reason = refusal(problem, schedule, device)
-    if reason is not None:
-        raise UsageError(reason, received=str(schedule), hint="`normgen space --why` lists every rule")
-    return schedule
-
-
-def read_whole(file: Path) -> Sequence[Any]:
-    """The records of a file; a damaged line is an error here, not something to set aside."""
-    from normgen.tuning.store import read
-
-    reading = read(file)
-    if reading.damaged:
-        raise UsageError("every line of a record file must be a record", received=str(reading.damaged[0]))
-    return reading.records
-
-
-def parse_names(text: str) -> tuple[str, ...]:
-    return tuple(name for name in re.split(r"[,\s]+", text) if name)
-
-
-def parse_pairs(text: str) -> dict[str, str]:
-    """`a=1 b=2` or `a=1,b=2`."""
-    pairs: dict[str, str] = {}
-    for part in parse_names(text):
-        name, equals, value = part.partition("=")
-        if not (name and equals and value):
-            raise UsageError("expected name=value", received=part)
-        pairs[name] = value
-    return pairs
-
-
-def parse_seconds(text: str) -> float:
-    """`60s`, `2m`, `1.5` (seconds)."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", text.strip())
-    if found is None:
-        raise UsageError("a time is a number with s, m or h", received=text, hint="for example 60s or 2m")
-    return float(found[1]) * {None: 1, "s": 1, "m": 60, "h": 3600}[found[2]]
-
-
-def parse_device(text: str | None) -> int | str | None:
-    return int(text) if text is not None and text.isdecimal() else text
-
+for command in STUDY_COMMANDS:
+    cli.add_command(command)
 
 if __name__ == "__main__":
     main()

@@ -8,6 +8,7 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/ instead of comparing with it")
     parser.addoption("--require-gpu", action="store_true", help="a missing CUDA device is a failure, not a skip")
 
 
@@ -15,7 +16,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def _why_no_device() -> str:
     """Empty if a CUDA device answers; else the reason. Any other error of the driver layer is not caught."""
     from normgen.cuda.runtime import devices
-
     from normgen.errors import NoDeviceError
 
     try:

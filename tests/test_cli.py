@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from normgen import cli
+from normgen import cli, cli_options
 from normgen.errors import UsageError
 
 HEAVY = ("numpy", "sympy", "optuna", "rich", "cuda", "ml_dtypes", "jinja2", "platformdirs")
@@ -188,11 +188,11 @@ def test_tune_without_a_gpu_predicts_and_writes_record_and_header(
 
 @pytest.mark.parametrize(("text", "seconds"), [("60s", 60.0), ("2m", 120.0), ("1.5", 1.5), ("1h", 3600.0)])
 def test_times_have_units(text: str, seconds: float) -> None:
-    assert cli.parse_seconds(text) == seconds
+    assert cli_options.parse_seconds(text) == seconds
 
 
 def test_pairs_are_separated_by_spaces_or_commas() -> None:
-    assert cli.parse_pairs("a=1 b=x,c=3") == {"a": "1", "b": "x", "c": "3"}
-    assert cli.parse_pairs("") == {}
+    assert cli_options.parse_pairs("a=1 b=x,c=3") == {"a": "1", "b": "x", "c": "3"}
+    assert cli_options.parse_pairs("") == {}
     with pytest.raises(UsageError, match="name=value"):
-        cli.parse_pairs("a=")
+        cli_options.parse_pairs("a=")

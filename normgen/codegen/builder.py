@@ -385,14 +385,21 @@ class KernelBuilder:
         if width == 1 and self.schedule.cluster == 1:
             return ""
         if self.schedule.reduce_with == "shared_tree":
-            call = f"reduce_row<kThreadsPerRow>({state.variable}, {state.variable}_slots[slot])"
+            call = f"reduce_tree<kThreadsPerRow>({state.variable}, {state.variable}_slots[slot])"
         elif width <= WARP:
             function = "reduce_tile" if self.schedule.reduce_with == "cooperative_groups" else "reduce_lanes"
             call = f"{function}<kThreadsPerRow>({state.variable})"
         else:
             slots = f"{state.variable}_slots[parity][slot]" if self.double_slots else f"{state.variable}_slots[slot]"
-            call = f"reduce_row<kWarpsPerRow>({state.variable}, {slots})"
+            function = "reduce_tiles" if self.schedule.reduce_with == "cooperative_groups" else "reduce_row"
+            own_barrier = ", slot" if self.row_barriers else ""
+            call = f"{function}<kWarpsPerRow>({state.variable}, {slots}{own_barrier})"
         return f"{state.variable} = {call};"
+
+    @property
+    def row_barriers(self) -> bool:
+        """Rows side by side synchronise by a barrier each: 15 of the 16 named barriers are free for that."""
+        return 1 < self.schedule.rows_per_block <= 15 and self.schedule.threads_per_row > WARP
 
     @property
     def double_slots(self) -> bool:
@@ -550,6 +557,8 @@ class KernelBuilder:
             out.lines(*self.shared_pointers())
         if s.params == "kept":
             self.param_loops(out)
+        if s.dependent_launch == "on":
+            out.lines("dependency_trigger();  // the finishing kernel may take its place as blocks end")
         self.columns.prologue(out)
         if self.prefetches:
             out.lines(*self.fetch_lines(), f"if ({self.first_tile} < rows) fetch({self.first_tile});")

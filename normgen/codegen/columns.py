@@ -87,6 +87,11 @@ class ColumnSums:
         return sums + (TICKET_BYTES if self.by_ticket else 0)
 
     @property
+    def column_bytes(self) -> int:
+        """What of the fixed bytes each column costs when cols is a run-time value."""
+        return len(self.reduces) * 4 if self.b.problem.any_cols else 0
+
+    @property
     def block_bytes(self) -> int:
         return len(self.reduces) * self.pitch * 4 if self and self.how in DETERMINISTIC else 0
 
@@ -319,7 +324,8 @@ class ColumnSums:
         ]
         layout = self.b.layout
         columns = next((c for c in (32, 16) if self.pitch // c * len(outputs) >= FINISH_BLOCKS), 8)
-        launch = Launch(threads=FINISH_THREADS, blocks=self.pitch // columns * len(outputs))
+        dependent = self.b.schedule.dependent_launch == "on"
+        launch = Launch(threads=FINISH_THREADS, blocks=self.pitch // columns * len(outputs), dependent=dependent)
         view: dict[str, object] = {
             "name": name,
             "params": params,
@@ -328,6 +334,7 @@ class ColumnSums:
             "vector": layout.vector,
             "vectors": layout.vectors,
             "threads": FINISH_THREADS,
+            "dependent": dependent,
             "columns": columns,
             "outputs": [{"name": s.tensor, "lines": self.write_lines(s, "total")} for s in self.stores],
         }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import re
+from dataclasses import dataclass
 
 from normgen.codegen import prelude
 from normgen.codegen.builder import WARP, KernelBuilder
 from normgen.codegen.module import Kernel, Launch, Module
+from normgen.codegen.prelude import SHUFFLED, Vectors, tidy
+from normgen.codegen.view import State
 from normgen.problem import Problem
 from normgen.program import rewrites
 from normgen.program.hoist import hoist_row_divisions
@@ -15,10 +17,50 @@ from normgen.program.source import written_program
 from normgen.schedule.schedule import Schedule
 
 
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """A module before its pieces are printed: what a header needs to merge several modules into one text.
+
+    vectors  which vector accesses the kernels use
+    method   the tree that combines the threads of a row, of reduce.cu.j2
+    states   what that tree combines, one state a look
+    kernels_text  the kernels, each `extern "C" __global__`
+    """
+
+    dtypes: tuple[str, ...]
+    headers: tuple[str, ...]
+    vectors: Vectors
+    method: str
+    states: tuple[State, ...]
+    kernels_text: str
+    kernels: tuple[Kernel, ...]
+    min_arch: int
+    workspace_fixed_bytes: int
+    workspace_column_bytes: int
+    workspace_block_bytes: int
+
+    def module(self) -> Module:
+        includes = "".join(f"#include <{h}>\n" for h in self.headers)
+        shuffles = self.method in SHUFFLED
+        reduce = prelude.states_text(self.states, shuffles=shuffles) + "\n" + prelude.trees_text([self.method])
+        text = tidy("\n".join([includes, self.vectors.text(), reduce if self.states else "", self.kernels_text]))
+        return Module(
+            instructions=tidy(prelude.instructions_of(text, self.dtypes)),
+            text=text,
+            kernels=self.kernels,
+            min_arch=self.min_arch,
+            headers=self.headers,
+            workspace_fixed_bytes=self.workspace_fixed_bytes,
+            workspace_column_bytes=self.workspace_column_bytes,
+            workspace_block_bytes=self.workspace_block_bytes,
+        )
+
+
 def kernel_name(problem: Problem, schedule: Schedule) -> str:
-    """For example layernorm_fwd_f32_768_warp_per_row_3f2a91."""
+    """For example layernorm_fwd_f32_768_warp_per_row_3f2a91; absent tensors are named: ..._without_bias_..."""
     cols = "any_cols" if problem.any_cols else str(problem.cols)
-    return f"{problem.name}_{cols}_{schedule.strategy}_{schedule.key[:6]}"
+    absent = "".join(f"_without_{name}" for name in problem.absent)
+    return f"{problem.name}_{cols}{absent}_{schedule.strategy}_{schedule.key[:6]}"
 
 
 def passes_of(problem: Problem, schedule: Schedule) -> list[tuple[str, RowProgram]]:
@@ -29,45 +71,41 @@ def passes_of(problem: Problem, schedule: Schedule) -> list[tuple[str, RowProgra
 
 def emit(problem: Problem, schedule: Schedule) -> Module:
     """CUDA text for a problem under a schedule."""
-    return emit_program(problem, passes_of(problem, schedule)[-1][1], schedule)
+    return emit_parts(problem, schedule).module()
+
+
+def emit_parts(problem: Problem, schedule: Schedule) -> Parts:
+    """As `emit`, with the pieces of the text still apart."""
+    return program_parts(problem, passes_of(problem, schedule)[-1][1], schedule)
 
 
 def emit_program(problem: Problem, program: RowProgram, schedule: Schedule) -> Module:
     """The module of a program that is already rewritten for `schedule`."""
+    return program_parts(problem, program, schedule).module()
+
+
+def program_parts(problem: Problem, program: RowProgram, schedule: Schedule) -> Parts:
     builder = KernelBuilder(problem, program, schedule, kernel_name(problem, schedule))
     view = builder.view()
     columns = builder.columns
     finish = columns.finish_kernel()
-    method = reduction_method(schedule) if builder.states else "none"
-    kernel = prelude.environment().get_template("kernel.cu.j2").render(kernel=view)
-    reduce = (
-        prelude.environment()
-        .get_template("reduce.cu.j2")
-        .render(states=builder.states, method=method, shuffles=method in ("lanes", "block_shuffle"))
-    )
+    method = reduction_method(schedule, row_barriers=builder.row_barriers) if builder.states else "none"
+    text = prelude.environment().get_template("kernel.cu.j2").render(kernel=view)
     if finish is not None:
-        kernel += prelude.environment().get_template("finish.cu.j2").render(**finish[1])
-    vectors = vectors_text(problem, schedule, program)
-    headers = ("cooperative_groups.h", "cooperative_groups/reduce.h") if method.startswith("cooperative") else ()
-    includes = "".join(f"#include <{h}>\n" for h in headers)
-    text = tidy(includes + "\n" + vectors + "\n" + (reduce if builder.states else "") + "\n" + kernel)
-    features = ["extremum"] if re.search(r"\b(maximum|minimum)\(", text) else []
-    features += ["dynamic_shared"] if "dynamic_shared()" in text else []
+        text += prelude.environment().get_template("finish.cu.j2").render(**finish[1])
     main = Kernel(name=view.name, params=builder.params, launch=launch_of(builder))
-    return Module(
-        instructions=tidy(
-            prelude.instructions(
-                dtypes=[t.dtype.name for t in problem.tensors],
-                loads=re.findall(r"\bload_([a-z_]+)\(", text),
-                stores=re.findall(r"\bstore_([a-z_]+)\(", text),
-                features=features,
-            )
-        ),
-        text=text,
+    cooperative = method.startswith("cooperative")
+    return Parts(
+        dtypes=tuple(sorted({t.dtype.name for t in problem.tensors})),
+        headers=("cooperative_groups.h", "cooperative_groups/reduce.h") if cooperative else (),
+        vectors=vectors_of(problem, schedule, program),
+        method=method,
+        states=tuple(builder.states),
+        kernels_text=text,
         kernels=(main, finish[0]) if finish is not None else (main,),
         min_arch=min_arch(schedule),
-        headers=headers,
         workspace_fixed_bytes=columns.fixed_bytes,
+        workspace_column_bytes=columns.column_bytes,
         workspace_block_bytes=columns.block_bytes,
     )
 
@@ -84,20 +122,21 @@ def launch_of(builder: KernelBuilder) -> Launch:
     )
 
 
-def reduction_method(schedule: Schedule) -> str:
-    """Which tree of reduce.cu.j2 combines the threads of a row."""
+def reduction_method(schedule: Schedule, *, row_barriers: bool) -> str:
+    """Which tree of reduce.cu.j2 combines the threads of a row; `_rows`: with a barrier for each row side by side."""
     if schedule.threads_per_row == 1:
         return "none"
     if schedule.reduce_with == "shared_tree":
         return "tree"
     wide = schedule.threads_per_row > WARP
+    rows = "_rows" if row_barriers else ""
     if schedule.reduce_with == "cooperative_groups":
-        return "cooperative_block" if wide else "cooperative_warp"
-    return "block_shuffle" if wide else "lanes"
+        return f"cooperative_block{rows}" if wide else "cooperative_warp"
+    return f"block_shuffle{rows}" if wide else "lanes"
 
 
-def vectors_text(problem: Problem, schedule: Schedule, program: RowProgram) -> str:
-    """Vector types and the reads and writes this schedule uses, hint by hint."""
+def vectors_of(problem: Problem, schedule: Schedule, program: RowProgram) -> Vectors:
+    """The reads and writes this schedule uses, hint by hint."""
     elem_reads = [schedule.load]
     if schedule.hold == "reload":
         elem_reads.append("default")
@@ -105,30 +144,17 @@ def vectors_text(problem: Problem, schedule: Schedule, program: RowProgram) -> s
     partial = schedule.edges != "exact"
     writes = [schedule.store] if any(t.is_written for t in problem.elem_tensors) else []
     shared_writes = ["default"] if schedule.hold == "shared" or program.col_reduces else []
-    return (
-        prelude.environment()
-        .get_template("vectors.cu.j2")
-        .render(
-            dtypes=sorted({t.dtype.name for t in problem.tensors}),
-            ctypes=sorted({t.dtype.ctype for t in problem.tensors}),
-            reads=reads,
-            writes=sorted({*writes, *shared_writes}),
-            partial=partial,
-            partial_reads=reads,
-            partial_writes=sorted(set(writes)),
-        )
+    return Vectors(
+        ctypes=tuple(sorted({t.dtype.ctype for t in problem.tensors})),
+        reads=tuple(reads),
+        writes=tuple(sorted({*writes, *shared_writes})),
+        partial_reads=tuple(reads) if partial else (),
+        partial_writes=tuple(sorted(set(writes))) if partial else (),
     )
 
 
 def min_arch(schedule: Schedule) -> int:
-    if schedule.cluster > 1 or schedule.copy == "bulk":
+    if schedule.cluster > 1 or schedule.copy == "bulk" or schedule.dependent_launch == "on":
         return 90
     hints = {schedule.load, schedule.store}
     return 80 if schedule.copy == "cp_async" or hints & {"evict_first", "evict_last"} else 75
-
-
-def tidy(text: str) -> str:
-    """No trailing spaces, no more than one blank line in a row: the templates need not care."""
-    lines = [line.rstrip() for line in text.split("\n")]
-    out = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n")
-    return out + "\n"

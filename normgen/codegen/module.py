@@ -42,6 +42,7 @@ class Launch:
     persistent: int = 0  # blocks per SM; 0: one block (or cluster) per row tile
     shared_bytes: int = 0  # dynamic shared memory
     blocks: int = 0  # a fixed grid, whatever rows is; 0: by rows
+    dependent: bool = False  # may start while the kernel before it ends; its text waits before it reads (sm_90)
     min_blocks: int = 0  # blocks to launch even for 0 rows: column sums of nothing are zeros, and must be written
 
     def grid(self, *, rows: int, sm_count: int) -> int:
@@ -74,6 +75,7 @@ class Module:
     headers        CUDA headers the text includes ("cooperative_groups.h"), usually none
     workspace_fixed_bytes  scratch memory all kernels share, zeroed once before the first call; every call leaves it
                            zeroed again
+    workspace_column_bytes  any_cols: what of the fixed bytes (of the problem's own cols) each column costs
     workspace_block_bytes  scratch memory per block of the first kernel, behind the fixed part; never initialised
     """
 
@@ -83,6 +85,7 @@ class Module:
     min_arch: int = 75
     headers: tuple[str, ...] = ()
     workspace_fixed_bytes: int = 0
+    workspace_column_bytes: int = 0
     workspace_block_bytes: int = 0
 
     def workspace_bytes(self, *, rows: int, sm_count: int) -> int:

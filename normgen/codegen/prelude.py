@@ -1,12 +1,15 @@
-"""Chooses which parts of the prelude a kernel needs and renders them."""
+"""Chooses which parts of the prelude a kernel, or several kernels in one text, need and renders them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import jinja2
+
+from normgen.codegen.view import State
 
 LOAD_BUILTINS = {"default": "*address", "streaming": "__ldcs(address)", "cache_global": "__ldcg(address)"}
 STORE_BUILTINS = {
@@ -14,6 +17,7 @@ STORE_BUILTINS = {
     "streaming": "__stcs(address, value)",
     "cache_global": "__stcg(address, value)",
 }
+SHUFFLED = ("lanes", "block_shuffle", "block_shuffle_rows")  # the trees that exchange states by shuffles
 POLICIES = ("evict_first", "evict_last")  # L2 eviction priorities; they need createpolicy (sm_80)
 
 
@@ -80,3 +84,64 @@ def instructions(*, dtypes: Iterable[str], loads: Iterable[str], stores: Iterabl
             words=WORDS,
         )
     )
+
+
+def instructions_of(text: str, dtypes: Iterable[str]) -> str:
+    """The hardware instructions that `text` calls."""
+    features = ["extremum"] if re.search(r"\b(maximum|minimum)\(", text) else []
+    features += [name for name in ("dynamic_shared", "named_barrier") if f"{name}(" in text]
+    features += ["dependent_launch"] if "dependency_wait()" in text else []
+    return instructions(
+        dtypes=dtypes,
+        loads=re.findall(r"\bload_([a-z_]+)\(", text),
+        stores=re.findall(r"\bstore_([a-z_]+)\(", text),
+        features=features,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vectors:
+    """Which vector accesses of vectors.cu.j2 a text uses: element types, and cache hints by use."""
+
+    ctypes: tuple[str, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    partial_reads: tuple[str, ...] = ()
+    partial_writes: tuple[str, ...] = ()
+
+    def __or__(self, other: Vectors) -> Vectors:
+        def both(name: str) -> tuple[str, ...]:
+            return tuple(sorted({*getattr(self, name), *getattr(other, name)}))
+
+        return Vectors(**{name: both(name) for name in self.__dataclass_fields__})
+
+    def text(self) -> str:
+        return (
+            environment()
+            .get_template("vectors.cu.j2")
+            .render(
+                ctypes=self.ctypes,
+                reads=self.reads,
+                writes=self.writes,
+                partial=bool(self.partial_reads or self.partial_writes),
+                partial_reads=self.partial_reads,
+                partial_writes=self.partial_writes,
+            )
+        )
+
+
+def states_text(states: Sequence[State], *, shuffles: bool) -> str:
+    """The packed states of the looks: struct, combine and, with shuffles, the exchange with another lane."""
+    return environment().get_template("states.cu.j2").render(states=states, shuffles=shuffles)
+
+
+def trees_text(methods: Iterable[str]) -> str:
+    """The trees that combine the states of the threads of a row; they find `combine` by the state's type."""
+    return environment().get_template("reduce.cu.j2").render(methods=frozenset(methods))
+
+
+def tidy(text: str) -> str:
+    """No trailing spaces, no more than one blank line in a row: the templates need not care."""
+    lines = [line.rstrip() for line in text.split("\n")]
+    out = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n")
+    return out + "\n"

@@ -28,7 +28,7 @@ class LoadedKernel:
         self.kernel, self.device = kernel, device
         self.handle = int(function)
         self._function = function
-        self._dependent_launch = dependent_launch
+        self._dependent_launch = dependent_launch or kernel.launch.dependent
         self.sm_count = int(core_device(device).properties.multiprocessor_count)
         self._set_attributes()
 

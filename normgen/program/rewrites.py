@@ -2,7 +2,7 @@
 
     variance   two_pass        Σ(e - μ)²  as written: two stages
                sum_of_squares  max(Σe² - cols·μ², 0): one stage; cancels when |μ| is large against the spread
-               shifted         with d = e - e[0]:  μ = e[0] + Σd/cols,  Σ(e - μ)² = max(Σd² - (Σd)²/cols, 0):
+               shifted         with d = e - e[0]:  μ = e[0] + Σd/cols,  Σ(e - μ)² = max(Σd² - cols·(Σd/cols)², 0):
                                one stage (Chan, Golub and LeVeque 1983, eq. 1.5)
                welford         (count, μ, M2) as one monoid: one stage
     softmax    two_pass        max e, then Σexp(e - max e)
@@ -199,10 +199,12 @@ def _fresh(program: RowProgram, wish: str) -> str:
 
 def _sum_of_squares(program: RowProgram, pair: _Pair) -> dict[str, tuple[Statement, ...]]:
     squares, total = _fresh(program, f"{pair.root}_squares"), symbol(pair.first.names[0])
-    mean_squared = symbol(pair.mean) ** 2 * COLS if pair.mean else total**2 / COLS
-    left = sp.Max(symbol(squares) - mean_squared, 0)  # rounding may leave a negative variance
+    mean = pair.mean or _fresh(program, f"{pair.root}_mean")
+    # The square of the mean, not of the sum: that one overflows on rows whose variance does not.
+    left = sp.Max(symbol(squares) - COLS * symbol(mean) ** 2, 0)  # rounding may leave a negative variance
     return {
         pair.second.names[0]: (
+            *(() if pair.mean else (Map(mean, Kind.ROW, total / COLS),)),
             Reduce((squares,), Kind.ROW, SUM, (pair.e**2,)),
             Map(pair.second.names[0], Kind.ROW, left),
         )
@@ -211,20 +213,21 @@ def _sum_of_squares(program: RowProgram, pair: _Pair) -> dict[str, tuple[Stateme
 
 def _shifted(program: RowProgram, pair: _Pair) -> dict[str, tuple[Statement, ...]]:
     pivot, before = _pivot(program, pair)
-    total, squares = (_fresh(program, f"{pair.root}_shifted_{what}") for what in ("sum", "squares"))
+    total, squares, offset = (_fresh(program, f"{pair.root}_shifted_{what}") for what in ("sum", "squares", "mean"))
     shifted_sum, difference = symbol(total), pair.e - pivot
     sums = (
         *before,
         Reduce((total,), Kind.ROW, SUM, (difference,)),
         Reduce((squares,), Kind.ROW, SUM, (difference**2,)),
+        Map(offset, Kind.ROW, shifted_sum / COLS),
     )
-    left = sp.Max(symbol(squares) - shifted_sum**2 / COLS, 0)
+    left = sp.Max(symbol(squares) - COLS * symbol(offset) ** 2, 0)  # not sum²/cols, which overflows earlier
     statements: dict[str, tuple[Statement, ...]] = {
         pair.first.names[0]: (*sums, Map(pair.first.names[0], Kind.ROW, shifted_sum + COLS * pivot)),
         pair.second.names[0]: (Map(pair.second.names[0], Kind.ROW, left),),
     }
     if pair.mean:
-        statements[pair.mean] = (Map(pair.mean, Kind.ROW, pivot + shifted_sum / COLS),)
+        statements[pair.mean] = (Map(pair.mean, Kind.ROW, pivot + symbol(offset)),)
     return statements
 
 

@@ -151,18 +151,8 @@ def _params_registers(problem: Problem, s: Schedule, device: Device) -> str | No
     return None
 
 
-def _cluster(_: Problem, s: Schedule, device: Device) -> str | None:
-    if s.cluster == 1:
-        return None
-    if device.arch < 90:
-        return "thread-block clusters need sm_90"
-    if s.rows_per_block > 1 or s.threads_per_row < 32:
-        return "a cluster shares one row: rows_per_block = 1 and whole warps"
-    if s.reduce_with != "shuffle":
-        return "clusters combine with shuffles and distributed shared memory"
-    if s.persistent:
-        return "clusters with a persistent grid are not built yet"
-    return None
+def _cluster(_: Problem, s: Schedule, __: Device) -> str | None:
+    return "rows shared by a thread-block cluster are not built yet" if s.cluster > 1 else None
 
 
 def _persistent(problem: Problem, s: Schedule, device: Device) -> str | None:
@@ -181,6 +171,16 @@ def _persistent(problem: Problem, s: Schedule, device: Device) -> str | None:
     return None
 
 
+def _dependent_launch(problem: Problem, s: Schedule, device: Device) -> str | None:
+    if s.dependent_launch == "off":
+        return None
+    if device.arch < 90:
+        return "programmatic dependent launch needs sm_90"
+    if not column_outputs(problem) or s.columns != "partials_two_kernels":
+        return "there is no second kernel to start early"
+    return None
+
+
 def _copy(_: Problem, s: Schedule, __: Device) -> str | None:
     if s.copy != "direct":
         return "asynchronous copies are not built yet"
@@ -194,8 +194,6 @@ def _copy(_: Problem, s: Schedule, __: Device) -> str | None:
 def _columns(problem: Problem, s: Schedule, _: Device) -> str | None:
     if not column_outputs(problem):
         return "there are no column reductions to sum" if s.columns != Schedule().columns else None
-    if s.cluster > 1:
-        return "column sums across a cluster are not built yet"
     if problem.any_cols and s.columns != "atomic":
         return "cols is a run-time value: column sums go straight to memory (columns = atomic)"
     if s.columns in ("atomic", "shared_atomic"):
@@ -257,6 +255,7 @@ STRUCTURAL: tuple[Rule, ...] = (
     _copy,
 )
 FREE: tuple[Rule, ...] = (
+    _dependent_launch,
     _columns,
     _any_cols,
     _params_registers,
@@ -269,10 +268,13 @@ FREE: tuple[Rule, ...] = (
 )
 
 
-def searched_tile(_: Problem, s: Schedule, __: Device) -> str | None:
+def searched_tile(problem: Problem, s: Schedule, _: Device) -> str | None:
     """Search policy for structural knobs: legal, but not worth a measurement."""
-    if s.rows_per_block > 1 and s.threads > 256:
-        return "not searched: several rows side by side beyond 256 threads a block"
+    limit = 512 if column_outputs(problem) else 256  # row groups of a block share one row of column sums
+    if s.rows_per_block > 1 and s.threads > limit:
+        return f"not searched: several rows side by side beyond {limit} threads a block"
+    if column_outputs(problem) and s.persistent * s.threads > 768 and s.hold == "registers":
+        return "not searched: more than 768 resident threads an SM, with column sums in registers"
     return None
 
 

@@ -32,6 +32,7 @@ class Schedule:
     params           early | late | kept: when the column parameters are read
     blocks_per_sm    launch bound: the least number of blocks that must fit an SM; 0 = none
     columns          how column reductions (dweight, dbias) are summed over blocks
+    dependent_launch off | on: a second kernel starts while the first one ends (programmatic dependent launch, sm_90+)
     """
 
     threads_per_row: int = 256
@@ -52,6 +53,7 @@ class Schedule:
     params: str = "late"
     blocks_per_sm: int = 0
     columns: str = "partials_two_kernels"
+    dependent_launch: str = "off"
 
     @property
     def threads(self) -> int:
@@ -108,6 +110,7 @@ KNOBS: dict[str, tuple[Any, ...]] = {
         "shared_atomic",
         "atomic",
     ),
+    "dependent_launch": ("off", "on"),
 }
 
 

@@ -23,6 +23,7 @@ from normgen.schedule.legality import (
     steps_per_lane,
 )
 from normgen.schedule.schedule import KNOBS, Schedule
+from normgen.spec import Kind
 
 # What a spec that says nothing searches. Knobs that are not listed keep the schedule's default.
 DEFAULT_KNOBS: dict[str, tuple[Any, ...]] = {
@@ -48,14 +49,14 @@ BACKWARD_KNOBS: dict[str, tuple[Any, ...]] = {
     "vector": (1, 2, 4, 8),
     "hold": ("registers", "reload"),
     "edges": ("exact", "masked", "peel"),
-    "persistent": (0, 1, 2, 3, 4, 6),
+    "persistent": (0, 1, 2, 3, 4),
     "stages": (1, 2),
     "columns": ("partials_two_kernels", "partials_last_block", "register_atomic", "shared_atomic", "atomic"),
     "unroll": (0, 1),
-    "load": ("default", "streaming", "no_allocate"),
+    "load": ("default", "no_allocate"),
     "store": ("default", "streaming"),
     "params": ("late", "kept"),
-    "blocks_per_sm": (0, 1, 2, 3, 4),
+    "dependent_launch": ("off", "on"),
 }
 STRUCTURAL_KNOBS = (
     "threads_per_row",
@@ -168,18 +169,29 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
                 store="streaming",
             )
             if column_outputs(problem):
-                schedule = replace(schedule, store="default", **_default_columns(problem, schedule))
+                schedule = replace(schedule, store="default", **_default_columns(problem, schedule, device))
             crowded = hold == "registers" and held_bytes_per_thread(problem, schedule) > 256
             if not crowded and refusal(problem, schedule, device) is None:
                 return schedule
     raise NothingValidError("no schedule is legal for this problem", received=str(problem))
 
 
-def _default_columns(problem: Problem, s: Schedule) -> dict[str, Any]:
+def _default_columns(problem: Problem, s: Schedule, device: Device) -> dict[str, Any]:
     """Column sums in registers where a thread's share is small, else by atomics."""
     if s.hold == "registers" and s.edges != "peel" and not problem.any_cols:
-        return {"columns": "partials_two_kernels", "persistent": 2}
+        dependent = "on" if device.arch >= 90 else "off"
+        return {"columns": "partials_two_kernels", "persistent": 2, "dependent_launch": dependent}
     return {"columns": "atomic"}
+
+
+def fallback_schedule(problem: Problem) -> Schedule:
+    """The schedule of an exported header's general kernel: any cols, any row pitch and any alignment; never tuned.
+
+    A block owns a row, reads it once a look and element by element; formulas as written.
+    """
+    writes_columns = any(t.is_written and t.kind is Kind.COL for t in problem.tensors)
+    columns = "atomic" if writes_columns else Schedule().columns
+    return Schedule(threads_per_row=256, vector=1, hold="reload", columns=columns)
 
 
 def _thread_preference(problem: Problem, vector: int) -> list[int]:

@@ -128,7 +128,7 @@ def conclude(run: Run, records: tuple[Record, ...], *, interrupted: bool, output
     record_path.write_text(winner.line(), encoding="utf-8")
     adopted = adopt(winner, state_folder() / "records", run.device)
     with run.clock.phase("export"):
-        header = export_record(winner, output or run.folder)
+        header = export_record(winner, output or run.folder, spec=run.problem.spec)
     default = parts.default_schedule(run.problem, run.device)
     return Result(
         problem=run.problem,

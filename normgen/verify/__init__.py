@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from normgen.verify.check import BadElement, TensorVerdict, Verdict, check, longest_chain, pick_rows
+from normgen.verify.check import (
+    BadElement,
+    Expectation,
+    TensorVerdict,
+    Verdict,
+    check,
+    longest_chain,
+    pick_rows,
+    pick_slabs,
+    prepare,
+)
 from normgen.verify.error_model import Bounded, Float32Error
 from normgen.verify.interpret import finite_difference_check, interpret
 from normgen.verify.reference import BACKWARD_FORMULAS, has_reference, reference, register
@@ -14,6 +24,7 @@ __all__ = [
     "BadElement",
     "Bounded",
     "Buffer",
+    "Expectation",
     "Float32Error",
     "Inputs",
     "Outputs",
@@ -28,6 +39,8 @@ __all__ = [
     "make_inputs",
     "make_outputs",
     "pick_rows",
+    "pick_slabs",
+    "prepare",
     "reference",
     "register",
 ]

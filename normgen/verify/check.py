@@ -129,33 +129,118 @@ def check(
     if problem.accumulate and not isinstance(outputs, Outputs):
         raise UsageError("accumulated gradients are checked with the Outputs of make_outputs", received="a mapping")
     arrays = outputs.arrays if isinstance(outputs, Outputs) else {k: v for k, v in outputs.items() if v is not None}
-    written = [t for t in problem.tensors if t.is_written and t.name in arrays]
-    model = _Model(
+    start = outputs.start if isinstance(outputs, Outputs) else {}
+    picked = pick_rows(inputs.families, rows, seed=inputs.seed)
+    model = _model(problem, inputs, start, chain, formulas)
+    parts = _parts(model, picked, [t for t in _written(problem) if t.name in arrays])
+    return _judged(problem, inputs, outputs, parts, rows_checked=len(picked))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What some rows of one written tensor must hold: want and bound are [len(rows), width]; row -1: all rows' sum."""
+
+    tensor: TensorUse
+    rows: NDArray[np.intp]
+    want: Array
+    bound: Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expectation:
+    """Reference values and bounds of a problem's chosen rows, computed once for any number of kernels."""
+
+    problem: Problem
+    inputs: Inputs
+    rows: NDArray[np.intp]
+    parts: tuple[Part, ...] = field(repr=False)
+
+    def check(self, outputs: Outputs | Mapping[str, Any]) -> Verdict:
+        """The verdict `check` would give on these rows."""
+        return _judged(self.problem, self.inputs, outputs, self.parts, rows_checked=len(self.rows))
+
+
+def prepare(
+    problem: Problem,
+    inputs: Inputs,
+    *,
+    start: Mapping[str, Any] | None = None,
+    rows: NDArray[np.intp] | None = None,
+    chain: int | None = None,
+    formulas: Formulas | None = None,
+) -> Expectation:
+    """What `check` computes before it looks at a result, kept: 16 bytes an element of `rows` x cols.
+
+    start   what accumulated gradients held before the run (`Outputs.start`)
+    rows    numbers of the rows to look at (`pick_rows`, `pick_slabs`); None: every row. Column outputs sum all rows.
+    """
+    if problem.accumulate and not start:
+        raise UsageError("accumulated gradients are checked with the Outputs of make_outputs", received="no start")
+    picked = np.arange(problem.rows) if rows is None else rows
+    parts = tuple(_parts(_model(problem, inputs, start or {}, chain, formulas), picked, _written(problem)))
+    return Expectation(problem=problem, inputs=inputs, rows=picked, parts=parts)
+
+
+def _written(problem: Problem) -> list[TensorUse]:
+    return [t for t in problem.tensors if t.is_written]
+
+
+def _model(
+    problem: Problem, inputs: Inputs, start: Mapping[str, Any], chain: int | None, formulas: Formulas | None
+) -> _Model:
+    return _Model(
         problem=problem,
         inputs=inputs,
-        start=outputs.start if isinstance(outputs, Outputs) else {},
+        start=start,
         formulas=_formula_table(problem, inputs, formulas),
         arithmetic=Float32Error(cols=problem.cols, chain=chain),
     )
-    names = sorted(set(inputs.families))
-    codes = np.searchsorted(names, inputs.families) if names else np.zeros(0, dtype=np.intp)
-    tallies = {t.name: _Tally(problem=problem, tensor=t, names=names, codes=codes) for t in written}
-    picked = pick_rows(inputs.families, rows, seed=inputs.seed)
+
+
+def _parts(model: _Model, picked: NDArray[np.intp], written: list[TensorUse]) -> Iterator[Part]:
+    """The expected values of the written tensors, a block of rows at a time, column outputs last."""
     with np.errstate(all="ignore"):
         by_row = [t for t in written if t.kind is not Kind.COL]
-        by_column = [t for t in written if t.kind is Kind.COL]
-        for block in _blocks(picked, problem.cols):
+        for block in _blocks(picked, model.problem.cols):
             for tensor, want, bound in model.rows(block, by_row):
-                tallies[tensor.name].add(block, np.asarray(arrays[tensor.name][block]), want, bound)
-        for tensor, want, bound in model.columns(by_column):
-            tallies[tensor.name].add(np.array([-1]), np.asarray(arrays[tensor.name])[None, :], want, bound)
+                yield Part(tensor=tensor, rows=block, want=want, bound=bound)
+        for tensor, want, bound in model.columns([t for t in written if t.kind is Kind.COL]):
+            yield Part(tensor=tensor, rows=np.array([-1]), want=want, bound=bound)
+
+
+def _judged(
+    problem: Problem,
+    inputs: Inputs,
+    outputs: Outputs | Mapping[str, Any],
+    parts: Iterable[Part],
+    *,
+    rows_checked: int,
+) -> Verdict:
+    """Tally the results against their parts."""
+    arrays = outputs.arrays if isinstance(outputs, Outputs) else {k: v for k, v in outputs.items() if v is not None}
+    names = sorted(set(inputs.families))
+    codes = np.searchsorted(names, inputs.families) if names else np.zeros(0, dtype=np.intp)
+    written = [t for t in _written(problem) if t.name in arrays]
+    tallies = {t.name: _Tally(problem=problem, tensor=t, names=names, codes=codes) for t in written}
+    with np.errstate(all="ignore"):
+        for part in parts:
+            if part.tensor.name in tallies:
+                array = np.asarray(arrays[part.tensor.name])
+                got = array[None, :] if part.tensor.kind is Kind.COL else array[_span(part.rows)]
+                tallies[part.tensor.name].add(part.rows, got, part.want, part.bound)
     return Verdict(
         problem=problem,
         tensors=tuple(tally.verdict() for tally in tallies.values()),
         overrun=outputs.overrun() if isinstance(outputs, Outputs) else (),
-        rows_checked=len(picked),
+        rows_checked=rows_checked,
         seed=inputs.seed,
     )
+
+
+def _span(rows: NDArray[np.intp]) -> slice | NDArray[np.intp]:
+    """Neighbouring rows as a slice, which copies nothing."""
+    first, last = int(rows[0]), int(rows[-1])
+    return slice(first, last + 1) if last - first + 1 == len(rows) else rows
 
 
 def longest_chain(problem: Problem, schedule: Schedule) -> int:
@@ -179,6 +264,21 @@ def pick_rows(families: tuple[str, ...], count: int | None, *, seed: int = 0) ->
     return np.sort(np.concatenate([list(must), others[: max(0, count - len(must))]])).astype(np.intp)
 
 
+def pick_slabs(families: tuple[str, ...], count: int, *, slabs: int = 5) -> NDArray[np.intp]:
+    """About `count` row numbers in a few runs of neighbours, which a device hands over in few copies.
+
+    The first rows, the last ones and runs evenly between them; every run holds each of the families that cycle
+    through the rows, so that at least two runs of one cycle are picked whatever `count` says.
+    """
+    total, cycle = len(families), max(1, len(set(families)))
+    slabs = max(2, min(slabs, count // cycle))
+    length = max(cycle, count // slabs)
+    if slabs * length >= total:
+        return np.arange(total)
+    starts = np.linspace(0, total - length, slabs).astype(np.intp)
+    return np.unique((starts[:, None] + np.arange(length)).reshape(-1))
+
+
 def _blocks(picked: NDArray[np.intp], cols: int) -> Iterator[NDArray[np.intp]]:
     step = max(1, BLOCK_ELEMENTS // cols)
     return (picked[i : i + step] for i in range(0, len(picked), step))
@@ -186,9 +286,9 @@ def _blocks(picked: NDArray[np.intp], cols: int) -> Iterator[NDArray[np.intp]]:
 
 def _formula_table(problem: Problem, inputs: Inputs, formulas: Formulas | None) -> dict[str, Formula]:
     given = inputs.buffers
-    absent = spec_formulas(problem.spec, given)
+    forward = spec_formulas(problem.spec, given)  # backward: of what was not saved, and of absent tensors
     if problem.direction is Direction.FORWARD:
-        return {**absent, **(formula_table(formulas) if formulas is not None else {})}
+        return {**forward, **(formula_table(formulas) if formulas is not None else {})}
     known = BACKWARD_FORMULAS.get(problem.spec.name) if formulas is None else formulas
     if known is None:
         raise UsageError(
@@ -196,8 +296,7 @@ def _formula_table(problem: Problem, inputs: Inputs, formulas: Formulas | None) 
             received=problem.spec.name,
             hint="pass formulas=[(name, text), ...]",
         )
-    only_absent = {t.name for t in problem.spec.tensors if t.absent is not None}
-    return {**{n: f for n, f in absent.items() if n in only_absent}, **formula_table(known)}
+    return {**forward, **formula_table(known)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -114,11 +114,16 @@ def _row_sum(tensors: Tensors, _: Scalars) -> dict[str, Array]:
     return {"total": tensors["x"].sum(axis=1)}
 
 
+def _saved(forward: Reference, name: str, tensors: Tensors, scalars: Scalars) -> Array:
+    """A value of the forward: as it was saved, else computed again."""
+    return tensors[name] if name in tensors else forward(tensors, scalars)[name]
+
+
 @register("layernorm", "backward")
-def _layernorm_backward(tensors: Tensors, _: Scalars) -> dict[str, Array]:
+def _layernorm_backward(tensors: Tensors, scalars: Scalars) -> dict[str, Array]:
     """dx = rstd (wdy - mean(wdy) - xhat mean(wdy xhat)), wdy = dy weight, xhat = (x - mean) rstd."""
-    dy, rstd = tensors["dy"], tensors["rstd"].reshape(-1, 1)
-    xhat = (tensors["x"] - tensors["mean"].reshape(-1, 1)) * rstd
+    dy, rstd = tensors["dy"], _saved(_layernorm, "rstd", tensors, scalars).reshape(-1, 1)
+    xhat = (tensors["x"] - _saved(_layernorm, "mean", tensors, scalars).reshape(-1, 1)) * rstd
     wdy = dy * tensors["weight"] if "weight" in tensors else dy
     along_mean = wdy.mean(axis=1, keepdims=True)
     along_xhat = np.einsum("rc,rc->r", wdy, xhat)[:, None] / dy.shape[1]
@@ -127,9 +132,9 @@ def _layernorm_backward(tensors: Tensors, _: Scalars) -> dict[str, Array]:
 
 
 @register("rmsnorm", "backward")
-def _rmsnorm_backward(tensors: Tensors, _: Scalars) -> dict[str, Array]:
+def _rmsnorm_backward(tensors: Tensors, scalars: Scalars) -> dict[str, Array]:
     """dx = rstd (wdy - xhat mean(wdy xhat)), wdy = dy weight, xhat = x rstd."""
-    dy, rstd = tensors["dy"], tensors["rstd"].reshape(-1, 1)
+    dy, rstd = tensors["dy"], _saved(_rmsnorm, "rstd", tensors, scalars).reshape(-1, 1)
     xhat = tensors["x"] * rstd
     wdy = dy * tensors["weight"] if "weight" in tensors else dy
     along_xhat = np.einsum("rc,rc->r", wdy, xhat)[:, None] / dy.shape[1]
@@ -138,16 +143,16 @@ def _rmsnorm_backward(tensors: Tensors, _: Scalars) -> dict[str, Array]:
 
 
 @register("softmax", "backward")
-def _softmax_backward(tensors: Tensors, _: Scalars) -> dict[str, Array]:
+def _softmax_backward(tensors: Tensors, scalars: Scalars) -> dict[str, Array]:
     """dx = y (dy - Σ dy y)."""
-    dy, y = tensors["dy"], tensors["y"]
+    dy, y = tensors["dy"], _saved(_softmax, "y", tensors, scalars)
     return {"dx": y * (dy - (dy * y).sum(axis=1, keepdims=True))}
 
 
 @register("log_softmax", "backward")
-def _log_softmax_backward(tensors: Tensors, _: Scalars) -> dict[str, Array]:
+def _log_softmax_backward(tensors: Tensors, scalars: Scalars) -> dict[str, Array]:
     """dx = dy - exp(y) Σ dy."""
-    dy, y = tensors["dy"], tensors["y"]
+    dy, y = tensors["dy"], _saved(_log_softmax, "y", tensors, scalars)
     return {"dx": dy - np.exp(y) * dy.sum(axis=1, keepdims=True)}
 
 

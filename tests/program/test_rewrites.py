@@ -113,12 +113,13 @@ def test_the_rewritten_programs_read_like_textbooks() -> None:
         *tail,
         "store y",
     ]
-    assert lines(variance(program, "shifted"))[1:6] == [
+    assert lines(variance(program, "shifted"))[1:7] == [
         "load x_first : row = x[0]",
         "reduce x_shifted_sum : row = sum(x - x_first)",
         "reduce x_shifted_squares : row = sum((x - x_first)**2)",
-        "map mean : row = x_first + x_shifted_sum/cols",
-        "map var_sum : row = Max(0, x_shifted_squares - x_shifted_sum**2/cols)",
+        "map x_shifted_mean : row = x_shifted_sum/cols",
+        "map mean : row = x_first + x_shifted_mean",
+        "map var_sum : row = Max(0, x_shifted_squares - cols*x_shifted_mean**2)",
     ]
     assert lines(variance(program, "welford")) == [
         "load x : elem",

@@ -1,0 +1,65 @@
+"""A group of records -> the text of its header."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import jinja2
+
+from normgen.codegen.prelude import tidy
+from normgen.export.banner import WIDTH, banner
+from normgen.export.device_part import device_part
+from normgen.export.groups import Group
+from normgen.export.host_part import host_part
+from normgen.schedule.space import fallback_schedule
+
+_TYPE_HEADERS = {"f16": "cuda_fp16.h", "bf16": "cuda_bf16.h"}
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    made = jinja2.Environment(
+        loader=jinja2.PackageLoader("normgen.export", "templates"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # CUDA text, not HTML
+    )
+    made.filters["packed"] = packed
+    return made
+
+
+def packed(items: Sequence[str], separator: str, indent: int) -> str:
+    """The items joined; a new line, indented, before an item that would cross the right margin."""
+    lines: list[str] = [""]
+    for index, item in enumerate(items):
+        text = item + (separator if index + 1 < len(items) else "")
+        if lines[-1] and indent + len(lines[-1]) + len(text.rstrip()) > WIDTH:
+            lines.append("")
+        lines[-1] += text
+    return ("\n" + " " * indent).join(line.rstrip() for line in lines)
+
+
+def header_text(group: Group) -> str:
+    """Banner, device part, host part: the same bytes for the same spec, records and generator."""
+    tuned = [(e.problem, e.record.schedule) for e in group.entries]
+    general = [(p, fallback_schedule(p)) for p in group.fallbacks()]
+    device = device_part([*tuned, *general])
+    dtypes = sorted({t.dtype.name for t in group.problem.tensors})
+    return tidy(
+        _environment()
+        .get_template("header.cu.j2")
+        .render(
+            banner=banner(group, general[0][1]),
+            guard=f"NORMGEN_{group.name}_SM{group.arch}_CU_".upper(),
+            arch=group.arch,
+            min_arch=device.min_arch,
+            name=group.name,
+            device_headers=device.headers,
+            type_headers=[_TYPE_HEADERS[name] for name in dtypes if name in _TYPE_HEADERS],
+            device=device.text,
+            host=host_part(group, device.kernels[: len(tuned)], device.kernels[len(tuned) :]),
+        )
+    )

@@ -1,0 +1,119 @@
+"""The derived parts of README.md: `python -m normgen.report.readme` rewrites them, `--check` compares.
+
+A part stands between `<!-- derived: NAME -->` and `<!-- end -->`; everything else is written by hand.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from normgen.codegen.emit import emit
+from normgen.device import target
+from normgen.errors import UsageError, did_you_mean
+from normgen.program.source import problem_for
+from normgen.schedule.space import default_schedule
+from normgen.spec_reader import list_specs, load
+from normgen.tuning.records import Record
+from normgen.tuning.store import read
+
+ROOT = Path(__file__).resolve().parents[2]
+_PART = re.compile(r"(<!-- derived: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+_SHOWN = ("rmsnorm", "8x1024x768")
+
+
+def kernel_part(_: Path) -> str:
+    """The kernel of one problem under its default schedule, without the helpers in front of it."""
+    op, shape = _SHOWN
+    problem = problem_for(load(op), shape=shape)
+    text = emit(problem, default_schedule(problem, target("h200"))).text
+    start = text.rindex("// ", 0, text.index('extern "C" __global__'))
+    command = f"normgen show --cuda --op {op} --shape {shape}"
+    return f"The end of what `{command}` prints:\n\n```cuda\n{text[start:].rstrip()}\n```\n"
+
+
+def specs_part(_: Path) -> str:
+    """The built-in operations."""
+    specs = {name: load(path) for name, path in list_specs().items()}
+    return _table(("op", "what it computes"), [(f"`{n}`", spec.summary) for n, spec in specs.items()])
+
+
+def results_part(root: Path) -> str:
+    """One line for every shipped record, measured ones and predictions apart."""
+    files = sorted((root / "generated" / "records").glob("*.jsonl"))
+    records = [(file.stem, record) for file in files for record in read(file).records]
+    if not records:
+        return "No results are shipped yet.\n"
+    head = ("GPU", "op", "shape", "dtype", "cache", "µs", "GB/s", "x roof", "kernel")
+    return _table(head, [_result(gpu, record) for gpu, record in records])
+
+
+def _result(gpu: str, record: Record) -> tuple[str, ...]:
+    key = record.problem
+    roof = f"{record.us / record.roof_us:.2f}" if record.us and record.roof_us else ""
+    us = f"{record.us:.4g}" if record.us else ""
+    return (
+        gpu,
+        f"{key.op} {key.direction}",
+        f"{key.rows}x{key.cols}",
+        "/".join(dict.fromkeys(dtype for _, dtype in key.dtypes)),
+        record.cache.value,
+        us if record.measured else f"{us} (predicted, not measured)",
+        f"{record.gb_per_s:.0f}" if record.gb_per_s else "",
+        roof,
+        record.schedule.strategy,
+    )
+
+
+def commands_part(_: Path) -> str:
+    """What `normgen --help` prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "normgen", "--help"], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    return f"```\n{done.stdout.strip()}\n```\n"
+
+
+PARTS: dict[str, Callable[[Path], str]] = {
+    "kernel": kernel_part,
+    "specs": specs_part,
+    "results": results_part,
+    "commands": commands_part,
+}
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+def rendered(text: str, root: Path = ROOT) -> str:
+    """The text of a README with every derived part as it is now. Raises UsageError for an unknown part."""
+
+    def part(match: re.Match[str]) -> str:
+        name = match[2]
+        if name not in PARTS:
+            raise UsageError("unknown derived part", received=name, hint=did_you_mean(name, PARTS))
+        return f"{match[1]}\n{PARTS[name](root)}\n{match[4]}"
+
+    return _PART.sub(part, text)
+
+
+def main(arguments: list[str]) -> int:
+    """Rewrite README.md; with --check say what would change and return 1 if anything would."""
+    path = ROOT / "README.md"
+    old = path.read_text(encoding="utf-8")
+    new = rendered(old)
+    if "--check" in arguments:
+        diff = difflib.unified_diff(old.splitlines(), new.splitlines(), "README.md", "derived", lineterm="")
+        print("\n".join(diff))
+        return int(new != old)
+    path.write_text(new, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,314 @@
+"""`normgen sweep`: measure every legal schedule of a problem, or a stratified sample, into one small file.
+
+Compilers run ahead of the GPU; identical cubins are measured once; a kernel is checked before it is timed; a batch
+is timed in short interleaved windows together with the default schedule, whose drift all times are divided by. The
+fastest are timed again at the end in one longer interleaved run, because the least of thousands of noisy medians
+is luck. What a file holds already is not measured again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from normgen.errors import NormgenError, NothingValidError, UsageError
+from normgen.problem import Problem
+from normgen.schedule.schedule import Schedule
+from normgen.tuning import measure, parts, statistics
+from normgen.tuning.builder import Builder
+from normgen.tuning.campaign import Bench, DeviceLostError
+from normgen.tuning.measure import Policy
+from normgen.tuning.records import Cache, Outcome, ProblemKey
+from normgen.tuning.run import Candidate
+from normgen.tuning.sweep_file import Header, Point, Sweep, SweepWriter, header_of, resumed
+
+BATCH = 32
+AHEAD = 6  # batches in the compilers while one is on the GPU
+POLICY = Policy(screen_samples=8, drop_after=6, margin=0.05)
+REFERENCE = "reference"  # the key under which the default schedule stays loaded
+FINAL_POINTS = 32
+FINAL_SAMPLES = 30
+REFERENCE_SAMPLES = 30
+
+
+def sample_of(legal: Sequence[Schedule], count: int | None, *, seed: int) -> list[Schedule]:
+    """`count` schedules in shuffled order, each stratum by its share and none left out; None: all of them.
+
+    A stratum is what the structural knobs say: threads a row, where the row waits, the rewrites, the way of
+    reducing, a row loop or none.
+    """
+    shuffle = random.Random(seed)
+    if count is None or count >= len(legal):
+        return shuffle.sample(list(legal), len(legal))
+    strata: dict[tuple[Any, ...], list[Schedule]] = {}
+    for s in legal:
+        key = (s.threads_per_row, s.hold, s.variance, s.softmax, s.reduce_with, s.columns, s.persistent > 0)
+        strata.setdefault(key, []).append(s)
+    for members in strata.values():
+        shuffle.shuffle(members)
+    # Position of each member in its stratum's deck, as a share: cutting the merged decks takes every share alike.
+    ranked = sorted(
+        ((i + 0.5 * (i > 0)) / len(members), number, i)
+        for number, members in enumerate(strata.values())
+        for i in range(len(members))
+    )
+    decks = list(strata.values())
+    chosen = [decks[number][i] for _, number, i in ranked[:count]]
+    return shuffle.sample(chosen, len(chosen))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a sweep is."""
+
+    done: int
+    total: int
+    best_us: float | None
+
+
+class Sweeper:
+    """Measures points on a bench, batch by batch, in the order given."""
+
+    def __init__(
+        self,
+        *,
+        bench: Bench,
+        make_builder: Callable[[], Builder],
+        default: Schedule,
+        seed: int,
+        tell: Callable[[Progress], None] = lambda _: None,
+    ) -> None:
+        self._bench, self._make_builder, self._seed, self._tell = bench, make_builder, seed, tell
+        self._builder = make_builder()
+        self._default = default
+        self._baseline_us: float | None = None
+        self._batches = 0
+        self._points: dict[str, Point] = {}
+
+    def start(self) -> tuple[float | None, float]:
+        """Load the default schedule, the drift's reference: (roof_us, noise floor).
+
+        Raises NothingValidError when the default does not compile or is wrong: without it nothing is comparable.
+        """
+        candidate = Candidate(schedule=self._default)
+        builder = self._make_builder()
+        builder.begin(candidate)
+        builder.finish(candidate)
+        if candidate.cubin is None or not self._admit(candidate, key=REFERENCE):
+            raise NothingValidError("the default schedule must compile and be right", received=candidate.reason)
+        self._bench.warm_up(REFERENCE)
+        twin = self._bench.twin(REFERENCE)
+        keys = [REFERENCE, twin, *self._bench.roofs]
+        series = measure.race(self._bench, keys, samples=REFERENCE_SAMPLES, seed=self._seed)
+        self._baseline_us = statistics.median(series[REFERENCE])
+        roof = min((statistics.median(series[k]) for k in self._bench.roofs), default=None)
+        return roof, statistics.noise_floor(series[REFERENCE], series[twin])
+
+    def run(self, schedules: Sequence[Schedule], writer: SweepWriter) -> None:
+        """Measure and append all points; a lost device ends it, with what was measured written."""
+        batches = iter([schedules[i : i + BATCH] for i in range(0, len(schedules), BATCH)])
+        waiting: deque[list[Candidate]] = deque()
+        done = 0
+        while True:
+            while len(waiting) < AHEAD and (batch := next(batches, None)) is not None:
+                waiting.append([self._begin(s) for s in batch])
+            if not waiting:
+                return
+            current = waiting.popleft()
+            try:
+                self._evaluate(current)
+            finally:
+                writer.append([self._settle(c) for c in current if c.outcome is not None])
+            done += len(current)
+            best = min((p.us for p in self._points.values() if p.us is not None), default=None)
+            self._tell(Progress(done=done, total=len(schedules), best_us=best))
+
+    def retime(self, points: Sequence[Point], writer: SweepWriter) -> None:
+        """Time the fastest points again, longer and interleaved; their new lines replace the old ones."""
+        fastest = sorted((p for p in points if p.us is not None and p.twin is None), key=lambda p: p.us or 0.0)
+        builder, chosen = self._make_builder(), list[tuple[Candidate, Point]]()
+        for point in fastest[:FINAL_POINTS]:
+            candidate = Candidate(schedule=point.schedule)
+            builder.begin(candidate)
+            chosen.append((candidate, point))
+        for candidate, _ in chosen:
+            builder.finish(candidate)
+        loaded = {c.key: p for c, p in chosen if c.cubin is not None and self._admit(c)}
+        series = measure.race(self._bench, [REFERENCE, *loaded], samples=FINAL_SAMPLES, seed=self._seed)
+        drift = statistics.median(series[REFERENCE]) / (self._baseline_us or statistics.median(series[REFERENCE]))
+        us = {p.schedule: statistics.median(series[key]) / drift for key, p in loaded.items()}
+        of_twins = {p.schedule: us[p.twin] for p in points if p.twin in us}
+        writer.append([replace(p, us=(us | of_twins)[p.schedule]) for p in points if p.schedule in us | of_twins])
+        for key in loaded:
+            self._bench.unload(key)
+
+    def _begin(self, schedule: Schedule) -> Candidate:
+        candidate = Candidate(schedule=schedule)
+        self._builder.begin(candidate)
+        return candidate
+
+    def _evaluate(self, batch: list[Candidate]) -> None:
+        for candidate in batch:
+            self._builder.finish(candidate)
+        ready = [c for c in batch if c.cubin is not None and self._builder.twin_of(c) is None]
+        good = [c for c in ready if self._admit(c)]
+        if good:
+            screened = measure.screen(
+                self._bench,
+                [c.key for c in good],
+                reference=REFERENCE,
+                baseline_us=self._baseline_us,
+                policy=POLICY,
+                seed=self._seed + self._batches,
+            )
+            for candidate in good:
+                candidate.times_us, candidate.outcome = screened.times[candidate.key], Outcome.OK
+                self._bench.unload(candidate.key)
+        self._batches += 1
+        for candidate in batch:
+            self._share(candidate)
+
+    def _share(self, candidate: Candidate) -> None:
+        """A candidate with another's machine code shares its fate."""
+        twin = self._builder.twin_of(candidate)
+        if twin is not None:
+            candidate.outcome, candidate.times_us, candidate.reason = twin.outcome, twin.times_us, twin.reason
+
+    def _admit(self, candidate: Candidate, *, key: str = "") -> bool:
+        """Load and check; what fails is unloaded and says why."""
+        assert candidate.module is not None
+        key = key or candidate.key
+        try:
+            self._bench.load(key, candidate.module, candidate.cubin)
+        except NormgenError as error:
+            candidate.fail(Outcome.LAUNCH_ERROR, str(error))
+            return False
+        try:
+            check = self._bench.check(key, full=False)
+        except DeviceLostError as error:
+            candidate.fail(Outcome.LAUNCH_ERROR, str(error))
+            raise
+        except NormgenError as error:
+            candidate.fail(Outcome.LAUNCH_ERROR, str(error))
+            self._bench.unload(key)
+            return False
+        if not check.ok:
+            candidate.fail(Outcome.WRONG_RESULT, check.summary)
+            self._bench.unload(key)
+        return check.ok
+
+    def _settle(self, candidate: Candidate) -> Point:
+        """The candidate's point; its module and cubin are let go, thousands of them would fill the memory."""
+        same = self._builder.twin_of(candidate)
+        first = self._points.get(same.key) if same is not None else None
+        assert candidate.outcome is not None
+        point = Point(
+            schedule=candidate.schedule,
+            outcome=candidate.outcome,
+            us=candidate.times_us.median if candidate.times_us else None,
+            registers=first.registers if first else candidate.registers,
+            spill_bytes=first.spill_bytes if first else sum(int(r["spill_bytes"]) for r in candidate.resources),
+            twin=first.schedule if first else None,
+        )
+        self._points[candidate.key] = point
+        candidate.module = candidate.cubin = None
+        return point
+
+
+def sweep(
+    sweeper: Sweeper,
+    legal: Sequence[Schedule],
+    *,
+    path: Path,
+    limit: int | None,
+    seed: int,
+    header: Callable[[float | None, float], Header],
+) -> Sweep:
+    """Measure what `path` does not hold yet of the legal set, or of a sample of `limit`; the whole sweep.
+
+    `header(roof_us, noise_floor)` describes a new file. Raises UsageError when the file is of another problem,
+    device, cache policy or generator.
+    """
+    roof_us, noise_floor = sweeper.start()
+    fresh, before = header(roof_us, noise_floor), resumed(path)
+    if before is not None:
+        _check_same(before.header, fresh, path)
+    wanted = sample_of(legal, limit, seed=seed)
+    if fresh.default not in wanted:
+        wanted = [fresh.default, *wanted[: max(0, len(wanted) - 1) if limit else None]]
+    known = {p.schedule for p in before.points} if before else set()
+    writer = SweepWriter(path, before.header if before else fresh)
+    try:
+        left = [s for s in wanted if s not in known]
+        sweeper.run(left, writer)
+        found = resumed(path)
+        assert found is not None
+        if left:
+            sweeper.retime(found.points, writer)
+    except BaseException:
+        writer.close()
+        raise
+    writer.finish()
+    found = resumed(path)
+    assert found is not None
+    return found
+
+
+def _check_same(old: Header, new: Header, path: Path) -> None:
+    """Refuse to mix what cannot be compared."""
+    for name in ("problem", "cache", "device", "knobs"):
+        if getattr(old, name) != getattr(new, name):
+            raise UsageError(f"{path} is a sweep of another {name}", hint="write to another file with --out")
+    if old.versions.get("generator") != new.versions.get("generator"):
+        raise UsageError(f"{path} was measured with another generator", hint="write to another file with --out")
+
+
+def sweep_on_gpu(
+    problem: Problem,
+    *,
+    cache: Cache,
+    path: Path,
+    limit: int | None = None,
+    index: int = 0,
+    seed: int = 0,
+    tell: Callable[[Progress], None] = lambda _: None,
+) -> Sweep:
+    """Sweep the problem on GPU `index`. Raises NoDeviceError without one, else as `sweep`."""
+    from normgen.cuda.cache import CubinCache
+    from normgen.cuda.pool import CompilePool
+    from normgen.cuda.runtime import device_facts
+    from normgen.tuning.gpu_bench import GpuBench
+    from normgen.tuning.tuner import environment
+
+    facts = device_facts(index)
+    default = parts.default_schedule(problem, facts)
+    legal = parts.with_default(parts.legal_space(problem, facts).legal, default)
+    with CompilePool(cache=CubinCache()) as pool:
+        sweeper = Sweeper(
+            bench=GpuBench(problem, facts, index=index, cache=cache, seed=seed),
+            make_builder=lambda: Builder(problem, emit=parts.emit, submit=lambda m: pool.submit(m, facts.arch)),
+            default=default,
+            seed=seed,
+            tell=tell,
+        )
+        key = asdict(ProblemKey.of(problem)) | {"dtypes": {t.name: t.dtype.name for t in problem.tensors}}
+
+        def header(roof_us: float | None, noise_floor: float) -> Header:
+            return header_of(
+                legal,
+                default=default,
+                problem=key,
+                cache=cache.value,
+                device=facts.as_dict(),
+                versions=environment(measured=True),
+                roof_us=roof_us,
+                noise_floor=noise_floor,
+                bytes=problem.compulsory_bytes,
+                seed=seed,
+            )
+
+        return sweep(sweeper, legal, path=path, limit=limit, seed=seed, header=header)

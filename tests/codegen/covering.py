@@ -1,0 +1,98 @@
+"""A covering sample: few schedules in which every knob value, and every pair of values of two knobs, occurs."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Sequence
+
+from normgen.device import Device
+from normgen.problem import Problem
+from normgen.schedule.legality import column_outputs, refusal
+from normgen.schedule.schedule import KNOBS, Schedule
+from normgen.schedule.space import space
+
+POOL = 700  # schedules drawn from each problem's space, besides those that show a value for the first time
+TRIES = 16_000  # random points a way to sum columns: some 20 to 200 of them are legal
+Case = tuple[Problem, Schedule]
+
+# threads_per_row and rows_per_block pair by what they mean; the other knobs by value.
+PAIRED = (
+    *("reduce_with", "vector", "variance", "softmax", "hold", "edges", "stages"),
+    *("unroll", "load", "store", "params", "columns", "blocks_per_sm"),
+)
+
+
+def values(problem: Problem, s: Schedule) -> list[tuple[str, object]]:
+    """What pairs are made of."""
+    team = "thread" if s.threads_per_row == 1 else "warp" if s.threads_per_row == 32 else s.strategy
+    team = "part of a warp" if 1 < s.threads_per_row < 32 else team
+    return [
+        ("team", team),
+        ("rows side by side", s.rows_per_block > 1),
+        ("row loop", s.persistent > 0),
+        ("dtype", problem.dtype.name),
+        ("layout", (problem.rows, problem.cols)),
+        *((name, getattr(s, name)) for name in PAIRED),
+    ]
+
+
+def single_values(s: Schedule) -> list[tuple[str, object]]:
+    return [(name, getattr(s, name)) for name in KNOBS]
+
+
+def features(case: Case) -> set[tuple[object, ...]]:
+    """Single knob values and pairs of values."""
+    return {*single_values(case[1]), *itertools.combinations(values(*case), 2)}
+
+
+def pool(problem: Problem, device: Device, rng: random.Random) -> list[Case]:
+    """Part of the problem's space that shows every value of every knob which the whole shows."""
+    if column_outputs(problem):
+        return drawn(problem, device, rng)
+    legal = list(space(problem, device).legal)
+    rng.shuffle(legal)
+    seen: set[tuple[str, object]] = set()
+    first = []
+    for schedule in legal[POOL:]:
+        new = set(single_values(schedule)) - seen
+        if new:
+            seen |= new
+            first.append(schedule)
+    return [(problem, s) for s in (*legal[:POOL], *first)]
+
+
+def drawn(problem: Problem, device: Device, rng: random.Random) -> list[Case]:
+    """Random legal points, searched or not, as many tries for each way to sum columns.
+
+    The space of a backward problem has tens of thousands of points, nearly all in few of the ways.
+    """
+    choices = {name: KNOBS[name] for name in KNOBS if name != "columns"}
+    found = []
+    for columns in KNOBS["columns"]:
+        for _ in range(TRIES):
+            point = {name: rng.choice(listed) for name, listed in choices.items()}
+            schedule = Schedule(columns=columns, **point)
+            if refusal(problem, schedule, device) is None:
+                found.append((problem, schedule))
+    return found
+
+
+def cover(cases: Sequence[Case]) -> list[Case]:
+    """A few of the cases that have all features of all of them: always the one with the most new ones next."""
+    number: dict[tuple[object, ...], int] = {}
+    masks = [sum(1 << number.setdefault(f, len(number)) for f in sorted(features(c), key=str)) for c in cases]
+    missing = (1 << len(number)) - 1
+    queue = [(-mask.bit_count(), i) for i, mask in enumerate(masks)]
+    heapq.heapify(queue)
+    chosen = []
+    while missing:
+        _, i = heapq.heappop(queue)
+        gain = (masks[i] & missing).bit_count()
+        if gain and queue and -gain > queue[0][0]:
+            heapq.heappush(queue, (-gain, i))
+        elif gain:
+            chosen.append(cases[i])
+            missing &= ~masks[i]
+    return chosen

@@ -1,0 +1,94 @@
+"""Named kernels: one of every kind the emitter writes, for tests of the text itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from normgen.codegen.emit import emit
+from normgen.codegen.module import Module
+from normgen.device import target
+from normgen.problem import Problem
+from normgen.program.source import problem_for
+from normgen.schedule.legality import refusal
+from normgen.schedule.schedule import Schedule
+from normgen.spec_reader import load
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    """A problem and a schedule that is legal for it."""
+
+    problem: Problem
+    schedule: Schedule
+
+    def module(self) -> Module:
+        assert refusal(self.problem, self.schedule, target("h200")) is None
+        return emit(self.problem, self.schedule)
+
+
+def named(op: str, shape: str, dtype: str, knobs: dict[str, object], **more: object) -> Named:
+    return Named(problem=problem_for(load(op), shape=shape, dtype=dtype, **more), schedule=Schedule(**knobs))
+
+
+IN_REGISTERS = {"hold": "registers", "unroll": 0}
+KERNELS = {
+    "thread_per_row": named(
+        "row_sum", "4096x8", "f32", {"threads_per_row": 1, "rows_per_block": 128, "vector": 4, "hold": "reload"}
+    ),
+    "sub_warp_per_row": named(
+        "softmax", "4096x60", "bf16", {"threads_per_row": 8, "rows_per_block": 16, "vector": 4, **IN_REGISTERS}
+    ),
+    "warp_per_row": named(
+        "layernorm",
+        "8x1024x768",
+        "f32",
+        {"threads_per_row": 32, "rows_per_block": 4, "vector": 4, "store": "streaming", **IN_REGISTERS},
+    ),
+    "block_per_row": named(
+        "rmsnorm", "4096x4096", "bf16", {"threads_per_row": 256, "vector": 8, "params": "early", **IN_REGISTERS}
+    ),
+    "shared_tree": named(
+        "layernorm",
+        "8x1024x768",
+        "f32",
+        {"threads_per_row": 256, "reduce_with": "shared_tree", "variance": "sum_of_squares"},
+    ),
+    "cooperative_groups": named(
+        "layernorm",
+        "8x1024x768",
+        "f32",
+        {"threads_per_row": 128, "reduce_with": "cooperative_groups", "vector": 2, "hold": "shared", "unroll": 1},
+    ),
+    "welford_masked": named(
+        "layernorm", "5x123", "f16", {"threads_per_row": 32, "vector": 2, "edges": "masked", "variance": "welford"},
+        pitch=124,
+    ),
+    "online_peeled_any_cols": named(
+        "log_softmax",
+        "16x1001",
+        "bf16",
+        {"threads_per_row": 128, "vector": 8, "edges": "peel", "softmax": "online", "load": "no_allocate"},
+        any_cols=True,
+        align=2,
+    ),
+    "backward_persistent": named(
+        "layernorm",
+        "8192x768",
+        "bf16",
+        {
+            **{"threads_per_row": 32, "rows_per_block": 4, "vector": 8, "persistent": 2, "stages": 2},
+            **{"params": "kept", "columns": "partials_two_kernels", **IN_REGISTERS},
+        },
+        direction="backward",
+    ),
+    "backward_last_block": named(
+        "rmsnorm",
+        "8192x768",
+        "f32",
+        {
+            **{"threads_per_row": 64, "vector": 4, "persistent": 4, "columns": "partials_last_block"},
+            **IN_REGISTERS,
+        },
+        direction="backward",
+    ),
+}  # fmt: skip

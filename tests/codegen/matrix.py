@@ -1,0 +1,116 @@
+"""The body that both executors share: schedules of many problems, run and compared with the float64 reference."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator, Sequence
+
+from normgen import verify
+from normgen.codegen.columns import DETERMINISTIC
+from normgen.codegen.emit import emit
+from normgen.problem import Problem
+from normgen.schedule.legality import column_outputs
+from normgen.schedule.schedule import Schedule
+from normgen.spec_reader import load
+from normgen.verify.rows import default_families
+from tests.codegen.covering import Case, cover, pool
+from tests.codegen.executors import Built, Executor, new_workspace
+from tests.codegen.layouts import DEVICE, Layout, problems
+
+FULL = os.environ.get("NORMGEN_MATRIX") == "full"
+SEEDS = range(4) if FULL else range(1)
+CHECKED_ROWS = 48
+# What a rewrite is known to lose, as its spec's accuracy contract says: E[x²] - mean² cancels when the mean is large.
+LOST = {"sum_of_squares": ("large_mean", "constant")}
+
+
+def sample(op: str, layouts: tuple[Layout, ...], seed: int, *, extra: int, direction: str = "forward") -> list[Case]:
+    """Cases that cover the knobs over all problems of these layouts, and `extra` at random."""
+    rng = random.Random(f"{op} {direction} {len(layouts)} {seed}")
+    drawn_from = problems(load(op), layouts, seed, every_format=FULL, direction=direction)
+    cases = [case for problem in drawn_from for case in pool(problem, DEVICE, rng)]
+    return [*cover(cases), *rng.sample(cases, min(extra, len(cases)))]
+
+
+def families(problem: Problem, schedule: Schedule) -> tuple[str, ...]:
+    """The rows a schedule has to get right: all but those that its rewrite is known to lose."""
+    lost = LOST.get(schedule.variance, ())
+    return tuple(name for name in default_families(problem) if name not in lost)
+
+
+class InputsOf:
+    """The inputs of every problem that comes up, drawn once."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._made: dict[tuple[Problem, tuple[str, ...]], verify.Inputs] = {}
+
+    def get(self, problem: Problem, schedule: Schedule) -> verify.Inputs:
+        key = (problem, families(problem, schedule))
+        if key not in self._made:
+            self._made[key] = verify.make_inputs(problem, seed=self._seed, families=key[1])
+        return self._made[key]
+
+
+def wrong(cases: Sequence[Case], executor: Executor, *, seed: int) -> Iterator[str]:
+    """What is wrong with each forward kernel that is: faults, elements out of bounds, bytes written outside."""
+    built = executor.build([emit(problem, schedule) for problem, schedule in cases])
+    made = InputsOf(seed)
+    for (problem, schedule), kernel in zip(cases, built, strict=True):
+        inputs, outputs = made.get(problem, schedule), verify.make_outputs(problem)
+        faults = kernel.run(inputs, outputs, seed=seed)
+        chain = verify.longest_chain(problem, schedule)
+        verdict = verify.check(problem, inputs, outputs, rows=CHECKED_ROWS, chain=chain)
+        if faults or not verdict.ok:
+            yield describe(problem, schedule, faults, verdict.summary())
+
+
+def wrong_backward(cases: Sequence[Case], executor: Executor, *, seed: int) -> Iterator[str]:
+    """As `wrong` for backward kernels, each called three times with one workspace and other orders of blocks."""
+    built = executor.build([emit(problem, schedule) for problem, schedule in cases])
+    made = InputsOf(seed)
+    for (problem, schedule), kernel in zip(cases, built, strict=True):
+        chain = verify.longest_chain(problem, schedule)
+        told = calls(kernel, made.get(problem, schedule), is_deterministic(problem, schedule), chain=chain, seed=seed)
+        if told:
+            yield describe(problem, schedule, *told)
+
+
+def is_deterministic(problem: Problem, schedule: Schedule) -> bool:
+    return not column_outputs(problem) or schedule.columns in DETERMINISTIC
+
+
+def calls(kernel: Built, inputs: verify.Inputs, deterministic: bool, *, chain: int, seed: int) -> list[str]:
+    """What three calls in a row do wrong; deterministic kernels must give the same bits in every order of blocks."""
+    problem = inputs.problem
+    workspace = new_workspace(kernel.module, problem.rows)
+    first: dict[str, bytes] = {}
+    for call in range(3):
+        outputs = verify.make_outputs(problem)
+        faults = kernel.run(inputs, outputs, workspace=workspace, seed=3 * seed + call)
+        if faults:
+            return [f"call {call}", faults]
+        bits = {name: array.tobytes() for name, array in outputs.arrays.items()}
+        if workspace is not None and workspace[: kernel.module.workspace_fixed_bytes].any():
+            return [f"call {call} leaves the workspace unfit for the next"]
+        if call and deterministic:
+            changed = [name for name in bits if bits[name] != first[name]]
+            if changed:
+                return [f"call {call} gives other bits of {', '.join(changed)}"]
+            continue
+        first = bits
+        verdict = verify.check(problem, inputs, outputs, rows=CHECKED_ROWS, chain=chain)
+        if not verdict.ok:
+            return [f"call {call}", verdict.summary()]
+    return []
+
+
+def describe(problem: Problem, schedule: Schedule, *what: str) -> str:
+    tensors = " ".join(f"{t.name}:{t.dtype}" for t in problem.tensors)
+    where = f"pitch {problem.pitch}, align {problem.align}, any_cols {problem.any_cols}, {tensors}"
+    return "\n  ".join([f"{problem} ({where})", str(schedule), *filter(None, what)])
+
+
+def report(found: Sequence[str], cases: Sequence[Case]) -> str:
+    return f"{len(found)} of {len(cases)} kernels are wrong:\n" + "\n".join(found[:5])

@@ -1,0 +1,104 @@
+"""sympy expressions as CUDA C: exact strings, and values that a C compiler reads back."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import sympy as sp
+from hypothesis import given
+from hypothesis import strategies as st
+
+from normgen.codegen.printer import Printer, float_literal
+from normgen.errors import ProgramError
+
+X, MEAN, RSTD, W, B = (sp.Symbol(n, real=True) for n in ("x", "mean", "rstd", "w", "b"))
+NAMES = {"x": "x_i", "mean": "row_mean", "rstd": "row_rstd", "w": "w_i", "b": "b_i"}
+
+TEXTS = [
+    ((X - MEAN) * RSTD * W + B, "(x_i - row_mean) * row_rstd * w_i + b_i"),
+    (X**2, "x_i * x_i"),
+    ((X - MEAN) ** 2, "(x_i - row_mean) * (x_i - row_mean)"),
+    (X**4, "x_i * x_i * x_i * x_i"),
+    (1 / X, "1.0f / x_i"),
+    (X / W, "x_i / w_i"),
+    (X / (W * B), "x_i / w_i / b_i"),
+    (X / (W + B), "x_i / (w_i + b_i)"),
+    (1 / sp.sqrt(X), "rsqrtf(x_i)"),
+    (sp.sqrt(X + W), "sqrtf(x_i + w_i)"),
+    (sp.exp(X - MEAN), "expf(x_i - row_mean)"),
+    (sp.log(X) - B, "logf(x_i) - b_i"),
+    (sp.Abs(X), "fabsf(x_i)"),
+    (sp.tanh(X) * sp.erf(W), "tanhf(x_i) * erff(w_i)"),
+    (-X, "-x_i"),
+    (-(X + W), "-x_i - w_i"),
+    (X - 1, "x_i - 1.0f"),
+    (2 * X, "2.0f * x_i"),
+    (X / 2, "x_i / 2.0f"),
+    (X * sp.Rational(2, 3), "0.6666666666666666f * x_i"),
+    (X + sp.Float(1e-5), "x_i + 1e-05f"),
+    (sp.Max(X, 0), "maximum(x_i, 0.0f)"),
+    (sp.Min(X, W), "minimum(x_i, w_i)"),
+    (sp.oo, "__int_as_float(0x7f800000)"),
+    (-sp.oo, "__int_as_float(0xff800000)"),
+]
+
+
+@pytest.mark.parametrize(("expr", "text"), TEXTS, ids=[text for _, text in TEXTS])
+def test_expressions_are_printed_as_a_person_writes_them(expr: sp.Expr, text: str) -> None:
+    assert Printer(NAMES).text(expr) == text
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False, width=32))
+def test_literals_read_back_to_the_same_float(value: float) -> None:
+    text = float_literal(value)
+    assert text.endswith("f")
+    assert any(c in text for c in ".e")  # `1f` is no literal of C
+    assert np.float32(float(text[:-1])) == np.float32(value)
+
+
+@pytest.mark.parametrize("expr", [sp.sin(X), X**W, X ** sp.Rational(1, 3)], ids=str)
+def test_what_has_no_float32_text_is_refused(expr: sp.Expr) -> None:
+    with pytest.raises(ProgramError):
+        Printer(NAMES).text(expr)
+
+
+def test_a_value_without_a_name_is_refused() -> None:
+    with pytest.raises(ProgramError, match="used before its look"):
+        Printer({"x": "x_i"}).text(X + W)
+
+
+C_FUNCTIONS = {
+    "rsqrtf": lambda v: 1 / np.sqrt(v),
+    "sqrtf": np.sqrt,
+    "expf": np.exp,
+    "logf": np.log,
+    "fabsf": np.abs,
+    "tanhf": np.tanh,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+}
+leaves = st.sampled_from([X, W, B, sp.Integer(2), sp.Rational(1, 2), sp.Integer(-3)])
+trees = st.recursive(
+    leaves,
+    lambda t: st.one_of(
+        st.tuples(t, t).map(lambda p: p[0] + p[1]),
+        st.tuples(t, t).map(lambda p: p[0] * p[1]),
+        st.tuples(t, t).map(lambda p: p[0] - p[1]),
+        st.tuples(t, t).map(lambda p: p[0] / (p[1] ** 2 + 1)),
+        t.map(lambda e: sp.sqrt(e**2 + 1)),
+        t.map(lambda e: sp.Max(e, X)),
+    ),
+    max_leaves=6,
+)
+
+
+@given(trees)
+def test_the_text_has_the_value_of_the_expression(expr: sp.Expr) -> None:
+    """Without its f suffixes the text is also Python, whose parser checks the precedence."""
+    point = {"x": 1.25, "w": -0.75, "b": 2.5}
+    text = re.sub(r"(\d)f\b", r"\1", Printer({n: n for n in point}).text(expr))
+    want = float(expr.subs({sp.Symbol(n, real=True): v for n, v in point.items()}))
+    got = float(eval(text, {**C_FUNCTIONS, **point, "__builtins__": {}}))
+    assert got == pytest.approx(want, rel=1e-9, abs=1e-9)

@@ -1,0 +1,84 @@
+"""Records for the export's tests: real problems and schedules, figures that no GPU has measured."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from normgen.device import target
+from normgen.program.source import problem_for
+from normgen.schedule.schedule import Schedule
+from normgen.schedule.space import default_schedule
+from normgen.spec import Spec
+from normgen.spec_reader import load
+from normgen.tuning.records import Cache, Outcome, ProblemKey, Record
+from normgen.tuning.revision import generator_revision
+from normgen.tuning.statistics import Times
+
+H200 = target("h200")
+CREATED = "2026-11-20T12:00:00Z"
+HELD_IN_SHARED = Schedule(threads_per_row=512, vector=4, hold="shared", unroll=1, store="streaming")
+PERSISTENT = Schedule(threads_per_row=128, vector=4, hold="registers", unroll=0, persistent=4)
+PEELED = Schedule(threads_per_row=32, rows_per_block=4, vector=4, hold="registers", unroll=0, edges="peel")
+WELFORD_TREE = Schedule(threads_per_row=256, reduce_with="shared_tree", variance="welford")
+COOPERATIVE = Schedule(threads_per_row=256, reduce_with="cooperative_groups", vector=4)
+
+
+def record(
+    op: str | Spec = "layernorm",
+    *,
+    shape: str = "8192x768",
+    schedule: Schedule | None = None,
+    us: float = 15.0,
+    cache: str = "cold",
+    measured: bool = False,
+    generator: str | None = None,
+    **problem: Any,
+) -> Record:
+    """A record of that problem; by default of the default schedule, and predicted."""
+    spec = op if isinstance(op, Spec) else load(op)
+    found = problem_for(spec, shape=shape, **problem)
+    times = Times(n=9, median=us, p05=us, p95=us, low=us, high=us) if measured else None
+    return Record(
+        problem=ProblemKey.of(found),
+        cache=Cache(cache),
+        schedule=schedule or default_schedule(found, H200),
+        outcome=Outcome.OK if measured else Outcome.PREDICTED,
+        measured=measured,
+        times_us=times,
+        predicted_us=us,
+        roof_us=0.98 * us if measured else None,
+        default_us=1.5 * us if measured else None,
+        bytes=found.compulsory_bytes,
+        error={t.name: 0.25 for t in found.tensors if t.is_written},
+        device=H200.as_dict(),
+        versions={"normgen": "0.1.0", "generator": generator or generator_revision(), "nvrtc": "13.0"},
+        command=f"normgen tune --shape {shape}",
+        created=CREATED,
+    )
+
+
+def layernorm_records() -> list[Record]:
+    """Every way a header chooses by: rows, cols, alignment, absent tensors, peeled rows; four kinds of kernels."""
+    return [
+        record(shape="8192x768", schedule=PERSISTENT),
+        record(shape="64x768"),
+        record(shape="8192x768", without=("bias",), schedule=WELFORD_TREE),
+        record(shape="512x770", pitch=771, align=4, schedule=PEELED),
+        record(shape="128x16384", schedule=HELD_IN_SHARED),
+        record(shape="256x1024", schedule=COOPERATIVE),
+    ]
+
+
+def build(folder: Path, *sources: str) -> Path:
+    """A program of these source files, linked by nvcc; any warning fails."""
+    program = folder / "program"
+    done = nvcc("-o", program, *(folder / source for source in sources))
+    assert done.returncode == 0, done.stderr
+    return program
+
+
+def nvcc(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = ["nvcc", "-Werror", "all-warnings", "-std=c++17", "-arch=sm_90", "-Xcompiler", "-Wall,-Wextra"]
+    return subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True, check=False)

@@ -1,0 +1,176 @@
+"""Headers say what records and specs say, byte for byte."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from normgen import export
+from normgen.cli import cli
+from normgen.codegen.emit import emit
+from normgen.cpu import find_compiler
+from normgen.errors import UsageError
+from normgen.export import Header, headers_of
+from normgen.export.groups import groups_of, problem_of
+from normgen.program.source import problem_for
+from normgen.schedule.legality import refusal
+from normgen.schedule.space import fallback_schedule
+from normgen.spec_reader import load, parse
+from normgen.tuning.cpu_check import check_on_cpu
+from normgen.tuning.records import Record, parse_line
+from normgen.tuning.store import adopt
+
+from .cases import CREATED, H200, layernorm_records, record
+
+GENERATED = Path(__file__).parents[2] / "generated"
+
+
+def only(*records: Record) -> Header:
+    (header,) = headers_of(records)
+    return header
+
+
+def folder_with(folder: Path, *records: Record) -> Path:
+    for one in records:
+        assert adopt(one, folder / "records", H200)
+    return folder
+
+
+def test_records_give_the_same_bytes_in_any_order_and_after_a_round_trip_through_their_file() -> None:
+    records = layernorm_records()
+    text = only(*records).text
+    assert only(*reversed(records)).text == text
+    assert only(*(parse_line(r.line()) for r in records)).text == text
+
+
+def test_a_folder_exported_twice_holds_the_same_bytes(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, *layernorm_records(), record("softmax", shape="64x4096", dtype="f16"))
+    first = {path.name: path.read_bytes() for path in export.export_folder(folder)}
+    assert sorted(first) == ["layernorm_fwd_f32_sm90.cu", "softmax_fwd_f16_sm90.cu"]
+    assert {path.name: path.read_bytes() for path in export.export_folder(folder)} == first
+    assert export.differences(folder) == []
+
+
+def test_what_is_in_generated_is_what_its_records_say() -> None:
+    assert export.differences(GENERATED) == []
+
+
+@pytest.mark.parametrize("entry", layernorm_records(), ids=lambda r: f"{r.problem.rows}x{r.problem.cols}")
+def test_the_kernel_text_is_the_tuned_text(entry: Record) -> None:
+    module = emit(problem_of(entry, load("layernorm")), entry.schedule)
+    start = module.text.index('extern "C" __global__')
+    assert (
+        module.text[start:].replace('extern "C" __global__', "NORMGEN_KERNEL").strip()
+        in only(*layernorm_records()).text
+    )
+
+
+def test_shapes_that_share_a_kernel_print_it_once() -> None:
+    schedule = layernorm_records()[0].schedule
+    header = only(record(shape="8192x768", schedule=schedule), record(shape="2048x768", schedule=schedule))
+    assert header.text.count("layernorm_fwd_f32_768_block_per_row_" + schedule.key[:6] + "(") == 1
+    assert "    case 0:\n    case 1:  // 2048 x 768, 8192 x 768\n" in header.text
+
+
+def test_a_predicted_record_says_so_and_a_measured_one_shows_its_figures() -> None:
+    predicted = only(record(us=12.5)).text
+    assert "**predicted, not measured**" in predicted
+    assert "(12.5)" in next(line for line in predicted.splitlines() if line.startswith("//   8192 x 768"))
+    measured = only(record(us=15.0, measured=True)).text
+    row = next(line for line in measured.splitlines() if line.startswith("//   8192 x 768"))
+    moved = (2 * 8192 * 768 + 2 * 8192 + 2 * 768) * 4
+    assert row.split()[-6:] == ["15", f"{moved / 15e3:.0f}", "98.0", "%", "1.50x", "cold"]
+    assert "predicted" not in measured
+
+
+def test_the_banner_names_formula_spec_device_and_command_and_no_date() -> None:
+    banner = only(record()).text.split("#ifndef")[0]
+    spec = load("layernorm")
+    for wanted in (*(f.text for f in spec.formulas), spec.sha256, "NVIDIA H200", "sm_90", "NVRTC 13.0"):
+        assert wanted in banner
+    assert "normgen tune --shape 8192x768" in banner
+    assert CREATED[:10] not in banner
+
+
+def test_a_text_from_another_generator_than_the_tuned_one_says_so() -> None:
+    assert "another generator revision" not in only(record()).text
+    assert "another generator revision" in only(record(generator="0123456789ab")).text
+
+
+def test_measured_records_win_over_predicted_ones_and_cold_ones_over_hot_ones() -> None:
+    slow, fast = record(us=20.0, measured=True), record(us=10.0)
+    hot = record(us=5.0, measured=True, cache="hot")
+    for order in itertools.permutations([slow, fast, hot]):
+        (group,) = groups_of(order, load)
+        assert [e.record for e in group.entries] == [slow]
+
+
+def test_another_dtype_of_a_parameter_is_another_header() -> None:
+    names = [h.file_name for h in headers_of([record(dtype="bf16"), record(dtype="bf16", dtypes={"weight": "f32"})])]
+    assert names == ["layernorm_fwd_bf16_sm90.cu", "layernorm_fwd_bf16_weight_f32_sm90.cu"]
+
+
+def test_a_record_of_another_text_of_its_spec_is_refused() -> None:
+    text = Path(load("layernorm").file).read_text()
+    changed = parse(text.replace("1e-5", "1e-6"))
+    with pytest.raises(UsageError, match="present text of its spec"):
+        headers_of([record()], spec=changed)
+
+
+def test_a_record_of_a_users_spec_is_exported_with_that_spec(tmp_path: Path) -> None:
+    text = 'name = "l2norm"\n[tensors]\nx = "input"\ny = "output"\n[scalars]\neps = 1e-6\n[formulas]\n'
+    spec = parse(text + 'y = "x * rsqrt(sum(x*x) + eps)"\n')
+    path = export.export_record(record(spec), tmp_path, spec=spec)
+    assert path.name == "l2norm_fwd_f32_sm90.cu"
+    assert "y = x * rsqrt(sum(x*x) + eps)" in path.read_text()
+
+
+def test_one_record_exported_keeps_the_other_shapes_of_its_header(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, record(shape="64x768"), record("softmax", shape="64x768"))
+    path = export.export_record(record(shape="128x1024"), folder)
+    assert "{64, 768, 16, 0u, false}" in path.read_text()
+    assert "{128, 1024, 16, 0u, false}" in path.read_text()
+    assert [p.name for p in folder.glob("*.cu")] == [path.name]
+
+
+def test_the_command_writes_headers_and_checks_them(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, record())
+    run = CliRunner().invoke
+    assert run(cli, ["export", "--output", str(folder)]).output.split() == [str(folder / "layernorm_fwd_f32_sm90.cu")]
+    assert run(cli, ["export", "--output", str(folder), "--check"]).exit_code == 0
+    (folder / "layernorm_fwd_f32_sm90.cu").write_text("edited by hand\n")
+    (folder / "old_sm90.cu").write_text("\n")
+    with pytest.raises(UsageError, match=r"layernorm_fwd_f32_sm90\.cu: differs; old_sm90\.cu: no record"):
+        run(cli, ["export", "--output", str(folder), "--check"], catch_exceptions=False)
+
+
+PROBLEMS = [
+    *(("layernorm", "forward", without) for without in ((), ("weight",), ("bias",), ("bias", "weight"))),
+    *(("layernorm", "backward", without) for without in ((), ("weight",), ("bias", "weight"))),
+    ("softmax", "forward", ()),
+    ("rmsnorm", "backward", ()),
+]
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler for the CPU executor")
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize(("op", "direction", "without"), PROBLEMS)
+def test_the_general_kernel_is_right_at_any_cols(op: str, direction: str, without: tuple[str, ...], dtype: str) -> None:
+    for cols in (1, 7, 300):
+        problem = problem_for(
+            load(op),
+            shape=f"5x{cols}",
+            dtype=dtype,
+            direction=direction,
+            without=without,
+            pitch=cols + 3,
+            align=4,
+            any_cols=True,
+        )
+        schedule = fallback_schedule(problem)
+        assert cols < 300 or refusal(problem, schedule, H200) is None
+        checked = check_on_cpu(problem, emit(problem, schedule))
+        assert checked.ok, checked.summary

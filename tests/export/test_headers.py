@@ -1,0 +1,192 @@
+"""Exported headers compile alone, twice, in two files of a program, and by NVRTC; and they choose as documented."""
+
+from __future__ import annotations
+
+import math
+import random
+import shutil
+import subprocess
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from normgen.codegen.emit import emit
+from normgen.codegen.module import Launch
+from normgen.cuda import nvrtc
+from normgen.cuda.compiler import compile_module, parse_resources
+from normgen.cuda.headers import header_folders
+from normgen.export import headers_of
+from normgen.export.groups import Entry, groups_of, problem_of
+from normgen.export.host_part import launch_values
+from normgen.spec_reader import load
+from normgen.tuning.records import Record
+
+from .cases import build, layernorm_records, nvcc, record
+
+HERE = Path(__file__).parent
+INVALID_VALUE = 1  # cudaErrorInvalidValue
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on the path")
+
+
+def backward_records() -> list[Record]:
+    return [record(shape="4096x1024", dtype="bf16", direction="backward")]
+
+
+def single_records() -> dict[str, list[Record]]:
+    """One header each; between them every dtype, both directions, a spec without parameters or scalars."""
+    return {
+        "layernorm": layernorm_records(),
+        "layernorm_bf16_backward": backward_records(),
+        "softmax_f16": [record("softmax", shape="64x4096", dtype="f16")],
+        "rmsnorm_mixed": [record("rmsnorm", shape="64x1000", dtype="f16", dtypes={"weight": "f32"})],
+        "rmsnorm_backward_accumulate": [record("rmsnorm", shape="64x256", direction="backward", accumulate=True)],
+    }
+
+
+@needs_nvcc
+@pytest.mark.parametrize("records", single_records().values(), ids=single_records().keys())
+def test_a_header_compiles_alone_without_a_warning(records: list[Record], tmp_path: Path) -> None:
+    (header,) = headers_of(records)
+    done = nvcc("-c", header.write(tmp_path), "-o", tmp_path / "header.o")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("arch", [75, 90, 120])
+@pytest.mark.parametrize("records", single_records().values(), ids=single_records().keys())
+def test_nvrtc_takes_the_device_part_without_a_warning(records: list[Record], arch: int) -> None:
+    (header,) = headers_of(records)
+    includes = [f"--include-path={folder}" for folder in header_folders()]
+    options = [f"--gpu-architecture=sm_{arch}", "-std=c++17", *includes]
+    compiled = nvrtc.compile_text(header.text.encode(), name=header.file_name, options=options)
+    assert (compiled.error, compiled.log.strip()) == ("", "")
+
+
+def test_a_headers_kernels_need_the_registers_of_the_tuned_ones() -> None:
+    records = layernorm_records()
+    (header,) = headers_of(records)
+    includes = [f"--include-path={folder}" for folder in header_folders()]
+    options = ["--gpu-architecture=sm_90", "-std=c++17", "--ptxas-options=-v", "--no-cache", *includes]
+    found = parse_resources(nvrtc.compile_text(header.text.encode(), name="header.cu", options=options).log)
+    for one in records:
+        module = emit(problem_of(one, load("layernorm")), one.schedule)
+        tuned = compile_module(module, 90).resources
+        for name, figures in tuned.items():  # a neighbour's dynamic shared memory pads static memory to 128 bytes
+            padded = -(-figures.static_shared_bytes // 128) * 128
+            assert replace(found[name], static_shared_bytes=padded) == replace(figures, static_shared_bytes=padded)
+            assert found[name].static_shared_bytes in (figures.static_shared_bytes, padded)
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """use.cu and use_too.cu with the headers of both directions, each included in both files, one of them twice."""
+    folder = tmp_path_factory.mktemp("headers")
+    for header in headers_of([*layernorm_records(), *backward_records()]):
+        header.write(folder)
+    for source in ("use.cu", "use_too.cu"):
+        shutil.copy(HERE / source, folder)
+    return build(folder, "use.cu", "use_too.cu")
+
+
+def ask(program: Path, questions: Iterable[str]) -> list[int]:
+    done = subprocess.run([program], input="\n".join(questions) + "\n", capture_output=True, text=True, check=True)
+    return [int(line) for line in done.stdout.split()]
+
+
+def expected(entries: tuple[Entry, ...], rows: int, cols: int, align: int, absent: int, alike: bool) -> int:
+    """The documented choice, by hand: cols equal, alignment enough, parameters alike, rows nearest by ratio."""
+    bits = {"weight": 1, "bias": 2, "mean": 4, "rstd": 8}
+    best, nearest = -1, math.inf
+    for index, entry in enumerate(entries):
+        without = sum(bits[name] for name in entry.problem.absent)
+        peeled = entry.record.schedule.edges == "peel"
+        needed = 4 if peeled else min(16, 4 * entry.record.schedule.vector)
+        same_parameters = without & 3 == absent & 3 and without & ~absent == 0
+        if entry.problem.cols == cols and align >= needed and same_parameters and (alike or not peeled):
+            distance = abs(math.log(max(rows, 1)) - math.log(entry.problem.rows))
+            if distance < nearest - 1e-12:
+                best, nearest = index, distance
+    return best
+
+
+@needs_nvcc
+def test_a_header_selects_by_cols_nearest_rows_alignment_and_null_parameters(program: Path) -> None:
+    (group,) = groups_of(layernorm_records(), load)
+    drawn = random.Random(0)
+    cases = [
+        (drawn.choice([0, 1, 63, 64, 724, 725, 8192, 10**6, 2**31 - 1]), cols, align, absent, alike)
+        for cols in (1, 767, 768, 770, 1024, 16384)
+        for align in (4, 8, 16, 32)
+        for absent in range(16)
+        for alike in (False, True)
+    ]
+    answers = ask(program, (f"select {r} {c} {a} {b} {int(k)}" for r, c, a, b, k in cases))
+    assert answers == [expected(group.entries, *case) for case in cases]
+    assert set(answers) == {-1, *range(len(group.entries))}
+
+
+@needs_nvcc
+def test_the_grid_in_the_header_is_the_grid_of_the_launch(program: Path) -> None:
+    launches = [
+        Launch(threads=128, rows_per_block=r, cluster=c, persistent=p, blocks=b, min_blocks=m)
+        for r, c, p, b, m in [
+            (1, 1, 0, 0, 0),
+            (4, 1, 0, 0, 0),
+            (1, 4, 0, 0, 0),
+            (2, 1, 3, 0, 0),
+            (1, 8, 1, 0, 0),
+            (4, 1, 2, 0, 1),
+            (1, 1, 0, 64, 0),
+            (1, 16, 1, 0, 1),
+        ]
+    ]
+    cases = [(s, rows, sms) for s in launches for rows in (0, 1, 5, 1000, 2**31 - 1) for sms in (1, 13, 132)]
+    questions = (f"blocks {launch_values(s).replace(',', '')} {rows} {sms}" for s, rows, sms in cases)
+    assert ask(program, questions) == [s.grid(rows=rows, sm_count=sms) for s, rows, sms in cases]
+
+
+@needs_nvcc
+def test_the_alignment_is_the_largest_common_power_of_two_up_to_32(program: Path) -> None:
+    bits = [0, 1, 2, 4, 8, 16, 32, 48, 64, 4 | 4096, 2**40 + 16]
+    assert ask(program, (f"align {b}" for b in bits)) == [32, 1, 2, 4, 8, 16, 32, 16, 32, 4, 16]
+
+
+@needs_nvcc
+def test_calls_without_rows_succeed_and_wrong_ones_are_refused_before_any_launch(program: Path) -> None:
+    calls = {"0 768 0": 0, "0 768 9": 0, "-1 768 0": INVALID_VALUE, "5 0 0": INVALID_VALUE, "0 0 0": INVALID_VALUE}
+    calls |= {"5 768 1": INVALID_VALUE, "5 768 8": INVALID_VALUE}  # y or x is null
+    assert ask(program, (f"call {c}" for c in calls)) == list(calls.values())
+
+
+@needs_nvcc
+def test_the_workspace_covers_the_general_kernel_and_without_a_gpu_says_nothing_of_a_persistent_one(
+    program: Path,
+) -> None:
+    general = [(5, 33), (10**6, 33), (1, 1), (0, 100), (-1, 100), (5, 0)]
+    assert ask(program, (f"workspace {r} {c}" for r, c in general)) == [128 + 8 * 33] * 2 + [136, 928, 0, 0]
+    (tuned,) = backward_records()
+    module = emit(problem_of(tuned, load("layernorm")), tuned.schedule)
+    (answer,) = ask(program, ["workspace 4096 1024"])
+    sizes = {module.workspace_bytes(rows=4096, sm_count=sms) for sms in range(1, 257)}
+    assert answer == 0 or answer in sizes
+
+
+@needs_nvcc
+@pytest.mark.gpu
+def test_on_the_gpu_every_branch_of_a_header_computes_its_formula(tmp_path: Path) -> None:
+    for header in headers_of([*layernorm_records(), *backward_records()]):
+        header.write(tmp_path)
+    shutil.copy(HERE / "run.cu", tmp_path)
+    program = build(tmp_path, "run.cu")
+    cases = [(rows, cols, 0, cols, 0) for rows in (1, 33, 4096) for cols in (1, 7, 768, 770, 1024, 16384)]
+    cases += [(33, 768, 0, 768, null) for null in range(16)]
+    cases += [(33, 768, 1, 768, 0), (33, 768, 0, 773, 0), (33, 770, 1, 771, 0), (33, 770, 3, 773, 3)]
+    questions = "\n".join(" ".join(map(str, case)) for case in cases)
+    done = subprocess.run([program], input=questions, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    errors = [tuple(map(float, line.split())) for line in done.stdout.splitlines()]
+    assert len(errors) == len(cases)
+    for case, (forward, backward) in zip(cases, errors, strict=True):
+        assert forward < 1e-5, case  # |y| < 3; eight float32 roundings and a sum of 16384 terms stay below
+        assert backward <= 2**-8, case  # one rounding to bfloat16

@@ -1,0 +1,218 @@
+// ---- instructions ----------------------------------------------------------------------------------------------
+
+// Cached at all levels.
+template <typename Word>
+__device__ __forceinline__ Word load_default(const Word* address) {
+  return *address;
+}
+
+// Written back as usual.
+template <typename Word>
+__device__ __forceinline__ void store_default(Word* address, Word value) {
+  *address = value;
+}
+
+__device__ __forceinline__ unsigned char* dynamic_shared() {
+  extern __shared__ __align__(128) unsigned char bytes[];
+  return bytes;
+}
+#include <cooperative_groups.h>
+#include <cooperative_groups/reduce.h>
+
+// ---- vectors of stored elements ---------------------------------------------------------------------------------
+
+// N elements as 32-bit registers, moved by the widest words that fit (at most 16 bytes each).
+template <typename T, int N>
+struct Vec {
+  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
+  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
+  unsigned bits[kRegisters];
+};
+
+template <int kBytes> struct WordOf { using type = uint4; };
+template <> struct WordOf<8> { using type = uint2; };
+template <> struct WordOf<4> { using type = unsigned; };
+template <> struct WordOf<2> { using type = unsigned short; };
+
+__device__ __forceinline__ void split(unsigned short word, unsigned* bits) { bits[0] = word; }
+__device__ __forceinline__ void split(unsigned word, unsigned* bits) { bits[0] = word; }
+__device__ __forceinline__ void split(uint2 word, unsigned* bits) { bits[0] = word.x; bits[1] = word.y; }
+__device__ __forceinline__ void split(uint4 word, unsigned* bits) {
+  bits[0] = word.x; bits[1] = word.y; bits[2] = word.z; bits[3] = word.w;
+}
+__device__ __forceinline__ void join(unsigned short& word, const unsigned* bits) {
+  word = static_cast<unsigned short>(bits[0]);
+}
+__device__ __forceinline__ void join(unsigned& word, const unsigned* bits) { word = bits[0]; }
+__device__ __forceinline__ void join(uint2& word, const unsigned* bits) { word = make_uint2(bits[0], bits[1]); }
+__device__ __forceinline__ void join(uint4& word, const unsigned* bits) {
+  word = make_uint4(bits[0], bits[1], bits[2], bits[3]);
+}
+
+template <int N>
+__device__ __forceinline__ float element(const Vec<float, N>& vec, int i) { return __uint_as_float(vec.bits[i]); }
+
+template <int N>
+__device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
+}
+
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> read_default(const T* elements) {
+  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
+  Vec<T, N> vec;
+#pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
+    split(load_default(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
+  }
+  return vec;
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void write_default(T* elements, const Vec<T, N>& vec) {
+  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
+#pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
+    Word word;
+    join(word, vec.bits + i * sizeof(Word) / 4);
+    store_default(reinterpret_cast<Word*>(elements) + i, word);
+  }
+}
+
+// ---- row reduction ----------------------------------------------------------------------------------------------
+
+// Look 1: sum(x)
+struct Look1 {
+  float x_sum;
+};
+
+__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+  return {a.x_sum + b.x_sum};
+}
+
+// Look 2: sum((-mean + x)**2)
+struct Look2 {
+  float var_sum;
+};
+
+__device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
+  return {a.var_sum + b.var_sum};
+}
+
+struct Combine {
+  template <typename State>
+  __device__ __forceinline__ State operator()(const State& a, const State& b) const { return combine(a, b); }
+};
+
+template <int kLanes, typename State>
+__device__ __forceinline__ State reduce_tile(const State& s) {
+  const auto tile = cooperative_groups::tiled_partition<kLanes>(cooperative_groups::this_thread_block());
+  return cooperative_groups::reduce(tile, s, Combine());
+}
+
+template <int kWarps, typename State>
+__device__ __forceinline__ State reduce_row(State s, State* slots) {
+  s = reduce_tile<32>(s);
+  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+  __syncthreads();
+  return reduce_tile<kWarps>(slots[threadIdx.x % kWarps]);
+}
+
+// layernorm forward, 768 columns: 128 threads own a row; it is read once.
+extern "C" __global__ void __launch_bounds__(128)
+layernorm_fwd_f32_768_block_per_row_768181(
+    float* __restrict__ y,
+    float* __restrict__ mean,
+    float* __restrict__ rstd,
+    const float* __restrict__ x,
+    const float* __restrict__ weight,
+    const float* __restrict__ bias,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 768;
+  constexpr int kThreadsPerRow = 128;
+  constexpr int kThreads = 128;
+  constexpr int kVector = 2;  // elements per access of 8 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+  __shared__ Look2 look2_slots[1][kWarpsPerRow];
+
+  const int lane = threadIdx.x;
+  const int slot = 0;  // this thread's row within the block
+  const int row = blockIdx.x;
+
+  float* x_shared = reinterpret_cast<float*>(dynamic_shared() + 0);
+
+  float* y_row = y + static_cast<long long>(row) * y_pitch;
+  const float* x_row = x + static_cast<long long>(row) * x_pitch;
+
+  // The row of x is read once and waits in shared memory; each thread reads back its own part.
+  #pragma unroll 1
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    write_default(x_shared + (step * kThreads + threadIdx.x) * kVector, read_default<kVector>(x_row + vector * kVector));
+  }
+
+  Look1 look1 = {0.0f};
+
+  // Look 1: sum(x)
+  #pragma unroll 1
+  for (int step = 0; step < kSteps; ++step) {
+    const Vec<float, kVector> x_vec = read_default<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_vec, i);
+      look1.x_sum += x_i;
+    }
+  }
+
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  const float row_mean = look1.x_sum / kCols;
+
+  Look2 look2 = {0.0f};
+
+  // Look 2: sum((-mean + x)**2)
+  #pragma unroll 1
+  for (int step = 0; step < kSteps; ++step) {
+    const Vec<float, kVector> x_vec = read_default<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_vec, i);
+      look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+    }
+  }
+
+  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots[slot]);
+  const float row_var = look2.var_sum / kCols;
+  const float row_rstd = rsqrtf(eps + row_var);
+
+  if (lane == 0) {
+    if (mean != nullptr) mean[row] = row_mean;
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
+  // Last look: the outputs
+  #pragma unroll 1
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    const Vec<float, kVector> x_vec = read_default<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+    const Vec<float, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+    const Vec<float, kVector> bias_vec = read_default<kVector>(bias + vector * kVector);
+    float y_values[kVector];
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_vec, i);
+      const float weight_i = element(weight_vec, i);
+      const float bias_i = element(bias_vec, i);
+      y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+    }
+    Vec<float, kVector> y_vec;
+    pack(y_vec, y_values);
+    write_default(y_row + vector * kVector, y_vec);
+  }
+}

@@ -1,0 +1,328 @@
+// ---- instructions ----------------------------------------------------------------------------------------------
+
+struct bfloat16 {
+  unsigned short bits;
+};
+
+__device__ __forceinline__ unsigned short float_to_bfloat16(float value) {
+#if __CUDA_ARCH__ >= 800
+  unsigned short bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+#else
+  const unsigned bits = __float_as_uint(value);
+  if (value != value) return 0x7fff;                               // any NaN
+  return static_cast<unsigned short>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);  // to nearest, ties to even
+#endif
+}
+
+__device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
+#if __CUDA_ARCH__ >= 800
+  unsigned bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+#else
+  return float_to_bfloat16(low) | (static_cast<unsigned>(float_to_bfloat16(high)) << 16);
+#endif
+}
+
+// IEEE 754-2019 maximum and minimum: unlike fmaxf and fminf they return NaN when either operand is NaN.
+__device__ __forceinline__ float maximum(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  float value;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(value) : "f"(a), "f"(b));
+  return value;
+#else
+  return a > b || a != a ? a : b;
+#endif
+}
+
+__device__ __forceinline__ float minimum(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  float value;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(value) : "f"(a), "f"(b));
+  return value;
+#else
+  return a < b || a != a ? a : b;
+#endif
+}
+
+// Cached at all levels.
+template <typename Word>
+__device__ __forceinline__ Word load_default(const Word* address) {
+  return *address;
+}
+
+// Leaves no line in L1.
+__device__ __forceinline__ unsigned short load_no_allocate(const unsigned short* address) {
+  unsigned short value;
+  asm("ld.global.L1::no_allocate.u16 %0, [%1];"
+      : "=h"(value) : "l"(address));
+  return value;
+}
+__device__ __forceinline__ unsigned load_no_allocate(const unsigned* address) {
+  unsigned value;
+  asm("ld.global.L1::no_allocate.u32 %0, [%1];"
+      : "=r"(value) : "l"(address));
+  return value;
+}
+__device__ __forceinline__ uint2 load_no_allocate(const uint2* address) {
+  uint2 value;
+  asm("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+      : "=r"(value.x), "=r"(value.y) : "l"(address));
+  return value;
+}
+__device__ __forceinline__ uint4 load_no_allocate(const uint4* address) {
+  uint4 value;
+  asm("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(address));
+  return value;
+}
+
+// Written back as usual.
+template <typename Word>
+__device__ __forceinline__ void store_default(Word* address, Word value) {
+  *address = value;
+}
+// ---- vectors of stored elements ---------------------------------------------------------------------------------
+
+// N elements as 32-bit registers, moved by the widest words that fit (at most 16 bytes each).
+template <typename T, int N>
+struct Vec {
+  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
+  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
+  unsigned bits[kRegisters];
+};
+
+template <int kBytes> struct WordOf { using type = uint4; };
+template <> struct WordOf<8> { using type = uint2; };
+template <> struct WordOf<4> { using type = unsigned; };
+template <> struct WordOf<2> { using type = unsigned short; };
+
+__device__ __forceinline__ void split(unsigned short word, unsigned* bits) { bits[0] = word; }
+__device__ __forceinline__ void split(unsigned word, unsigned* bits) { bits[0] = word; }
+__device__ __forceinline__ void split(uint2 word, unsigned* bits) { bits[0] = word.x; bits[1] = word.y; }
+__device__ __forceinline__ void split(uint4 word, unsigned* bits) {
+  bits[0] = word.x; bits[1] = word.y; bits[2] = word.z; bits[3] = word.w;
+}
+__device__ __forceinline__ void join(unsigned short& word, const unsigned* bits) {
+  word = static_cast<unsigned short>(bits[0]);
+}
+__device__ __forceinline__ void join(unsigned& word, const unsigned* bits) { word = bits[0]; }
+__device__ __forceinline__ void join(uint2& word, const unsigned* bits) { word = make_uint2(bits[0], bits[1]); }
+__device__ __forceinline__ void join(uint4& word, const unsigned* bits) {
+  word = make_uint4(bits[0], bits[1], bits[2], bits[3]);
+}
+
+template <int N>
+__device__ __forceinline__ float element(const Vec<bfloat16, N>& vec, int i) {
+  if (i % 2 == 1) return __uint_as_float(vec.bits[i / 2] & 0xffff0000u);
+  return __uint_as_float(vec.bits[i / 2] << 16);
+}
+
+template <int N>
+__device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values)[N]) {
+  if (N == 1) {
+    vec.bits[0] = float_to_bfloat16(values[0]);
+  } else {
+#pragma unroll
+    for (int i = 0; i + 1 < N; i += 2) vec.bits[i / 2] = floats_to_bfloat162(values[i], values[i + 1]);
+  }
+}
+
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> read_default(const T* elements) {
+  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
+  Vec<T, N> vec;
+#pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
+    split(load_default(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
+  }
+  return vec;
+}
+
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> read_no_allocate(const T* elements) {
+  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
+  Vec<T, N> vec;
+#pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
+    split(load_no_allocate(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
+  }
+  return vec;
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void write_default(T* elements, const Vec<T, N>& vec) {
+  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
+#pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
+    Word word;
+    join(word, vec.bits + i * sizeof(Word) / 4);
+    store_default(reinterpret_cast<Word*>(elements) + i, word);
+  }
+}
+
+// Element i of the vector, as stored bits: 16-bit types share a register.
+template <typename T, int N>
+__device__ __forceinline__ void set_bits(Vec<T, N>& vec, int i, unsigned bits) {
+  if (sizeof(T) == 4) vec.bits[i] = bits;
+  else vec.bits[i / 2] |= i % 2 == 0 ? bits : bits << 16;
+}
+
+template <typename T, int N>
+__device__ __forceinline__ unsigned get_bits(const Vec<T, N>& vec, int i) {
+  return sizeof(T) == 4 ? vec.bits[i] : (vec.bits[i / 2] >> (i % 2 * 16)) & 0xffffu;
+}
+
+// Columns [column, column + N) of a row; those outside [0, cols) read as zero bits and are never used.
+// kWhole: the address of a whole vector is aligned, so that it is one access.
+template <int N, bool kWhole, typename T>
+__device__ __forceinline__ Vec<T, N> read_partial_default(const T* row, int column, int cols) {
+  using Word = typename WordOf<sizeof(T)>::type;
+  if (kWhole && column >= 0 && column + N <= cols) return read_default<N>(row + column);
+  Vec<T, N> vec = {};
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    if (column + i >= 0 && column + i < cols) {
+      set_bits(vec, i, load_default(reinterpret_cast<const Word*>(row + column + i)));
+    }
+  }
+  return vec;
+}
+
+// Columns [column, column + N) of a row; those outside [0, cols) read as zero bits and are never used.
+// kWhole: the address of a whole vector is aligned, so that it is one access.
+template <int N, bool kWhole, typename T>
+__device__ __forceinline__ Vec<T, N> read_partial_no_allocate(const T* row, int column, int cols) {
+  using Word = typename WordOf<sizeof(T)>::type;
+  if (kWhole && column >= 0 && column + N <= cols) return read_no_allocate<N>(row + column);
+  Vec<T, N> vec = {};
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    if (column + i >= 0 && column + i < cols) {
+      set_bits(vec, i, load_no_allocate(reinterpret_cast<const Word*>(row + column + i)));
+    }
+  }
+  return vec;
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void write_partial_default(T* row, int column, int cols, const Vec<T, N>& vec) {
+  using Word = typename WordOf<sizeof(T)>::type;
+  if (column >= 0 && column + N <= cols) {
+    write_default(row + column, vec);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    if (column + i >= 0 && column + i < cols) {
+      store_default(reinterpret_cast<Word*>(row + column + i), static_cast<Word>(get_bits(vec, i)));
+    }
+  }
+}
+
+// ---- row reduction ----------------------------------------------------------------------------------------------
+
+// Look 1: online_softmax(x)
+struct Look1 {
+  float row_max;
+  float row_sum;
+};
+
+__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+  const float new_max = maximum(a.row_max, b.row_max);
+  return {new_max, expf(a.row_max - new_max) * a.row_sum + expf(b.row_max - new_max) * b.row_sum};
+}
+
+__device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+  return {__shfl_xor_sync(0xffffffffu, s.row_max, offset),
+          __shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
+}
+
+// All kLanes neighbouring lanes end with the combined state.
+template <int kLanes, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+#pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = combine(s, shuffle_xor(s, offset));
+  return s;
+}
+
+// Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
+template <int kWarps, typename State>
+__device__ __forceinline__ State reduce_row(State s, State* slots) {
+  s = reduce_lanes<32>(s);
+  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+  __syncthreads();
+  return reduce_lanes<kWarps>(slots[threadIdx.x % kWarps]);
+}
+
+// log_softmax forward, any number of columns: 128 threads own a row; it is read twice.
+extern "C" __global__ void __launch_bounds__(128)
+log_softmax_fwd_bf16_any_cols_block_per_row_e88fbc(
+    bfloat16* __restrict__ y,
+    const bfloat16* __restrict__ x,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    int cols) {
+  constexpr int kThreadsPerRow = 128;
+  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+
+  const int lane = threadIdx.x;
+  const int slot = 0;  // this thread's row within the block
+  const int row = blockIdx.x;
+  const int vectors = (cols + 2 * kVector - 2) / kVector;
+  const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  const int whole_steps = cols / kVector / kThreadsPerRow;
+
+  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  // Elements between the aligned vector the row starts in and the row's first element.
+  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
+
+  Look1 look1 = {-3.402823466e+38f, 0.0f};
+
+  // Look 1: online_softmax(x)
+  #pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    const int column = vector * kVector - shift;
+    const bool whole = step > 0 && step < whole_steps;
+    const Vec<bfloat16, kVector> x_vec = read_partial_default<kVector, true>(x_row, column, cols);
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      if (whole || (column + i >= 0 && column + i < cols)) {
+        const float x_i = element(x_vec, i);
+        const float new_max = maximum(look1.row_max, x_i);
+        look1.row_sum = expf(look1.row_max - new_max) * look1.row_sum + expf(x_i - new_max);
+        look1.row_max = new_max;
+      }
+    }
+  }
+
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+
+  // Last look: the outputs
+  #pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    const int column = vector * kVector - shift;
+    const bool whole = step > 0 && step < whole_steps;
+    const Vec<bfloat16, kVector> x_vec = read_partial_no_allocate<kVector, true>(x_row, column, cols);
+    float y_values[kVector] = {};
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      if (whole || (column + i >= 0 && column + i < cols)) {
+        const float x_i = element(x_vec, i);
+        const float y_part_i = x_i - look1.row_max;
+        y_values[i] = y_part_i - logf(look1.row_sum);
+      }
+    }
+    Vec<bfloat16, kVector> y_vec = {};
+    pack(y_vec, y_values);
+    write_partial_default(y_row, column, cols, y_vec);
+  }
+}

@@ -1,0 +1,195 @@
+// ---- instructions ----------------------------------------------------------------------------------------------
+
+// IEEE 754-2019 maximum and minimum: unlike fmaxf and fminf they return NaN when either operand is NaN.
+__device__ __forceinline__ float maximum(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  float value;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(value) : "f"(a), "f"(b));
+  return value;
+#else
+  return a > b || a != a ? a : b;
+#endif
+}
+
+__device__ __forceinline__ float minimum(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  float value;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(value) : "f"(a), "f"(b));
+  return value;
+#else
+  return a < b || a != a ? a : b;
+#endif
+}
+
+// Cached at all levels.
+template <typename Word>
+__device__ __forceinline__ Word load_default(const Word* address) {
+  return *address;
+}
+
+// Written back as usual.
+template <typename Word>
+__device__ __forceinline__ void store_default(Word* address, Word value) {
+  *address = value;
+}
+// ---- vectors of stored elements ---------------------------------------------------------------------------------
+
+// N elements as 32-bit registers, moved by the widest words that fit (at most 16 bytes each).
+template <typename T, int N>
+struct Vec {
+  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
+  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
+  unsigned bits[kRegisters];
+};
+
+template <int kBytes> struct WordOf { using type = uint4; };
+template <> struct WordOf<8> { using type = uint2; };
+template <> struct WordOf<4> { using type = unsigned; };
+template <> struct WordOf<2> { using type = unsigned short; };
+
+__device__ __forceinline__ void split(unsigned short word, unsigned* bits) { bits[0] = word; }
+__device__ __forceinline__ void split(unsigned word, unsigned* bits) { bits[0] = word; }
+__device__ __forceinline__ void split(uint2 word, unsigned* bits) { bits[0] = word.x; bits[1] = word.y; }
+__device__ __forceinline__ void split(uint4 word, unsigned* bits) {
+  bits[0] = word.x; bits[1] = word.y; bits[2] = word.z; bits[3] = word.w;
+}
+__device__ __forceinline__ void join(unsigned short& word, const unsigned* bits) {
+  word = static_cast<unsigned short>(bits[0]);
+}
+__device__ __forceinline__ void join(unsigned& word, const unsigned* bits) { word = bits[0]; }
+__device__ __forceinline__ void join(uint2& word, const unsigned* bits) { word = make_uint2(bits[0], bits[1]); }
+__device__ __forceinline__ void join(uint4& word, const unsigned* bits) {
+  word = make_uint4(bits[0], bits[1], bits[2], bits[3]);
+}
+
+template <int N>
+__device__ __forceinline__ float element(const Vec<float, N>& vec, int i) { return __uint_as_float(vec.bits[i]); }
+
+template <int N>
+__device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
+}
+
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> read_default(const T* elements) {
+  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
+  Vec<T, N> vec;
+#pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
+    split(load_default(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
+  }
+  return vec;
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void write_default(T* elements, const Vec<T, N>& vec) {
+  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
+#pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
+    Word word;
+    join(word, vec.bits + i * sizeof(Word) / 4);
+    store_default(reinterpret_cast<Word*>(elements) + i, word);
+  }
+}
+
+// ---- row reduction ----------------------------------------------------------------------------------------------
+
+// Look 1: sum(x), sum(x**2)
+struct Look1 {
+  float x_sum;
+  float x_squares;
+};
+
+__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+  return {a.x_sum + b.x_sum, a.x_squares + b.x_squares};
+}
+
+// Halving tree in shared memory, one slot a thread.
+template <int kThreads, typename State>
+__device__ __forceinline__ State reduce_row(State s, State* slots) {
+  const int lane = threadIdx.x % kThreads;
+  slots[lane] = s;
+  __syncthreads();
+  for (int stride = kThreads / 2; stride > 0; stride /= 2) {
+    if (lane < stride) slots[lane] = combine(slots[lane], slots[lane + stride]);
+    __syncthreads();
+  }
+  s = slots[0];
+  __syncthreads();  // the next reduction reuses the slots
+  return s;
+}
+
+// layernorm forward, 768 columns: 256 threads own a row; it is read twice.
+extern "C" __global__ void __launch_bounds__(256)
+layernorm_fwd_f32_768_block_per_row_42750b(
+    float* __restrict__ y,
+    float* __restrict__ mean,
+    float* __restrict__ rstd,
+    const float* __restrict__ x,
+    const float* __restrict__ weight,
+    const float* __restrict__ bias,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 768;
+  constexpr int kThreadsPerRow = 256;
+  constexpr int kVector = 1;  // elements per access of 4 bytes
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  __shared__ Look1 look1_slots[1][kThreadsPerRow];
+
+  const int lane = threadIdx.x;
+  const int slot = 0;  // this thread's row within the block
+  const int row = blockIdx.x;
+
+  float* y_row = y + static_cast<long long>(row) * y_pitch;
+  const float* x_row = x + static_cast<long long>(row) * x_pitch;
+
+  Look1 look1 = {0.0f, 0.0f};
+
+  // Look 1: sum(x), sum(x**2)
+  #pragma unroll 1
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    const Vec<float, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_vec, i);
+      look1.x_sum += x_i;
+      look1.x_squares += x_i * x_i;
+    }
+  }
+
+  look1 = reduce_row<kThreadsPerRow>(look1, look1_slots[slot]);
+  const float row_mean = look1.x_sum / kCols;
+  const float row_var_sum = maximum(look1.x_squares - row_mean * row_mean * kCols, 0.0f);
+  const float row_var = row_var_sum / kCols;
+  const float row_rstd = rsqrtf(eps + row_var);
+
+  if (lane == 0) {
+    if (mean != nullptr) mean[row] = row_mean;
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
+  // Last look: the outputs
+  #pragma unroll 1
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    const Vec<float, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+    const Vec<float, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+    const Vec<float, kVector> bias_vec = read_default<kVector>(bias + vector * kVector);
+    float y_values[kVector];
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_vec, i);
+      const float weight_i = element(weight_vec, i);
+      const float bias_i = element(bias_vec, i);
+      y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+    }
+    Vec<float, kVector> y_vec;
+    pack(y_vec, y_values);
+    write_default(y_row + vector * kVector, y_vec);
+  }
+}

@@ -1,0 +1,108 @@
+// ---- instructions ----------------------------------------------------------------------------------------------
+
+// Cached at all levels.
+template <typename Word>
+__device__ __forceinline__ Word load_default(const Word* address) {
+  return *address;
+}
+// ---- vectors of stored elements ---------------------------------------------------------------------------------
+
+// N elements as 32-bit registers, moved by the widest words that fit (at most 16 bytes each).
+template <typename T, int N>
+struct Vec {
+  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
+  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
+  unsigned bits[kRegisters];
+};
+
+template <int kBytes> struct WordOf { using type = uint4; };
+template <> struct WordOf<8> { using type = uint2; };
+template <> struct WordOf<4> { using type = unsigned; };
+template <> struct WordOf<2> { using type = unsigned short; };
+
+__device__ __forceinline__ void split(unsigned short word, unsigned* bits) { bits[0] = word; }
+__device__ __forceinline__ void split(unsigned word, unsigned* bits) { bits[0] = word; }
+__device__ __forceinline__ void split(uint2 word, unsigned* bits) { bits[0] = word.x; bits[1] = word.y; }
+__device__ __forceinline__ void split(uint4 word, unsigned* bits) {
+  bits[0] = word.x; bits[1] = word.y; bits[2] = word.z; bits[3] = word.w;
+}
+__device__ __forceinline__ void join(unsigned short& word, const unsigned* bits) {
+  word = static_cast<unsigned short>(bits[0]);
+}
+__device__ __forceinline__ void join(unsigned& word, const unsigned* bits) { word = bits[0]; }
+__device__ __forceinline__ void join(uint2& word, const unsigned* bits) { word = make_uint2(bits[0], bits[1]); }
+__device__ __forceinline__ void join(uint4& word, const unsigned* bits) {
+  word = make_uint4(bits[0], bits[1], bits[2], bits[3]);
+}
+
+template <int N>
+__device__ __forceinline__ float element(const Vec<float, N>& vec, int i) { return __uint_as_float(vec.bits[i]); }
+
+template <int N>
+__device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
+}
+
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> read_default(const T* elements) {
+  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
+  Vec<T, N> vec;
+#pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
+    split(load_default(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
+  }
+  return vec;
+}
+
+// ---- row reduction ----------------------------------------------------------------------------------------------
+
+// Look 1: sum(x)
+struct Look1 {
+  float total;
+};
+
+__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+  return {a.total + b.total};
+}
+
+// row_sum forward, 8 columns: one thread owns a row, 128 rows a block; it is read twice.
+extern "C" __global__ void __launch_bounds__(128)
+row_sum_fwd_f32_8_thread_per_row_47b703(
+    float* __restrict__ total,
+    const float* __restrict__ x,
+    long long x_pitch,
+    int rows) {
+  constexpr int kCols = 8;
+  constexpr int kThreadsPerRow = 1;
+  constexpr int kRowsPerBlock = 128;
+  constexpr int kVector = 4;  // elements per access of 16 bytes
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+
+  const int lane = threadIdx.x % kThreadsPerRow;
+  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+  const int row = blockIdx.x * kRowsPerBlock + slot;
+
+  const bool active = row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  const float* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Look1 look1 = {0.0f};
+
+  // Look 1: sum(x)
+  #pragma unroll 1
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    const Vec<float, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_vec, i);
+      look1.total += x_i;
+    }
+  }
+
+  if (lane == 0 && active) {
+    total[row] = look1.total;
+  }
+}

@@ -1,0 +1,79 @@
+"""README.md: derived parts as they are now, a tested spec, lines that the CI script runs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from normgen.device import Device, target
+from normgen.errors import UsageError
+from normgen.problem import Problem
+from normgen.program.source import problem_for
+from normgen.report.readme import PARTS, ROOT, rendered, results_part
+from normgen.schedule.space import default_schedule
+from normgen.spec_reader import load
+from normgen.tuning.records import Outcome, ProblemKey, Record
+from normgen.tuning.statistics import summarise
+from normgen.tuning.store import adopt
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_derived_parts_are_what_the_code_and_the_records_say() -> None:
+    assert rendered(README) == README, "run: python -m normgen.report.readme"
+    assert set(re.findall(r"<!-- derived: (\w+) -->", README)) == set(PARTS)
+
+
+def test_an_unknown_part_is_an_error() -> None:
+    with pytest.raises(UsageError, match="did you mean 'kernel'"):
+        rendered("<!-- derived: kernels -->\n<!-- end -->")
+
+
+def record(problem: Problem, device: Device) -> Record:
+    return Record(
+        problem=ProblemKey.of(problem),
+        schedule=default_schedule(problem, device),
+        outcome=Outcome.OK,
+        measured=True,
+        times_us=summarise([14.0, 14.5, 15.0]),
+        roof_us=14.0,
+        bytes=problem.compulsory_bytes,
+        device=device.as_dict(),
+    )
+
+
+def test_results_come_from_the_shipped_records(tmp_path: Path) -> None:
+    assert results_part(tmp_path) == "No results are shipped yet.\n"
+    problem, device = problem_for(load("layernorm"), shape="8x1024x768"), target("h200")
+    adopt(record(problem, device), tmp_path / "generated" / "records", device)
+    lines = results_part(tmp_path).splitlines()
+    assert len(lines) == 3
+    gigabytes = problem.compulsory_bytes / 14.5 / 1e3
+    for cell in ("layernorm forward", "8192x768", "f32", "cold", "14.5", "1.04", f"{gigabytes:.0f}", "block_per_row"):
+        assert f" {cell} |" in lines[2], cell
+
+
+def shell_lines() -> list[str]:
+    blocks = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line]
+
+
+def test_the_two_lines_of_the_start_install_all_they_need() -> None:
+    tune, tests = shell_lines()[:2]
+    for line in (tune, tests):
+        assert line.startswith("python3 -m venv .venv && .venv/bin/pip install -q ")
+    assert tune.endswith(".venv/bin/normgen tune --shape 8x1024x768")
+    assert tests.endswith(".venv/bin/python -m pytest -q -n 2")
+
+
+def test_the_ci_script_finds_its_lines_in_the_readme() -> None:
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    wanted = re.findall(r"readme_line '([^']+)'", script)
+    assert len(wanted) == 2
+    for part in wanted:
+        assert any(part in line for line in shell_lines()), part
+    assert "pip install" not in script, "its commands are read from README.md"
+    subprocess.run(["bash", "-n", str(ROOT / ".ci" / "run")], check=True)

@@ -1,0 +1,103 @@
+"""The space of awkward problems: never empty, its default legal, every refusal a sentence."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from normgen.device import TARGETS, target
+from normgen.problem import Problem
+from normgen.program.source import problem_for
+from normgen.schedule.legality import refusal
+from normgen.schedule.schedule import KNOBS, Schedule, schedule_from
+from normgen.schedule.space import default_schedule, space
+from normgen.spec_reader import list_specs, load
+from tests.codegen.layouts import BACKWARD_SETS, SETS, Layout, problem_of
+
+H200 = target("h200")
+LAYOUTS = [layout for layouts in SETS.values() for layout in layouts]
+SIZES = [Layout(rows=0, cols=1), Layout(rows=1, cols=131072), Layout(rows=2, cols=131071, align=0)]
+SIZES += [Layout(rows=1, cols=cols, align=0) for cols in (2, 31, 33, 255, 8191, 65537)]
+BACKWARD = [layout for layouts in BACKWARD_SETS.values() for layout in layouts]
+BACKWARD += [Layout(rows=1, cols=cols, align=0) for cols in (1, 33, 4097, 65535, 65536)]
+
+
+@pytest.mark.parametrize("gpu", TARGETS)
+@pytest.mark.parametrize("op", list_specs())
+def test_every_forward_problem_has_a_legal_default(op: str, gpu: str) -> None:
+    for layout in (*LAYOUTS, *SIZES):
+        for stored in ("f32", "bf16", "mixed16", "mixed32"):
+            problem = problem_of(load(op), layout, stored, "forward")
+            assert refusal(problem, default_schedule(problem, target(gpu)), target(gpu)) is None
+
+
+@pytest.mark.parametrize("gpu", ["h200", "t4"])
+@pytest.mark.parametrize("op", [op for op, file in list_specs().items() if load(file).outputs])
+def test_every_backward_problem_has_a_legal_default(op: str, gpu: str) -> None:
+    for layout in BACKWARD:
+        for stored in ("f32", "bf16", "mixed16", "mixed32"):
+            problem = problem_of(load(op), layout, stored, "backward")
+            assert refusal(problem, default_schedule(problem, target(gpu)), target(gpu)) is None
+
+
+def is_sentence(reason: str) -> bool:
+    """Several words, no placeholder left, no bare Python value."""
+    return len(reason.split()) >= 4 and not re.search(r"[{}<>]|None|object at", reason)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_spaces_are_not_empty_and_every_refusal_is_a_sentence(layout: Layout) -> None:
+    problem = problem_of(load("layernorm"), layout, "bf16", "forward")
+    found = space(problem, H200)
+    assert found.legal
+    assert len(set(found.legal)) == len(found.legal)
+    for schedule in found.legal[:: max(1, len(found.legal) // 500)]:
+        assert refusal(problem, schedule, H200) is None
+    for refused in found.refusals:
+        assert is_sentence(refused.reason), refused.reason
+        assert refused.count > 0
+
+
+def test_spaces_come_in_the_same_order_every_time() -> None:
+    problem = problem_for(load("softmax"), shape="64x760")
+    assert space(problem, H200).legal == space(problem, H200).legal
+
+
+def problem(shape: str = "4096x768", **more: object) -> Problem:
+    return problem_for(load("layernorm"), shape=shape, **more)
+
+
+REFUSED = [
+    ({"threads_per_row": 1024, "rows_per_block": 2}, {}, "at most 1024 threads a block"),
+    ({"threads_per_row": 8}, {}, "whole warps"),
+    ({"threads_per_row": 1024, "vector": 4}, {}, "would own no vector"),
+    ({"vector": 8}, {}, "one access moves at most 16 bytes on sm_90"),
+    ({"vector": 4}, {"shape": "8x759"}, "vectors of 4 elements need cols divisible by 4"),
+    ({"vector": 4}, {"align": 4}, "rows are not aligned to vectors of 4 elements"),
+    ({"vector": 4, "edges": "masked"}, {}, "nothing to mask"),
+    ({"vector": 4, "edges": "peel"}, {}, "nothing to peel"),
+    ({"hold": "registers"}, {"any_cols": True}, "cols is a run-time value"),
+    ({"hold": "registers", "threads_per_row": 32, "unroll": 0}, {"shape": "8x32768"}, "registers of data"),
+    ({"hold": "shared", "vector": 1}, {"dtype": "bf16"}, "conflict on banks"),
+    ({"params": "kept"}, {}, "only by a persistent grid"),
+    ({"cluster": 2, "threads_per_row": 64}, {}, "cluster"),
+    ({"copy": "bulk"}, {}, "asynchronous copies"),
+    ({"persistent": 4, "threads_per_row": 1024}, {"shape": "8x8192"}, "no row to loop over"),
+    ({"blocks_per_sm": 8, "threads_per_row": 512}, {}, "exceed the 2048 threads of an SM"),
+    ({"hold": "registers", "unroll": 4}, {}, "unrolled completely"),
+    ({"columns": "atomic"}, {}, "no column reductions"),
+]
+
+
+@pytest.mark.parametrize(("knobs", "what", "reason"), REFUSED, ids=[reason for *_, reason in REFUSED])
+def test_refusals_say_why(knobs: dict[str, object], what: dict[str, object], reason: str) -> None:
+    received = refusal(problem(**what), schedule_from(knobs), H200)
+    assert received is not None
+    assert reason in received
+
+
+def test_every_knob_of_a_schedule_has_its_values_listed() -> None:
+    assert list(KNOBS) == list(Schedule().as_dict())
+    for name, default in Schedule().as_dict().items():
+        assert default in KNOBS[name]
