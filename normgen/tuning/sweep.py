@@ -20,7 +20,7 @@ from normgen.problem import Problem
 from normgen.schedule.schedule import Schedule
 from normgen.tuning import measure, parts, statistics
 from normgen.tuning.builder import Builder
-from normgen.tuning.campaign import Bench, DeviceLostError
+from normgen.tuning.bench import Bench, DeviceLostError
 from normgen.tuning.measure import Policy
 from normgen.tuning.records import Cache, Outcome, ProblemKey
 from normgen.tuning.run import Candidate

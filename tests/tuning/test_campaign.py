@@ -16,7 +16,8 @@ from normgen.errors import CompileError, NothingValidError, ProgramError
 from normgen.problem import Problem
 from normgen.schedule.schedule import Schedule
 from normgen.tuning.builder import Builder
-from normgen.tuning.campaign import BATCH, Campaign, Check, DeviceLostError, finalist_records
+from normgen.tuning.bench import Check, DeviceLostError, KernelFaultError
+from normgen.tuning.campaign import BATCH, Campaign, finalist_records
 from normgen.tuning.measure import Policy
 from normgen.tuning.progress import Silent
 from normgen.tuning.records import Cache, Outcome

@@ -15,7 +15,7 @@ from normgen.program.source import problem_for
 from normgen.schedule.schedule import Schedule
 from normgen.spec_reader import load
 from normgen.tuning import measured, parts
-from normgen.tuning.campaign import Check
+from normgen.tuning.bench import Check
 from normgen.tuning.progress import Silent
 from normgen.tuning.records import Cache, Outcome, Record
 from normgen.tuning.run import open_run
