@@ -20,6 +20,7 @@ from normgen.tuning.measure import Series
 from normgen.tuning.process import RefusedError, Worker, WorkerLostError
 from normgen.tuning.records import Outcome
 
+ALONE_SAMPLES = 3
 STARTS = 3  # workers in a row that may be lost before they hold the problem's data
 
 
@@ -100,8 +101,8 @@ class WorkerBench:
         """Forget the kernel; the worker frees it when it has it."""
         self._kernels.pop(key, None)
         self._twins = {twin: origin for twin, origin in self._twins.items() if origin != key}
-        if self._worker is not None and key in self._present:
-            self._guarded(key, "unload", lambda: self._call("unload", key))
+        # A worker lost over this leaves nothing behind that would have to be freed.
+        self._guarded(key, "unload", lambda: self._call("unload", key) if key in self._present else None)
         self._present.discard(key)
 
     def warm_up(self, key: str) -> None:
@@ -123,7 +124,7 @@ class WorkerBench:
             self._guarded(None, "expect", lambda: self._call("expect", best_us))
 
     def conditions(self) -> Mapping[str, Any]:
-        """What the worker's device says, and the losses so far: {key, during, cause, alone}."""
+        """What the worker's device says, and the losses so far: {key, during, cause, then}."""
         found = dict(self._guarded(None, "conditions", lambda: self._call("conditions")))
         return found | ({"lost_workers": list(self._incidents)} if self._incidents else {})
 
@@ -166,41 +167,40 @@ class WorkerBench:
 
         Raises KernelFaultError when the suspect fails alone, or when the second try is lost too.
         """
-        blamed: dict[str, int] = {}
+        blamed: set[str | None] = set()
         while True:
             try:
                 return action()
             except WorkerLostError as loss:
                 self._drop_worker()
                 suspect = self._origin(loss.at or key)
-                if blamed.get(suspect or "", 0):
-                    raise self._out(suspect, during, loss, alone="lost again") from loss
-                blamed[suspect or ""] = 1
+                if suspect in blamed:
+                    raise self._out(suspect, during, loss) from loss
+                blamed.add(suspect)
+                self._remember(suspect, during, loss, then="tried again alone")
+                # Loading or checking it again is trying it alone.
                 if suspect in self._kernels and during not in ("load", "check"):
                     self._try_alone(suspect, during, loss)
-                else:  # doing it again is trying it alone
-                    self._remember(suspect, during, loss, alone="tried again")
 
     def _try_alone(self, suspect: str, during: str, loss: WorkerLostError) -> None:
         """Load, check and replay the suspect in a fresh worker. Raises KernelFaultError if that is lost as well."""
         try:
             self._provide(suspect)
             check: Check = self._call("check", suspect, full=False)
-            self._call("warm_up", suspect)
+            self._call("race", [suspect], samples=ALONE_SAMPLES, seed=0)
         except WorkerLostError as again:
             self._drop_worker()
-            raise self._out(suspect, during, again, alone="lost again") from again
+            raise self._out(suspect, during, again) from again
         except RefusedError as refusal:
             text = f"{loss}; alone: {refusal}"
             raise KernelFaultError(text, key=suspect, outcome=Outcome.LAUNCH_ERROR) from refusal
         if not check.ok:
             text = f"{loss}; alone: {check.summary}"
             raise KernelFaultError(text, key=suspect, outcome=Outcome.WRONG_RESULT) from loss
-        self._remember(suspect, during, loss, alone="passed")
 
-    def _out(self, suspect: str | None, during: str, loss: WorkerLostError, *, alone: str) -> NormgenError:
+    def _out(self, suspect: str | None, during: str, loss: WorkerLostError) -> NormgenError:
         """The error that ends a suspect; without one, the device is to blame."""
-        self._remember(suspect, during, loss, alone=alone)
+        self._remember(suspect, during, loss, then="given up")
         if suspect is None:
             return DeviceLostError("a worker process must stay alive", received=str(loss))
         self._kernels.pop(suspect, None)
@@ -208,10 +208,10 @@ class WorkerBench:
             f"{loss}; tried again alone: the same end ({during})", key=suspect, outcome=loss.outcome
         )
 
-    def _remember(self, suspect: str | None, during: str, loss: WorkerLostError, *, alone: str) -> None:
+    def _remember(self, suspect: str | None, during: str, loss: WorkerLostError, *, then: str) -> None:
         who = suspect or "no kernel"
-        self._incidents.append({"key": who, "during": during, "cause": str(loss), "alone": alone})
-        self._note(f"worker lost ({during}, {who}): {loss}; {alone}")
+        self._incidents.append({"key": who, "during": during, "cause": str(loss), "then": then})
+        self._note(f"worker lost ({during}, {who}): {loss}; {then}")
 
     def _origin(self, key: str | None) -> str | None:
         return self._twins.get(key, key) if key is not None else None
@@ -272,7 +272,7 @@ class WorkerBench:
                     self._worker.hear(self._patience.first_s)
             except WorkerLostError as loss:
                 self._drop_worker()
-                self._remember(None, "open", loss, alone="started again")
+                self._remember(None, "open", loss, then="started again")
             except RefusedError as refusal:
                 self.close()
                 raise DeviceLostError("the device must take the problem's data", received=str(refusal)) from refusal

@@ -19,8 +19,8 @@ from normgen.errors import NormgenError, NothingValidError, UsageError
 from normgen.problem import Problem
 from normgen.schedule.schedule import Schedule
 from normgen.tuning import measure, parts, statistics
-from normgen.tuning.builder import Builder
 from normgen.tuning.bench import Bench, DeviceLostError
+from normgen.tuning.builder import Builder
 from normgen.tuning.measure import Policy
 from normgen.tuning.records import Cache, Outcome, ProblemKey
 from normgen.tuning.run import Candidate

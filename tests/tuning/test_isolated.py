@@ -5,6 +5,7 @@ Only the device is a double (`fake_device`): process, pipe, time limits, restart
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -116,8 +117,8 @@ def test_a_kernel_that_takes_the_worker_down_twice_is_out_and_the_others_go_on(
 ) -> None:
     with Bench(tmp_path, patience=Patience(floor_s=0.3, first_s=0.3, open_s=20.0)) as bench:
         bench.load("good", *kernel(us=11.0))
-        with pytest.raises(KernelFaultError) as caught:
-            bench.load("bad", *kernel(f"{fault}@{call}"))
+        bench.load("bad", *kernel(f"{fault}@{call}"))
+        with pytest.raises(KernelFaultError) as caught:  # noqa: PT012 - a check may fail, or the race after it
             bench.check("bad", full=False)
             race(bench, "good", "bad")
         assert (caught.value.key, caught.value.outcome) == ("bad", outcome)
@@ -153,7 +154,7 @@ def test_a_suspect_in_a_race_is_tried_alone_before_the_race_is_run_again(bench: 
     assert second == ["open", "load suspect", "check suspect", "load other"]
 
 
-def test_a_twin_is_captured_again_in_a_new_worker_and_its_fault_is_the_kernels(bench: Bench, tmp_path: Path) -> None:
+def test_a_twin_is_captured_again_in_a_new_worker(bench: Bench) -> None:
     bench.load("a", *kernel(us=10.0))
     twin = bench.twin("a")
     assert bench.pid is not None
@@ -260,9 +261,10 @@ class Killer(threading.Thread):
             lines = self._log.read_text().splitlines() if self._log.exists() else []
             for pid in {int(line.split()[0]) for line in lines if line.endswith("open")} - done:
                 time.sleep(self._random.uniform(0.05, 0.35))
-                os.kill(pid, signal.SIGKILL)
                 done.add(pid)
-                self.killed, last = self.killed + 1, time.monotonic()
+                with contextlib.suppress(ProcessLookupError):  # the search is over
+                    os.kill(pid, signal.SIGKILL)
+                    self.killed, last = self.killed + 1, time.monotonic()
 
 
 def _is_running(pid: int) -> bool:

@@ -1,4 +1,4 @@
-"""The measured path on the real space, emitter and compiler; only the device is simulated."""
+"""The measured path on the real space, emitter, compiler and worker process; only the device is simulated."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ class PredictedBench(SimulatedTimer):
 
 
 def tune_once(monkeypatch: pytest.MonkeyPatch) -> tuple[tuple[Record, ...], Path]:
-    monkeypatch.setattr("normgen.tuning.gpu_bench.GpuBench", PredictedBench)
-    with open_run(
+    monkeypatch.setattr(measured, "BENCH", f"{__name__}:PredictedBench")
+    with measured.processes(0) as using, open_run(
         PROBLEM, H200, cache=Cache.COLD, seed=0, trials=32, budget_s=60.0, progress=Silent(),
         command="test", versions=environment(measured=False),
     ) as run:  # fmt: skip
-        records, interrupted = measured.measure_on_gpu(run, 0)
+        records, interrupted = measured.measure_on_gpu(run, using)
         assert not interrupted
         return records, run.writer.path
 
