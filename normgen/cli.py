@@ -23,7 +23,7 @@ from normgen.cli_options import (
     target_option,
 )
 from normgen.cli_study import STUDY_COMMANDS
-from normgen.errors import NormgenError, NothingValidError, VerificationError
+from normgen.errors import NormgenError, NothingValidError, UsageError, VerificationError
 
 INTERRUPTED = 130
 RE_EXPORT = "`normgen export` writes them again"

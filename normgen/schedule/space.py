@@ -166,14 +166,26 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
                 edges=edge,
                 hold=hold,
                 unroll=0 if hold == "registers" else 1,
+                load="streaming",
                 store="streaming",
+                params="early" if hold == "registers" and _has_parameters(problem) else "late",
             )
             if column_outputs(problem):
-                schedule = replace(schedule, store="default", **_default_columns(problem, schedule, device))
+                schedule = replace(
+                    schedule,
+                    load="default",
+                    store="default",
+                    params="late",
+                    **_default_columns(problem, schedule, device),
+                )
             crowded = hold == "registers" and held_bytes_per_thread(problem, schedule) > 256
             if not crowded and refusal(problem, schedule, device) is None:
                 return schedule
     raise NothingValidError("no schedule is legal for this problem", received=str(problem))
+
+
+def _has_parameters(problem: Problem) -> bool:
+    return any(t.kind is Kind.COL and not t.is_written for t in problem.tensors)
 
 
 def _default_columns(problem: Problem, s: Schedule, device: Device) -> dict[str, Any]:

@@ -305,14 +305,22 @@ layernorm_bwd_bf16_768_warp_per_row_7e94a4_finish(
   constexpr int kCells = 8;  // of a block
   constexpr int kLanes = 512 / kCells;  // threads that share a cell
   constexpr int kWarps = 512 / 32;
+  constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
   __shared__ float warp_sums[kWarps][kCells];
 
   const int tensor = blockIdx.x % kTensors;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
   float sum = 0.0f;
-#pragma unroll 8
-  for (int row = threadIdx.x / kCells; row < partial_rows; row += kLanes) {
-    sum += load_default(partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch + cell);
+  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
+    float values[kInFlight];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int row = first + i * kLanes;
+      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
+      values[i] = row < partial_rows ? load_default(partial_row + cell) : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) sum += values[i];
   }
 #pragma unroll
   for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);

@@ -112,7 +112,7 @@ __device__ __forceinline__ State reduce_tile(const State& s) {
 }
 
 template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row(State s, State* slots) {
+__device__ __forceinline__ State reduce_tiles(State s, State* slots) {
   s = reduce_tile<32>(s);
   if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
   __syncthreads();
@@ -171,7 +171,7 @@ layernorm_fwd_f32_768_block_per_row_768181(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_tiles<kWarpsPerRow>(look1, look1_slots[slot]);
   const float row_mean = look1.x_sum / kCols;
 
   Look2 look2 = {0.0f};
@@ -187,7 +187,7 @@ layernorm_fwd_f32_768_block_per_row_768181(
     }
   }
 
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots[slot]);
+  look2 = reduce_tiles<kWarpsPerRow>(look2, look2_slots[slot]);
   const float row_var = look2.var_sum / kCols;
   const float row_rstd = rsqrtf(eps + row_var);
 

@@ -107,7 +107,7 @@ __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
 
 // Halving tree in shared memory, one slot a thread.
 template <int kThreads, typename State>
-__device__ __forceinline__ State reduce_row(State s, State* slots) {
+__device__ __forceinline__ State reduce_tree(State s, State* slots) {
   const int lane = threadIdx.x % kThreads;
   slots[lane] = s;
   __syncthreads();
@@ -162,7 +162,7 @@ layernorm_fwd_f32_768_block_per_row_42750b(
     }
   }
 
-  look1 = reduce_row<kThreadsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_tree<kThreadsPerRow>(look1, look1_slots[slot]);
   const float row_mean = look1.x_sum / kCols;
   const float row_var_sum = maximum(look1.x_squares - row_mean * row_mean * kCols, 0.0f);
   const float row_var = row_var_sum / kCols;
