@@ -139,8 +139,10 @@ def space(problem: Problem, device: Device) -> Space:
 
 
 def _points(base: Schedule, names: tuple[str, ...], values: Mapping[str, tuple[Any, ...]]) -> Iterator[Schedule]:
+    knobs = dict(vars(base))  # dataclasses.replace looks at every field again for each point
     for combination in itertools.product(*(values[n] for n in names)):
-        yield replace(base, **dict(zip(names, combination, strict=True)))
+        knobs.update(zip(names, combination, strict=True))
+        yield Schedule(**knobs)
 
 
 def _count(refusals: dict[str, Refusal], reason: str, schedule: Schedule) -> None:
