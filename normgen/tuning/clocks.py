@@ -1,8 +1,9 @@
 """Whether the device ran at full speed while it was timed: SM clock and throttle reasons from NVML.
 
-A reading is taken at the end of every round of a race. A round counts as disturbed when the device was slowed down
-for its health (heat, power brake), or when its clock was clearly below the best seen. A clock that stays low (a power
-cap) becomes the new normal, so that a capped device can still be timed; its reasons are noted either way.
+A reading is taken at the end of every round of a race. A round counts as disturbed when, at its beginning or its
+end, the device was slowed down for its health (heat, power brake), or its clock was clearly below the best seen. A
+clock that stays low (a power cap) becomes the new normal, so that a capped device can still be timed; its reasons
+are noted either way.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 CLOCK_SHARE = 0.97  # of the best clock seen: a round below it is disturbed
-STAYS_LOW = 5  # readings in a row after which a lower clock is the normal one
+STAYS_LOW = 10  # readings in a row after which a lower clock is the normal one
 # NVML's clock event reasons that make a round worthless; caps of power and application clocks do not.
 HARMFUL = ("HW_SLOWDOWN", "HW_THERMAL_SLOWDOWN", "SW_THERMAL_SLOWDOWN", "HW_POWER_BRAKE_SLOWDOWN")
 HARMLESS = ("NONE", "GPU_IDLE")
@@ -35,6 +36,7 @@ class Watch:
         self._absent = absent
         self._best_mhz = 0
         self._low: list[int] = []
+        self._before = ""  # the last reading's judgement: the round after it began like that
         self._clear()
 
     @classmethod
@@ -46,7 +48,7 @@ class Watch:
             return cls(None, absent=f"NVML: {error}".splitlines()[0])
 
     def disturbance(self) -> str:
-        """Take a reading; why the time since the last one is not to be trusted, or nothing."""
+        """Take a reading; why the time since the last one is not to be trusted (this one's or that one's reason)."""
         if self._read is None:
             return ""
         try:
@@ -56,7 +58,8 @@ class Watch:
             return ""
         self._clocks.append(reading.sm_mhz)
         self._reasons.update(reason for reason in reading.reasons if reason not in HARMLESS)
-        why = self._judge(reading)
+        before, self._before = self._before, self._judge(reading)
+        why = self._before or before
         self._disturbed += bool(why)
         return why
 
@@ -79,6 +82,7 @@ class Watch:
         self._low.append(reading.sm_mhz)
         if len(self._low) >= STAYS_LOW:
             self._best_mhz, self._low = max(self._low), []
+        if reading.sm_mhz >= CLOCK_SHARE * self._best_mhz:
             return ""
         return f"SM clock {reading.sm_mhz} MHz, {self._best_mhz} before"
 

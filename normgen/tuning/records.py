@@ -252,6 +252,8 @@ def is_better(new: Record, old: Record | None) -> bool:
     )
     if stale or (new.measured and not old.measured) or old.schedule == new.schedule:
         return True
+    if new.search.get("incumbent") == old.schedule.key:
+        return True  # beaten in one interleaved run, beyond its noise: `measure.confirm` keeps an incumbent in a tie
     if new.us is None or old.us is None:
         return old.us is None
     noise = float(new.search.get("noise_floor") or 0.0)

@@ -5,6 +5,8 @@ Without a GPU the device is `fake_device`; the same faults in real kernels' text
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -12,20 +14,24 @@ from pathlib import Path
 import pytest
 
 from normgen.codegen.module import Kernel, Launch, Module
-from normgen.cuda.compiler import Cubin, Resources
-from normgen.device import TARGETS
+from normgen.cuda.compiler import Cubin, Resources, compile_module
+from normgen.device import TARGETS, Device
 from normgen.problem import Problem
+from normgen.program.source import problem_for
 from normgen.schedule.schedule import Schedule
+from normgen.spec_reader import load
+from normgen.tuning import measured, parts
 from normgen.tuning.builder import Builder, Emit
 from normgen.tuning.campaign import Campaign, finalist_records
 from normgen.tuning.isolated import Patience, WorkerBench
 from normgen.tuning.measure import Policy
 from normgen.tuning.process import Worker
-from normgen.tuning.progress import Silent
+from normgen.tuning.progress import Silent, Standing
 from normgen.tuning.records import Cache, Outcome, Record
 from normgen.tuning.run import Run, open_run
 from normgen.tuning.search import Search
 from normgen.tuning.store import read
+from tests.tuning.planted import KINDS, plant, planting
 from tests.tuning.simulated import problem
 from tests.tuning.test_isolated import FACTORY, Killer
 from tests.tuning.test_search import DEFAULT, LEGAL, OPTIMUM, PREDICTED, truth
@@ -133,3 +139,108 @@ def test_workers_killed_by_hand_lose_no_candidate(run: Run, tmp_path: Path) -> N
     assert {r.outcome for r in records} == {Outcome.OK}
     assert len({r.schedule for r in records}) == len(records) == TRIALS
     assert truth(winner.schedule) <= 1.02 * OPTIMUM
+
+
+REAL = problem_for(load("layernorm"), shape="2048x768")
+
+
+def some_legal(facts: Device, count: int) -> list[Schedule]:
+    """The default, then legal schedules that hold the row in registers and compute the variance as written."""
+    default = parts.default_schedule(REAL, facts)
+    plain = [
+        s
+        for s in parts.legal_space(REAL, facts).legal
+        if s != default and (s.hold, s.variance, s.reduce_with) == ("registers", "two_pass", "shuffle")
+    ]
+    plain.sort(key=lambda s: (parts.predicted_us(REAL, s, facts), s.key))
+    return [default, *plain[: count - 1]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_planted_fault_is_a_text_that_compiles(kind: str) -> None:
+    module = parts.emit(REAL, parts.default_schedule(REAL, TARGETS["h200"]))
+    assert compile_module(plant(module, kind, cols=REAL.cols), 90).data.startswith(b"\x7fELF")
+
+
+class KillsTheWorker(Silent):
+    """Kills the newest worker from outside after each of the first `count` batches."""
+
+    def __init__(self, pids: list[int], count: int) -> None:
+        self._pids, self._left = pids, count
+
+    def standing(self, _: Standing) -> None:
+        if self._left:
+            self._left -= 1
+            os.kill(self._pids[-1], signal.SIGKILL)
+
+
+def tune_planted(
+    monkeypatch: pytest.MonkeyPatch, legal: list[Schedule], kinds: dict[Schedule, str], *, kills: int, facts: Device
+) -> tuple[Record, list[Record], list[str]]:
+    """A whole measured run over `legal`: the winner, every candidate's record, the run's notes."""
+    pids: list[int] = []
+
+    class Noted(Worker):
+        def __init__(self, factory: str, index: int) -> None:
+            super().__init__(factory, index)
+            pids.append(self.pid)
+
+    def prepare(run: Run) -> tuple[Search, Schedule, None]:
+        predicted = [parts.predicted_us(run.problem, s, facts) for s in legal]
+        return Search(legal, predicted=predicted, seeds=legal, seed=run.seed), legal[0], None
+
+    monkeypatch.setattr(measured, "Worker", Noted)
+    monkeypatch.setattr(measured, "prepare", prepare)
+    monkeypatch.setattr(parts, "emit", planting(kinds))
+    with measured.processes(0) as using, open_run(
+        REAL, facts, cache=Cache.COLD, seed=0, trials=len(legal), budget_s=120.0,
+        progress=KillsTheWorker(pids, kills), command="test", versions={"normgen": "0.1.0"},
+    ) as run:  # fmt: skip
+        records, _ = measured.measure_on_gpu(run, using)
+        return records[0], list(read(run.writer.path).records), run.notes
+
+
+@pytest.mark.gpu
+def test_faults_in_real_kernels_are_recorded_and_the_others_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from normgen.cuda.runtime import device_facts
+
+    monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path))
+    facts = device_facts(0)
+    legal = some_legal(facts, 24)
+    kinds = dict(zip(legal[2:20:3], KINDS, strict=True))
+    winner, records, notes = tune_planted(monkeypatch, legal, kinds, kills=0, facts=facts)
+    outcome = {kind: next(r.outcome for r in records if r.schedule == s) for s, kind in kinds.items()}
+    assert outcome == {
+        "far": Outcome.LAUNCH_ERROR,
+        "behind": Outcome.WRONG_RESULT,
+        "endless": Outcome.TIMEOUT,
+        "trap": Outcome.LAUNCH_ERROR,
+        "wrong": Outcome.WRONG_RESULT,
+        "shared": Outcome.LAUNCH_ERROR,
+    }
+    right = [r for r in records if r.schedule not in kinds and not r.reason.startswith("same code")]
+    assert {r.outcome for r in right} == {Outcome.OK}
+    assert {r.schedule for r in records} == set(legal)
+    assert winner.schedule not in kinds
+    assert len(notes) == 6  # far, endless and trap, each lost with two workers
+    assert winner.us is not None
+    assert winner.us <= 1.05 * min(r.us for r in right if r.us is not None)
+
+
+@pytest.mark.gpu
+def test_a_worker_killed_twice_between_batches_loses_no_real_candidate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from normgen.cuda.runtime import device_facts
+
+    monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path))
+    facts = device_facts(0)
+    legal = some_legal(facts, 24)
+    winner, records, notes = tune_planted(monkeypatch, legal, {}, kills=2, facts=facts)
+    assert {r.schedule for r in records} == set(legal)
+    assert {r.outcome for r in records} == {Outcome.OK}
+    assert len(notes) == 2
+    assert all("SIGKILL" in note for note in notes)
+    assert winner.search["conditions"]["lost_workers"]
