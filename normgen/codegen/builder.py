@@ -382,7 +382,9 @@ class KernelBuilder:
     def reduce_line(self, look: int) -> str:
         state = self.states[look]
         width = self.schedule.threads_per_row
-        if width == 1 and self.schedule.cluster == 1:
+        if self.schedule.cluster > 1:
+            return f"{state.variable} = reduce_cluster<kWarps, kCluster>({state.variable}, {state.variable}_slots);"
+        if width == 1:
             return ""
         if self.schedule.reduce_with == "shared_tree":
             call = f"reduce_tree<kThreadsPerRow>({state.variable}, {state.variable}_slots[slot])"
@@ -434,10 +436,14 @@ class KernelBuilder:
             self.load_loops(out)
         if self.schedule.params == "early":
             self.param_loops(out)
+        if self.schedule.cluster > 1 and self.states:
+            out.lines("cluster_arrive();  // a block may write to another only once that one has started")
         for look, state in enumerate(self.states):
             out.lines(f"{state.type} {state.variable} = {{{', '.join(state.identity)}}};")
             out.loop(self.look_loop(look))
             reduce = [line for line in (self.reduce_line(look),) if line]
+            if self.schedule.cluster > 1 and look == 0:
+                reduce.insert(0, "cluster_wait();")
             out.lines(*reduce, *self.row_lines(look + 1))
         out.lines(*self.row_store_lines())
         if self.elem_stores or self.columns:
@@ -534,15 +540,17 @@ class KernelBuilder:
         out = SectionList()
         s = self.schedule
         whole_block = s.rows_per_block == 1
-        lines = [
-            "const int lane = threadIdx.x;" if whole_block else "const int lane = threadIdx.x % kThreadsPerRow;",
-        ]
+        lane = "threadIdx.x" if whole_block else "threadIdx.x % kThreadsPerRow"
+        if s.cluster > 1:
+            lane = "static_cast<int>(cluster_rank() * kThreads + threadIdx.x)"
+        lines = [f"const int lane = {lane};"]
         uses_slot = s.threads_per_row > WARP or s.reduce_with == "shared_tree"
-        if not whole_block or uses_slot:
+        if s.cluster == 1 and (not whole_block or uses_slot):
             slot = "0" if whole_block else "threadIdx.x / kThreadsPerRow"
             lines.append(f"const int slot = {slot};  // this thread's row within the block")
         if not self.loops_rows:
             start = "blockIdx.x" if whole_block else "blockIdx.x * kRowsPerBlock + slot"
+            start = "blockIdx.x / kCluster" if s.cluster > 1 else start
             lines.append(f"const int row = {start};")
         if self.problem.any_cols:
             extra = "2 * kVector - 2" if self.layout.shifted else "kVector - 1"
@@ -593,14 +601,18 @@ class KernelBuilder:
         s, problem = self.schedule, self.problem
         first = problem.dtype
         rows = [] if problem.any_cols else [("kCols", str(problem.cols), "")]
-        rows.append(("kThreadsPerRow", str(s.threads_per_row), ""))
+        if s.cluster > 1:
+            rows += [("kCluster", str(s.cluster), "blocks that share a row"), ("kThreads", str(s.threads), "")]
+            rows += [("kWarps", "kThreads / 32", ""), ("kThreadsPerRow", "kCluster * kThreads", "")]
+        else:
+            rows.append(("kThreadsPerRow", str(s.threads_per_row), ""))
         if s.rows_per_block > 1:
             rows.append(("kRowsPerBlock", str(s.rows_per_block), ""))
-        if s.hold == "shared" or self.columns.in_shared:
+        if (s.hold == "shared" or self.columns.in_shared) and s.cluster == 1:
             rows.append(("kThreads", str(s.threads), ""))
         width = s.vector * first.bytes
         rows.append(("kVector", str(s.vector), f"elements per access of {width} bytes"))
-        if s.threads_per_row > WARP and s.reduce_with != "shared_tree":
+        if s.threads_per_row > WARP and s.reduce_with != "shared_tree" and s.cluster == 1:
             rows.append(("kWarpsPerRow", "kThreadsPerRow / 32", ""))
         if not problem.any_cols:
             top = "(kCols + 2 * kVector - 2) / kVector" if self.layout.shifted else "(kCols + kVector - 1) / kVector"
@@ -613,6 +625,8 @@ class KernelBuilder:
 
     def shared_lines(self) -> tuple[str, ...]:
         s = self.schedule
+        if s.cluster > 1:
+            return tuple(f"__shared__ {st.type} {st.variable}_slots[kCluster * kWarps];" for st in self.states)
         if s.threads_per_row == 1:
             return ()
         if s.reduce_with == "shared_tree":

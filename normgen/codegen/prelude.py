@@ -17,7 +17,7 @@ STORE_BUILTINS = {
     "streaming": "__stcs(address, value)",
     "cache_global": "__stcg(address, value)",
 }
-SHUFFLED = ("lanes", "block_shuffle", "block_shuffle_rows")  # the trees that exchange states by shuffles
+SHUFFLED = ("lanes", "block_shuffle", "block_shuffle_rows", "cluster")  # the trees that exchange states by shuffles
 POLICIES = ("evict_first", "evict_last")  # L2 eviction priorities; they need createpolicy (sm_80)
 
 
@@ -90,6 +90,7 @@ def instructions_of(text: str, dtypes: Iterable[str]) -> str:
     """The hardware instructions that `text` calls."""
     features = ["extremum"] if re.search(r"\b(maximum|minimum)\(", text) else []
     features += [name for name in ("dynamic_shared", "named_barrier") if f"{name}(" in text]
+    features += ["cluster"] if "cluster_rank()" in text else []
     features += ["dependent_launch"] if "dependency_wait()" in text else []
     return instructions(
         dtypes=dtypes,

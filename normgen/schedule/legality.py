@@ -150,8 +150,18 @@ def _params_registers(problem: Problem, s: Schedule, device: Device) -> str | No
     return None
 
 
-def _cluster(_: Problem, s: Schedule, __: Device) -> str | None:
-    return "rows shared by a thread-block cluster are not built yet" if s.cluster > 1 else None
+def _cluster(_: Problem, s: Schedule, device: Device) -> str | None:
+    if s.cluster == 1:
+        return None
+    if device.arch < 90:
+        return "thread-block clusters need sm_90"
+    if s.rows_per_block > 1 or s.threads_per_row < 32:
+        return "a cluster shares one row: rows_per_block = 1 and whole warps"
+    if s.reduce_with != "shuffle":
+        return "clusters combine with shuffles and distributed shared memory"
+    if s.persistent:
+        return "a cluster of a persistent grid would overwrite states its neighbours still read"
+    return None
 
 
 def _persistent(problem: Problem, s: Schedule, device: Device) -> str | None:
@@ -274,6 +284,20 @@ def searched_tile(problem: Problem, s: Schedule, _: Device) -> str | None:
         return f"not searched: several rows side by side beyond {limit} threads a block"
     if column_outputs(problem) and s.persistent * s.threads > 768 and s.hold == "registers":
         return "not searched: more than 768 resident threads an SM, with column sums in registers"
+    return None
+
+
+def searched_cluster(problem: Problem, s: Schedule, device: Device) -> str | None:
+    """Search policy: a cluster pays where one block cannot hold the row or rows are fewer than SMs."""
+    if s.cluster == 1:
+        return None
+    if s.threads_per_row < 128:
+        return "not searched: clusters of blocks below 128 threads"
+    small = problem.cols * problem.dtype.bytes < 32768 and problem.rows * 2 > device.sm_count
+    if small or problem.any_cols:
+        return "not searched: clusters for rows that one block holds, unless rows are fewer than half the SMs"
+    if steps_per_lane(problem, s) > 16:
+        return "not searched: clusters with more than 16 vectors a thread"
     return None
 
 

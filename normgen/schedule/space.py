@@ -19,6 +19,7 @@ from normgen.schedule.legality import (
     held_bytes_per_thread,
     plain_only,
     refusal,
+    searched_cluster,
     searched_tile,
     steps_per_lane,
 )
@@ -28,6 +29,7 @@ from normgen.spec import Kind
 # What a spec that says nothing searches. Knobs that are not listed keep the schedule's default.
 DEFAULT_KNOBS: dict[str, tuple[Any, ...]] = {
     "threads_per_row": (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
+    "cluster": (1, 2, 4, 8, 16),
     "rows_per_block": (1, 2, 4, 8, 16, 32, 128),  # as far as 256 threads a block
     "vector": (1, 2, 4, 8),
     "hold": ("registers", "shared", "reload"),
@@ -115,7 +117,7 @@ def space(problem: Problem, device: Device) -> Space:
     legal: list[Schedule] = []
     refusals: dict[str, Refusal] = {}
     for structure in _points(Schedule(params="late", unroll=1), STRUCTURAL_KNOBS, values):
-        reason = refusal(problem, structure, device, (*STRUCTURAL, searched_tile))
+        reason = refusal(problem, structure, device, (*STRUCTURAL, searched_tile, searched_cluster))
         if reason is not None:
             _count(refusals, reason, structure)
             continue
