@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 import normgen
+from normgen.cli_bench import bench
 from normgen.cli_options import (
     json_option,
     parse_device,
@@ -259,7 +260,7 @@ def doctor(as_json: bool) -> None:
     show(report.as_dict() if as_json else str(report))
 
 
-for command in STUDY_COMMANDS:
+for command in (*STUDY_COMMANDS, bench):
     cli.add_command(command)
 
 if __name__ == "__main__":

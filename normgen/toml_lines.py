@@ -33,6 +33,20 @@ def key_lines(text: str) -> dict[KeyPath, int]:
     return lines
 
 
+def array_lines(text: str, name: str) -> list[dict[str, int]]:
+    """For each `[[name]]` in order: its own line under "", and the first line of every key in it."""
+    tables: list[dict[str, int]] = []
+    is_inside = False
+    for number, line in _outside_long_strings(text):
+        if header := _HEADER.match(line):
+            is_inside = line.lstrip().startswith("[[") and _parts(header[1]) == (name,)
+            if is_inside:
+                tables.append({"": number})
+        elif is_inside and (entry := _ENTRY.match(line)):
+            tables[-1].setdefault(_parts(entry[1])[0], number)
+    return tables
+
+
 def _note(lines: dict[KeyPath, int], path: KeyPath, number: int) -> None:
     for length in range(1, len(path) + 1):
         lines.setdefault(path[:length], number)

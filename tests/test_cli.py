@@ -196,3 +196,20 @@ def test_pairs_are_separated_by_spaces_or_commas() -> None:
     assert cli_options.parse_pairs("") == {}
     with pytest.raises(UsageError, match="name=value"):
         cli_options.parse_pairs("a=")
+
+
+def test_explain_says_what_a_schedule_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    for extra, key in (((), "occupancy"), (("--json",), '"waves"')):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["explain", "--shape", "8192x768", "load=streaming", *extra])
+        assert ended.value.code == 0
+        assert key in capsys.readouterr().out
+
+
+def test_a_replay_of_what_is_no_sweep_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text("{}\n")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["replay", str(file)])
+    assert ended.value.code == 2
+    assert "header line" in capsys.readouterr().err

@@ -27,7 +27,8 @@ LAYERS = (
     ("tuning",),
     ("interop",),
     ("kernel", "export", "report", "doctor", "console"),
-    ("cli", "__main__"),
+    ("bench",),
+    ("cli", "cli_options", "cli_study", "cli_bench", "__main__"),
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # cuda and cpu get text, names and sizes: of the layers above them they know these and no formula.

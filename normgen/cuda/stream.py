@@ -134,6 +134,11 @@ class Graph(Owned):
 
     def __init__(self, handle: int, nodes: int, device: int) -> None:
         self.handle, self.nodes, self.device = handle, nodes, device
+        self.owner: object = None
+
+    def close(self) -> None:
+        super().close()
+        self.owner = None
 
     @classmethod
     def capture(cls, stream: Stream, work: Callable[[], object]) -> Graph:
@@ -153,11 +158,24 @@ class Graph(Owned):
             raise
         graph = check(bindings.cuStreamEndCapture(stream.handle), "end a capture")
         try:
-            nodes = check(bindings.cuGraphGetNodes(graph, 0), "count a graph's nodes")[-1]
-            executable = check(bindings.cuGraphInstantiate(graph, 0), "instantiate a graph")
+            return cls.of(int(graph), device=stream.device)
         finally:
             check(bindings.cuGraphDestroy(graph), "destroy a captured graph")
-        return cls(int(executable), int(nodes), stream.device)
+
+    @classmethod
+    def of(cls, captured: int, *, device: int = 0, owner: object = None) -> Graph:
+        """Instantiate a captured graph (a CUgraph handle), whoever captured it.
+
+        owner  what must live as long as this graph's replays: the memory its nodes use
+        """
+        bindings = driver()
+        handle = bindings.CUgraph(captured)
+        with OnDevice(device):
+            nodes = check(bindings.cuGraphGetNodes(handle, 0), "count a graph's nodes")[-1]
+            executable = check(bindings.cuGraphInstantiate(handle, 0), "instantiate a graph")
+        graph = cls(int(executable), int(nodes), device)
+        graph.owner = owner
+        return graph
 
     def upload(self, stream: Stream) -> None:
         """Put the graph on the device, so that the first replay is no slower than the next."""

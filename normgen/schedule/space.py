@@ -160,12 +160,15 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
     Raises NothingValidError if no schedule is legal, which would be a hole in the space.
     """
     widths = [v for v in (16, 8, 4, 2, 1) if v * problem.dtype.bytes <= 16]
-    holds, edges = ("registers", "shared", "reload"), ("exact", "masked", "peel")
-    for hold, vector, edge in itertools.product(holds, widths, edges):
+    clusters = (1, 2, 4, 8, 16) if device.arch >= 90 and not column_outputs(problem) else (1,)
+    places = [*(("registers", c) for c in clusters), ("shared", 1), ("reload", 1)]
+    edges = ("exact", "masked", "peel")
+    for (hold, cluster), vector, edge in itertools.product(places, widths, edges):
         for threads in _thread_preference(problem, vector):
             schedule = Schedule(
                 threads_per_row=threads,
-                rows_per_block=max(1, 128 // threads),
+                rows_per_block=max(1, 128 // threads) if cluster == 1 else 1,
+                cluster=cluster,
                 vector=vector,
                 edges=edge,
                 hold=hold,

@@ -110,7 +110,8 @@ class Campaign:
         waiting: deque[list[tuple[int, Candidate]]] = deque()
         asked = 0
         while True:
-            while len(waiting) < 2 and asked < self.run.trials and self._has_time():
+            settled = self.search.is_settled(self._roof_us)
+            while len(waiting) < 2 and asked < self.run.trials and self._has_time() and not settled:
                 batch = self._ask(min(BATCH, self.run.trials - asked))
                 if not batch:
                     break

@@ -8,18 +8,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from normgen.codegen.module import Module
 from normgen.cuda.compiler import compile_module
 from normgen.cuda.driver import core_device
 from normgen.cuda.runtime import DeviceBuffer, Event, Graph, LoadedModule, Stream, copy, memset, use_device
 from normgen.device import Device
 from normgen.errors import DriverError
-from normgen.problem import Problem
+from normgen.problem import Problem, TensorUse
 from normgen.spec import Kind
 from normgen.tuning.bench import Check, DeviceLostError, KernelFaultError
 from normgen.tuning.clocks import Watch
-from normgen.tuning.gpu_check import DeviceCheck
-from normgen.tuning.gpu_data import filled_sets, zeros
+from normgen.tuning.gpu_check import VERIFY_ELEMENTS, DeviceCheck
+from normgen.tuning.gpu_data import filled_sets, sample_inputs, zeros
 from normgen.tuning.plan import ROUND_OVER_L2, Plan, layout, plan_of
 from normgen.tuning.records import Cache, Outcome
 from normgen.tuning.roof import VECTOR_BYTES, roof_module
@@ -68,7 +70,16 @@ class GpuBench:
 
     roofs: Sequence[str] = (COPY, ELEMENTWISE)
 
-    def __init__(self, problem: Problem, facts: Device, *, index: int, cache: Cache, seed: int) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        facts: Device,
+        *,
+        index: int,
+        cache: Cache,
+        seed: int,
+        checked_elements: int = VERIFY_ELEMENTS,
+    ) -> None:
         use_device(index)
         self.problem = problem
         self._index, self._facts = index, facts
@@ -76,9 +87,10 @@ class GpuBench:
         self._start, self._stop = Event(index), Event(index)
         self._offsets, set_bytes = layout(problem)
         self.plan = plan_of(set_bytes, l2_bytes=facts.l2_bytes, cache=cache)
-        self._sets = filled_sets(problem, self._offsets, set_bytes, count=self.plan.sets, index=index, seed=seed)
+        self.inputs = sample_inputs(problem, seed=seed)  # of every set, repeated over its rows
+        self._sets = filled_sets(self.inputs, problem, self._offsets, set_bytes, count=self.plan.sets, index=index)
         self._scalars = {name: float(value) for name, value in problem.spec.scalars}
-        self._checks = DeviceCheck(problem, index=index, seed=seed)
+        self._checks = DeviceCheck(problem, index=index, seed=seed, elements=checked_elements)
         self._stream.wait_for(0)  # the data was prepared on the default stream
         self._loaded: dict[str, _Loaded] = {}
         self._replays: dict[str, _Replay] = {}
@@ -86,6 +98,7 @@ class GpuBench:
         self._flusher: Callable[[], None] | None = None
         self._best_us: float | None = None
         self._watch = Watch.of_device(str(core_device(index).pci_bus_id))
+        self._roof_sets: list[DeviceBuffer] = []
         self._make_roofs(cache)
 
     def load(self, key: str, module: Module, cubin: Any) -> None:
@@ -114,10 +127,51 @@ class GpuBench:
         replay = self._replays.pop(key, None)
         if replay is not None:
             replay.graph.close()
-        loaded = self._loaded.pop(key)
+        loaded = self._loaded.pop(key, None)
+        if loaded is None:
+            return
         loaded.module.close()
         if loaded.workspace is not None:
             loaded.workspace.close()
+
+    def add(self, key: str, capture: Callable[[int], Graph], *, rough_us: float) -> None:
+        """Replay other work on the same sets: `capture(n)` is a graph of n launches, launch i on set i % plan.sets."""
+        with _watching():
+            self._replays[key] = self._sized(capture, self.plan, rough_us)
+
+    def tensors(self, number: int) -> dict[str, int]:
+        """Where each tensor's first element lies in set `number`."""
+        base = self._sets[number].pointer
+        return {name: base + offset for name, offset in self._offsets.items()}
+
+    def launch_once(self, key: str) -> None:
+        """Run a loaded kernel on set 0 and wait for it."""
+        with _watching():
+            self._launcher(self._loaded[key])(0)
+            self._stream.synchronize()
+
+    def read(self, tensor: TensorUse, rows: tuple[int, int]) -> np.ndarray[Any, Any]:
+        """Rows start..stop of a tensor of set 0: elem [rows, cols], row [rows]; col [cols] whole."""
+        start, stop = rows
+        size, pitch, cols = tensor.dtype.bytes, self.problem.pitch, self.problem.cols
+        offset = self._offsets[tensor.name]
+        if tensor.kind is Kind.COL:
+            return self._sets[0].read((cols,), tensor.dtype, offset=offset)
+        width = pitch if tensor.kind is Kind.ELEM else 1
+        found = self._sets[0].read((stop - start, width), tensor.dtype, offset=offset + start * width * size)
+        return found[:, :cols] if tensor.kind is Kind.ELEM else found[:, 0]
+
+    def close(self) -> None:
+        """Free everything this bench holds on the device, without waiting for the garbage collector."""
+        for key in [*self._replays, *self._loaded]:
+            self.unload(key)
+        for helper in self._helpers:
+            helper.close()
+        buffers = [*self._sets, *self._roof_sets, *([self._scratch] if self._flusher else [])]
+        for held in (*buffers, self._start, self._stop, self._stream):
+            held.close()
+        self._sets, self._roof_sets = [], []
+        del self._checks
 
     def warm_up(self, key: str) -> None:
         """Replay for 3 ms; the first time this also captures the graph."""
@@ -158,22 +212,11 @@ class GpuBench:
         return loaded.module.bind().set(workspace=loaded.workspace_pointer)
 
     def _capture(self, key: str) -> _Replay:
-        """A graph of as many launches as the plan says for this kernel's time; launch i uses set i % sets.
+        """A graph of as many launches as the plan says for this kernel's time.
 
         Raises KernelFaultError when the kernel is hopelessly slow.
         """
-        bound = self._bind(self._loaded[key]).set(
-            pitches={t.name: self.problem.pitch for t in self.problem.tensors if t.kind is Kind.ELEM},
-            rows=self.problem.rows,
-            cols=self.problem.cols,
-            scalars=self._scalars,
-        )
-
-        def launch(i: int) -> None:
-            base = self._sets[i % self.plan.sets].pointer
-            bound.set(pointers={name: base + offset for name, offset in self._offsets.items()})
-            bound.launch(self._stream)
-
+        launch = self._launcher(self._loaded[key])
         rough_us = self._rough_us(launch)
         if self._best_us is not None and rough_us > max(HOPELESS_FLOOR_US, HOPELESS * self._best_us):
             raise KernelFaultError(
@@ -184,23 +227,40 @@ class GpuBench:
             )
         return self._replay(launch, self.plan, rough_us)
 
+    def _launcher(self, loaded: _Loaded) -> Callable[[int], None]:
+        """Queues launch i, which uses set i % sets."""
+        bound = self._bind(loaded).set(
+            pitches={t.name: self.problem.pitch for t in self.problem.tensors if t.kind is Kind.ELEM},
+            rows=self.problem.rows,
+            cols=self.problem.cols,
+            scalars=self._scalars,
+        )
+
+        def launch(i: int) -> None:
+            bound.set(pointers=self.tensors(i % self.plan.sets))
+            bound.launch(self._stream)
+
+        return launch
+
     def _replay(self, launch: Callable[[int], None], plan: Plan, rough_us: float) -> _Replay:
+        def capture(count: int) -> Graph:
+            return Graph.capture(self._stream, lambda: list(map(launch, range(count))))
+
+        return self._sized(capture, plan, rough_us)
+
+    def _sized(self, capture: Callable[[int], Graph], plan: Plan, rough_us: float) -> _Replay:
         """Captured twice when the first, sized by separate launches from the host, turns out too short."""
-        first = self._captured(launch, plan, plan.launches(rough_us))
+        first = self._captured(capture, plan, plan.launches(rough_us))
         first.graph.replay_us(self._stream, self._start, self._stop)
         us = first.graph.replay_us(self._stream, self._start, self._stop) / first.launches
         count = plan.launches(us)
         if count <= 1.5 * first.launches:
             return first
         first.graph.close()
-        return self._captured(launch, plan, count)
+        return self._captured(capture, plan, count)
 
-    def _captured(self, launch: Callable[[int], None], plan: Plan, count: int) -> _Replay:
-        def work() -> None:
-            for i in range(count):
-                launch(i)
-
-        graph = Graph.capture(self._stream, work)
+    def _captured(self, capture: Callable[[int], Graph], plan: Plan, count: int) -> _Replay:
+        graph = capture(count)
         graph.upload(self._stream)
         return _Replay(graph=graph, launches=count, flush=self._flusher if plan.flushed else None)
 

@@ -22,12 +22,12 @@ FAMILY_ROWS = 24  # two of every row family
 VERIFY_ELEMENTS = 1 << 24  # a larger problem is checked with fewer rows than it has
 
 
-def checked_problem(problem: Problem) -> Problem:
-    """The problem with a number of rows that pays: at most VERIFY_ELEMENTS, and enough for every row family.
+def checked_problem(problem: Problem, elements: int = VERIFY_ELEMENTS) -> Problem:
+    """The problem with a number of rows that pays: at most so many elements, and enough for every row family.
 
     The rows are independent and their number is a run-time argument of the kernel.
     """
-    most = max(1, VERIFY_ELEMENTS // problem.cols)
+    most = max(1, elements // problem.cols)
     return replace(problem, rows=max(min(problem.rows, most), FAMILY_ROWS))
 
 
@@ -88,8 +88,8 @@ def _mirror(host: Buffer, align: int, index: int) -> _Mirror:
 class DeviceCheck:
     """Inputs and poisoned outputs of a problem on a device, ready for any number of kernels."""
 
-    def __init__(self, problem: Problem, *, index: int, seed: int) -> None:
-        self.problem = checked_problem(problem)
+    def __init__(self, problem: Problem, *, index: int, seed: int, elements: int = VERIFY_ELEMENTS) -> None:
+        self.problem = checked_problem(problem, elements)
         self._inputs = verify.make_inputs(self.problem, seed=seed)
         self._outputs = verify.make_outputs(self.problem, seed=seed)
         buffers = {**self._inputs.buffers, **self._outputs.buffers}

@@ -9,19 +9,25 @@ from normgen.cuda.runtime import DeviceBuffer, copy
 from normgen.problem import Problem
 from normgen.spec import Kind
 from normgen.tuning.plan import extent
+from normgen.verify import Inputs
 
 FILL_ELEMENTS = 1 << 22  # random numbers a tensor; further rows repeat them
 POISON = 0xFF  # NaN in every stored format
 
 
+def sample_inputs(problem: Problem, *, seed: int) -> Inputs:
+    """The first rows of a problem's random inputs; the rows after them repeat these."""
+    sample = replace(problem, rows=min(problem.rows, max(1, FILL_ELEMENTS // problem.cols)))
+    return verify.make_inputs(sample, seed=seed, families=("normal",))
+
+
 def filled_sets(
-    problem: Problem, offsets: dict[str, int], set_bytes: int, *, count: int, index: int, seed: int
+    inputs: Inputs, problem: Problem, offsets: dict[str, int], set_bytes: int, *, count: int, index: int
 ) -> list[DeviceBuffer]:
     """`count` sets with the same random numbers, each in its own memory. Zeros would run faster than data."""
     first = DeviceBuffer(set_bytes, device=index)
     first.fill(POISON)
-    sample = replace(problem, rows=min(problem.rows, max(1, FILL_ELEMENTS // problem.cols)))
-    inputs = verify.make_inputs(sample, seed=seed, families=("normal",))
+    sample = inputs.problem
     for tensor in problem.tensors:
         if tensor.is_written or problem.rows == 0:
             continue

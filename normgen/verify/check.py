@@ -168,16 +168,19 @@ def prepare(
     rows: NDArray[np.intp] | None = None,
     chain: int | None = None,
     formulas: Formulas | None = None,
+    repeated_to: int | None = None,
 ) -> Expectation:
     """What `check` computes before it looks at a result, kept: 16 bytes an element of `rows` x cols.
 
     start   what accumulated gradients held before the run (`Outputs.start`)
     rows    numbers of the rows to look at (`pick_rows`, `pick_slabs`); None: every row. Column outputs sum all rows.
+    repeated_to  column outputs sum so many rows, in which the rows of `inputs` come again and again
     """
     if problem.accumulate and not start:
         raise UsageError("accumulated gradients are checked with the Outputs of make_outputs", received="no start")
     picked = np.arange(problem.rows) if rows is None else rows
-    parts = tuple(_parts(_model(problem, inputs, start or {}, chain, formulas), picked, _written(problem)))
+    model = _model(problem, inputs, start or {}, chain, formulas)
+    parts = tuple(_parts(model, picked, _written(problem), repeated_to=repeated_to))
     return Expectation(problem=problem, inputs=inputs, rows=picked, parts=parts)
 
 
@@ -197,14 +200,17 @@ def _model(
     )
 
 
-def _parts(model: _Model, picked: NDArray[np.intp], written: list[TensorUse]) -> Iterator[Part]:
+def _parts(
+    model: _Model, picked: NDArray[np.intp], written: list[TensorUse], *, repeated_to: int | None = None
+) -> Iterator[Part]:
     """The expected values of the written tensors, a block of rows at a time, column outputs last."""
     with np.errstate(all="ignore"):
         by_row = [t for t in written if t.kind is not Kind.COL]
         for block in _blocks(picked, model.problem.cols):
             for tensor, want, bound in model.rows(block, by_row):
                 yield Part(tensor=tensor, rows=block, want=want, bound=bound)
-        for tensor, want, bound in model.columns([t for t in written if t.kind is Kind.COL]):
+        total = model.problem.rows if repeated_to is None else repeated_to
+        for tensor, want, bound in model.columns([t for t in written if t.kind is Kind.COL], total):
             yield Part(tensor=tensor, rows=np.array([-1]), want=want, bound=bound)
 
 
@@ -327,15 +333,29 @@ class _Model:
             bound = stored(found, tensor.dtype)
             yield tensor, np.broadcast_to(want.reshape(-1, want.shape[-1] if want.ndim == 2 else 1), shape), bound
 
-    def columns(self, tensors: list[TensorUse]) -> Iterator[tuple[TensorUse, Array, Array]]:
-        """(tensor, want, bound) of the column outputs over all rows, each [1, cols]."""
+    def columns(self, tensors: list[TensorUse], total: int) -> Iterator[tuple[TensorUse, Array, Array]]:
+        """(tensor, want, bound) of the column outputs over `total` rows, which repeat the inputs', each [1, cols]."""
         if not tensors:
             return
-        rows, cols = self.problem.rows, self.problem.cols
-        zero = np.zeros((1, cols))
+        times, rest = divmod(total, max(self.problem.rows, 1))
+        parts, exact = self._column_sums(tensors, self.problem.rows)
+        if (times, rest) != (1, 0):
+            rest_parts, rest_exact = self._column_sums(tensors, rest)
+            parts = {name: part.scaled(times).plus(rest_parts[name]) for name, part in parts.items()}
+            exact = {name: times * value + rest_exact.get(name, 0.0) for name, value in exact.items()}
+        for tensor in tensors:
+            found = self._accumulated(tensor, parts[tensor.name].bounded(total), None)
+            want = exact.get(tensor.name, found.value)
+            if tensor.name in exact and tensor.name in self.start:
+                want = want + self._start(tensor, None)
+            yield tensor, want, stored(found, tensor.dtype)
+
+    def _column_sums(self, tensors: list[TensorUse], rows: int) -> tuple[dict[str, ColumnSum], dict[str, Array]]:
+        """Sums of the first `rows` rows: with what bounds them, and by the reference where there is one."""
+        zero = np.zeros((1, self.problem.cols))
         parts = {t.name: ColumnSum(zero, zero, zero, zero) for t in tensors}
         exact: dict[str, Array] = {}
-        for block in _blocks(np.arange(rows), cols):
+        for block in _blocks(np.arange(rows), self.problem.cols):
             evaluation, values = self._open(block)
             wanted = self._reference(values)
             for tensor in tensors:
@@ -343,14 +363,7 @@ class _Model:
                 parts[tensor.name] = parts[tensor.name].plus(self.arithmetic.column_part(term))
                 if tensor.name in wanted:
                     exact[tensor.name] = exact.get(tensor.name, zero) + wanted[tensor.name]
-        for tensor in tensors:
-            found = self._accumulated(tensor, parts[tensor.name].bounded(rows), None)
-            want = exact.get(tensor.name)
-            if want is None:
-                want = found.value
-            elif tensor.name in self.start:
-                want = want + self._start(tensor, None)
-            yield tensor, want, stored(found, tensor.dtype)
+        return parts, exact
 
     def _open(self, block: NDArray[np.intp]) -> tuple[Evaluation[Bounded], dict[str, Array]]:
         """The walk over one block, and the block's inputs in float64 kind shapes."""

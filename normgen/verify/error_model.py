@@ -82,6 +82,10 @@ class ColumnSum:
             self.carried + other.carried,
         )
 
+    def scaled(self, times: int) -> ColumnSum:
+        """The same rows that many times over."""
+        return ColumnSum(self.total * times, self.size * times, self.square * times, self.carried * times)
+
     def bounded(self, rows: int) -> Bounded:
         """The finished sum over `rows` rows; partial sums as for terms whose order is random."""
         partial = np.minimum(self.size, np.abs(self.total) + 4 * np.sqrt(self.square))

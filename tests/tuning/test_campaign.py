@@ -22,7 +22,7 @@ from normgen.tuning.measure import Policy
 from normgen.tuning.progress import Silent
 from normgen.tuning.records import Cache, Outcome
 from normgen.tuning.run import Run, open_run
-from normgen.tuning.search import Search
+from normgen.tuning.search import SETTLED_AFTER, Search
 from normgen.tuning.store import read
 from tests.tuning.simulated import SimulatedTimer, problem
 from tests.tuning.test_search import DEFAULT, LEGAL, OPTIMUM, PREDICTED, truth
@@ -121,7 +121,7 @@ def test_the_winner_is_near_the_optimum_and_beats_the_default(run: Run) -> None:
     assert records[0].schedule == finish.winner.schedule
     assert DEFAULT in [r.schedule for r in records]
     assert records[0].percent_of_roof == pytest.approx(98, abs=2.5)
-    assert records[0].search["trials"] == 80
+    assert SETTLED_AFTER <= records[0].search["trials"] <= 80
     assert 0 < records[0].search["noise_floor"] < 0.02
 
 
@@ -129,8 +129,8 @@ def test_every_candidate_is_recorded_with_its_outcome_and_no_wrong_one_is_timed(
     bench = SimulatedBench()
     campaign_on(run, bench).finish()
     records = read(run.folder / "candidates.jsonl").records
-    assert len(records) == 80
-    assert len({r.schedule for r in records}) == 80
+    assert SETTLED_AFTER <= len(records) <= 80
+    assert len({r.schedule for r in records}) == len(records)
     for record in records:
         if record.outcome is not Outcome.OK:
             assert record.schedule.key not in bench.timed

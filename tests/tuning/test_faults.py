@@ -81,6 +81,7 @@ def compile_now(module: Module) -> Future[Cubin]:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    monkeypatch.setattr(Search, "is_settled", lambda *_: False)
     monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path))
     with open_run(
         problem(), TARGETS["h200"], cache=Cache.COLD, seed=3, trials=TRIALS, budget_s=60.0, progress=Silent(),
@@ -189,6 +190,7 @@ def tune_planted(
         predicted = [parts.predicted_us(run.problem, s, facts) for s in legal]
         return Search(legal, predicted=predicted, seeds=legal, seed=run.seed), legal[0], None
 
+    monkeypatch.setattr(Search, "is_settled", lambda *_: False)  # all of `legal` is wanted
     monkeypatch.setattr(measured, "Worker", Noted)
     monkeypatch.setattr(measured, "prepare", prepare)
     monkeypatch.setattr(parts, "emit", planting(kinds))

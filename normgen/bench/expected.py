@@ -1,0 +1,129 @@
+"""What every provider must compute: float64 references for the bench's own inputs, and how far off one may be.
+
+All providers are judged on the inputs they are timed on: some runs of rows (the first, the last, others at random),
+and every column of a sum over rows. The inputs of a bench repeat (`gpu_data.sample_inputs`), so the reference of a
+sum over all rows is that of the sample, as often as it repeats.
+
+* We are held to the error model's bound for our own kernels (`verify.error_model`).
+* A peer may be `PEER_FACTOR` times as far off as the bound, and as a few roundings of intermediate values to its
+  stored dtype: Liger and torch's compositions keep some in bf16 where our kernels keep float32, and an error then
+  scales with the row's values rather than the element's. So its limit is 8 (bound + u (|want| + rms(want))), u being
+  the unit roundoff of the dtype it returned and rms that of the row. A missing term, a wrong eps or an unmasked tail
+  is far outside; another order of summation or another exp is far inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normgen import verify
+from normgen.problem import Problem, TensorUse
+from normgen.spec import Kind
+from normgen.verify import Buffer, Inputs
+
+Array = NDArray[np.float64]
+Chunk = tuple[int, int]  # rows start..stop
+PEER_FACTOR = 8.0
+CHECKED_ELEMENTS = 1 << 19  # of the elem outputs: 0.1 s of float64 on the host
+CHUNKS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """One written tensor: want and bound [rows checked, cols], [rows checked, 1] or [1, cols]."""
+
+    use: TensorUse
+    want: Array
+    bound: Array
+
+
+class Expected:
+    """The reference for one problem on a bench's inputs; made once, used for every provider."""
+
+    def __init__(self, problem: Problem, sample: Inputs, *, seed: int) -> None:
+        self.problem = problem
+        self.chunks = chunks_of(problem, seed=seed)
+        picked = np.concatenate([np.arange(start, stop) for start, stop in self.chunks])
+        columns = [t for t in problem.tensors if t.is_written and t.kind is Kind.COL]
+        found = _by_rows(problem, sample, picked)
+        found |= _by_columns(sample, problem.rows) if columns else {}
+        self.tensors: Mapping[str, Wanted] = {
+            t.name: Wanted(use=t, want=found[t.name][0], bound=found[t.name][1])
+            for t in problem.tensors
+            if t.is_written
+        }
+
+    def share(self, name: str, got: Array, *, peer_roundoff: float | None = None) -> float:
+        """The largest error of a result as a fraction of its limit; inf for NaN or another shape.
+
+        got            the rows of `chunks`, or all columns
+        peer_roundoff  unit roundoff of the dtype a peer returned; None: the result is ours
+        """
+        wanted = self.tensors[name]
+        if got.size != wanted.want.size:
+            return float("inf")
+        want, limit = wanted.want, wanted.bound
+        if peer_roundoff is not None:
+            rms = np.sqrt(np.mean(want * want, axis=1, keepdims=True))
+            limit = PEER_FACTOR * (limit + peer_roundoff * (np.abs(want) + rms))
+        with np.errstate(invalid="ignore"):
+            ratio = np.abs(got.reshape(want.shape) - want) / limit
+        return float(np.where(np.isnan(ratio), np.inf, ratio).max(initial=0.0))
+
+    def missing(self, results: Mapping[str, Any]) -> tuple[str, ...]:
+        """Written tensors that a result lacks and must have: all but the statistics."""
+        return tuple(n for n, w in self.tensors.items() if n not in results and w.use.kind is not Kind.ROW)
+
+
+def chunks_of(problem: Problem, *, seed: int) -> tuple[Chunk, ...]:
+    """Disjoint runs of rows: the first, the last and others between them, in order."""
+    rows = problem.rows
+    length = max(1, CHECKED_ELEMENTS // problem.cols // CHUNKS)
+    if rows <= CHUNKS * length:
+        return ((0, rows),)
+    rng = np.random.default_rng([seed, rows, problem.cols])
+    places = rng.choice(np.arange(1, rows // length - 1), CHUNKS - 2, replace=False) * length
+    starts = sorted({0, rows - length, *(int(p) for p in places)})
+    return tuple((start, start + length) for start in starts)
+
+
+def _by_rows(problem: Problem, sample: Inputs, picked: NDArray[np.intp]) -> dict[str, tuple[Array, Array]]:
+    """Reference and bound of the picked rows, whose inputs are those of the sample's rows at the same place."""
+    source = picked % sample.problem.rows
+    rows = replace(sample.problem, rows=len(picked), pitch=problem.cols)
+    buffers = {}
+    for name, buffer in sample.buffers.items():
+        by_row = problem.tensor(name).kind in (Kind.ELEM, Kind.ROW)
+        array = np.ascontiguousarray(buffer.array[source] if by_row else buffer.array)
+        buffers[name] = Buffer(array=array, storage=array.view(np.uint8).reshape(-1), offset=0)
+    families = tuple(sample.families[i] for i in source)
+    inputs = Inputs(problem=rows, seed=sample.seed, families=families, scalars=sample.scalars, buffers=buffers)
+    return _gathered(tuple(t for t in rows.tensors if not (t.is_written and t.kind is Kind.COL)), rows, inputs, None)
+
+
+def _by_columns(sample: Inputs, rows: int) -> dict[str, tuple[Array, Array]]:
+    tensors = tuple(t for t in sample.problem.tensors if not t.is_written or t.kind is Kind.COL)
+    return _gathered(tensors, sample.problem, sample, rows)
+
+
+def _gathered(
+    tensors: Sequence[TensorUse], problem: Problem, inputs: Inputs, repeated_to: int | None
+) -> dict[str, tuple[Array, Array]]:
+    """Reference and bound of the written ones among `tensors`."""
+    if not any(t.is_written for t in tensors):
+        return {}
+    found: dict[str, list[tuple[Array, Array]]] = {}
+    chosen = replace(problem, tensors=tuple(tensors))
+    for part in verify.prepare(chosen, inputs, repeated_to=repeated_to).parts:
+        found.setdefault(part.tensor.name, []).append((part.want, np.broadcast_to(part.bound, part.want.shape)))
+    return {name: _stacked(blocks) for name, blocks in found.items()}
+
+
+def _stacked(blocks: list[tuple[Array, Array]]) -> tuple[Array, Array]:
+    wants, bounds = zip(*blocks, strict=True)
+    return np.concatenate(wants), np.concatenate(bounds)

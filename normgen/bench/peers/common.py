@@ -1,0 +1,76 @@
+"""What several peers share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+import torch
+
+from normgen.bench.peers import Call, NotOfferedError, Tensors
+from normgen.problem import Problem
+
+Function = Callable[[Tensors], Tensors]
+
+
+def versions_of(*packages: str) -> dict[str, str]:
+    """Installed versions by distribution name; one without metadata is left out."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def pick(functions: Mapping[tuple[str, str], Any], problem: Problem) -> Any:
+    """The entry for the problem's operation and direction. Raises NotOfferedError if there is none."""
+    key = (problem.spec.name, problem.direction.value)
+    if key not in functions:
+        raise NotOfferedError(f"no {key[0]} {key[1]}")
+    return functions[key]
+
+
+def scalar(problem: Problem, name: str) -> float:
+    return float(dict(problem.spec.scalars)[name])
+
+
+def require(problem: Problem, *names: str) -> None:
+    """Raises NotOfferedError if a parameter is absent that the library insists on."""
+    for name in names:
+        if name in problem.absent:
+            raise NotOfferedError(f"needs a {name}")
+
+
+def on_sets(function: Function, sets: Sequence[Tensors]) -> Call:
+    """`call(i)` of a function of one set's tensors."""
+    return lambda i: function(sets[i])
+
+
+def column(statistic: Any) -> Any:
+    """[rows] as [rows, 1], the form in which torch keeps statistics."""
+    return statistic.unsqueeze(1)
+
+
+def by_autograd(forward: Function, problem: Problem, sets: Sequence[Tensors]) -> Call:
+    """The backward of `forward` (which gives y) through autograd, for a library that offers no other way to it.
+
+    The forward runs here, once a set, and keeps what it saves; a call runs the backward alone.
+    """
+    wrt = [t.name[1:] for t in problem.tensors if t.is_written]
+    kept = []
+    for tensors in sets:
+        leaves = {name: tensors[name].detach().requires_grad_() for name in wrt if name in tensors}
+        if len(leaves) != len(wrt):
+            raise NotOfferedError("autograd needs every tensor it differentiates by")
+        with torch.enable_grad():
+            kept.append((forward({**tensors, **leaves})["y"], list(leaves.values()), tensors["dy"]))
+
+    def call(i: int) -> Tensors:
+        y, leaves, dy = kept[i]
+        gradients = torch.autograd.grad(y, leaves, dy, retain_graph=True)
+        return {f"d{name}": gradient for name, gradient in zip(wrt, gradients, strict=True)}
+
+    return call

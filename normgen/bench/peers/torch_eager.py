@@ -1,0 +1,99 @@
+"""torch eager: the operators behind torch.nn.functional, and those autograd calls in the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from normgen.bench.peers import Call, Options, Tensors
+from normgen.bench.peers.common import Function, by_autograd, column, on_sets, pick, scalar, versions_of
+from normgen.problem import Problem
+
+aten = torch.ops.aten
+
+
+def versions() -> dict[str, str]:
+    return {**versions_of("torch"), "torch_cuda": str(torch.version.cuda)}
+
+
+def prepare(problem: Problem, sets: Sequence[Tensors], options: Options) -> Call:  # noqa: ARG001
+    key = (problem.spec.name, problem.direction.value)
+    if key == ("rmsnorm", "backward") and not hasattr(aten, "_fused_rms_norm_backward"):  # torch < 2.9
+        return by_autograd(_rms_norm(problem), problem, sets)
+    return on_sets(pick(FUNCTIONS, problem)(problem), sets)
+
+
+def _layer_norm(problem: Problem) -> Function:
+    """The operator of F.layer_norm, which also returns the statistics."""
+    shape, eps = [problem.cols], scalar(problem, "eps")
+
+    def run(t: Tensors) -> Tensors:
+        y, mean, rstd = torch.native_layer_norm(t["x"], shape, t.get("weight"), t.get("bias"), eps)
+        return {"y": y, "mean": mean, "rstd": rstd}
+
+    return run
+
+
+def _rms_norm(problem: Problem) -> Function:
+    shape, eps = [problem.cols], scalar(problem, "eps")
+    if "rstd" in problem.present and problem.direction == "forward" and hasattr(aten, "_fused_rms_norm"):
+
+        def run(t: Tensors) -> Tensors:
+            y, rstd = aten._fused_rms_norm(t["x"], shape, t.get("weight"), eps)
+            return {"y": y, "rstd": rstd}
+
+        return run
+    return lambda t: {"y": torch.nn.functional.rms_norm(t["x"], shape, t.get("weight"), eps)}
+
+
+def _softmax(_: Problem) -> Function:
+    return lambda t: {"y": torch.softmax(t["x"], -1)}
+
+
+def _log_softmax(_: Problem) -> Function:
+    return lambda t: {"y": torch.log_softmax(t["x"], -1)}
+
+
+def _layer_norm_backward(problem: Problem) -> Function:
+    """dbias does not need bias, but the operator wants one for its shape and dtype: weight has both."""
+    shape = [problem.cols]
+    mask = [name in problem.present for name in ("dx", "dweight", "dbias")]
+
+    def run(t: Tensors) -> Tensors:
+        weight, mean, rstd = t.get("weight"), column(t["mean"]), column(t["rstd"])
+        found = aten.native_layer_norm_backward(t["dy"], t["x"], shape, mean, rstd, weight, weight, mask)
+        return {name: g for name, g in zip(("dx", "dweight", "dbias"), found, strict=True) if g is not None}
+
+    return run
+
+
+def _rms_norm_backward(problem: Problem) -> Function:
+    shape = [problem.cols]
+    mask = [name in problem.present for name in ("dx", "dweight")]
+
+    def run(t: Tensors) -> Tensors:
+        found = aten._fused_rms_norm_backward(t["dy"], t["x"], shape, column(t["rstd"]), t.get("weight"), mask)
+        return {name: g for name, g in zip(("dx", "dweight"), found, strict=True) if g is not None}
+
+    return run
+
+
+def _softmax_backward(_: Problem) -> Function:
+    return lambda t: {"dx": aten._softmax_backward_data(t["dy"], t["y"], -1, t["y"].dtype)}
+
+
+def _log_softmax_backward(_: Problem) -> Function:
+    return lambda t: {"dx": aten._log_softmax_backward_data(t["dy"], t["y"], -1, t["y"].dtype)}
+
+
+FUNCTIONS: dict[tuple[str, str], Callable[[Problem], Function]] = {
+    ("layernorm", "forward"): _layer_norm,
+    ("rmsnorm", "forward"): _rms_norm,
+    ("softmax", "forward"): _softmax,
+    ("log_softmax", "forward"): _log_softmax,
+    ("layernorm", "backward"): _layer_norm_backward,
+    ("rmsnorm", "backward"): _rms_norm_backward,
+    ("softmax", "backward"): _softmax_backward,
+    ("log_softmax", "backward"): _log_softmax_backward,
+}

@@ -1,0 +1,178 @@
+"""What a suite's run found, as plain data: one object that is printed, drawn, written and read back.
+
+The JSON object (`Results.as_dict`), times in µs a launch, ratios paired replay by replay:
+
+schema, suite, summary    2-digit layout version; the suite
+device, versions          facts of the GPU; ours, the compiler's, the driver's and every peer's versions
+options                   peers, seed, samples, compile mode, ...: what was asked for
+started, seconds          UTC; wall time
+finished, note            false after an interrupt, a time limit or a lost device, and which
+geometric_mean            of best peer / ours over the entries that have both
+entries                   one object an entry, in the suite's order:
+  label, op, direction, shape, rows, cols, dtypes, pitch, align, cache, bytes
+  roof_us, roof           the better of two copies of the same bytes, and which
+  ours, peers.{name}      providers:
+    times_us              n, median, p05, p95, low, high (95 % interval of the median); null if not timed
+    to_roof               {median, low, high}: its time over the roof's
+    failed                why there is no time: not offered, raised, wrong result; "" if there is one
+    error                 largest error per written tensor as a fraction of what was allowed
+    note                  ours: where the schedule comes from
+    schedule              ours: every knob
+    prepare_s             seconds until its first result (for torch.compile: the compilation)
+    ours_to_this          peers: {median, low, high} of our time over its time
+  seconds                 wall time of the entry
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from normgen.errors import UsageError
+from normgen.tuning.statistics import Ratio, Times
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provider:
+    """One provider's part of an entry; see the module's docstring."""
+
+    times_us: Times | None = None
+    to_roof: Ratio | None = None
+    failed: str = ""
+    error: Mapping[str, float] = field(default_factory=dict, hash=False)
+    note: str = ""
+    schedule: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    prepare_s: float = 0.0
+    ours_to_this: Ratio | None = None
+
+    @property
+    def us(self) -> float | None:
+        return self.times_us.median if self.times_us else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntryResult:
+    label: str
+    op: str
+    direction: str
+    shape: str
+    rows: int
+    cols: int
+    dtypes: Mapping[str, str] = field(hash=False)
+    pitch: int
+    align: int
+    cache: str
+    bytes: int
+    roof_us: float | None
+    roof: str
+    ours: Provider
+    peers: Mapping[str, Provider] = field(hash=False)
+    seconds: float
+
+    @property
+    def gb_per_s(self) -> float | None:
+        return self.bytes / self.ours.us / 1e3 if self.ours.us else None
+
+    def percent_of_roof(self, provider: Provider) -> float | None:
+        return 100 * self.roof_us / provider.us if provider.us and self.roof_us else None
+
+    @property
+    def best_peer(self) -> str | None:
+        """The fastest peer with a right result."""
+        timed = {name: peer.us for name, peer in self.peers.items() if peer.us is not None}
+        return min(timed, key=lambda name: timed[name]) if timed else None
+
+    @property
+    def faster(self) -> Ratio | None:
+        """Best peer's time over ours: above 1 we win."""
+        ratio = self.peers[self.best_peer].ours_to_this if self.best_peer else None
+        return Ratio(median=1 / ratio.median, low=1 / ratio.high, high=1 / ratio.low) if ratio else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    suite: str
+    summary: str
+    device: Mapping[str, Any] = field(hash=False)
+    versions: Mapping[str, str] = field(hash=False)
+    options: Mapping[str, Any] = field(hash=False)
+    started: str
+    seconds: float
+    finished: bool
+    note: str = ""
+    entries: tuple[EntryResult, ...] = ()
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        """Every peer of any entry, in the order they were asked for."""
+        return tuple(dict.fromkeys(name for entry in self.entries for name in entry.peers))
+
+    @property
+    def compared(self) -> tuple[EntryResult, ...]:
+        """The entries in which both we and a peer have a time."""
+        return tuple(e for e in self.entries if e.faster is not None)
+
+    @property
+    def geometric_mean(self) -> float | None:
+        return geometric_mean([e.faster.median for e in self.compared if e.faster])
+
+    @property
+    def worst(self) -> EntryResult | None:
+        """Where the best peer is closest to us, or ahead by most."""
+        return min(self.compared, key=lambda e: e.faster.median if e.faster else math.inf, default=None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values, floats to five significant digits; see the module's docstring."""
+        fields = {name: getattr(self, name) for name in _RESULT_FIELDS}
+        mean = {"geometric_mean": self.geometric_mean}
+        plain = _plain({"schema": SCHEMA, **fields, **mean, "entries": [asdict(e) for e in self.entries]})
+        assert isinstance(plain, dict)
+        return plain
+
+
+_RESULT_FIELDS = ("suite", "summary", "device", "versions", "options", "started", "seconds", "finished", "note")
+
+
+def geometric_mean(values: Sequence[float]) -> float | None:
+    """exp(mean(log v)); None of nothing. Ratios multiply: 2 and 1/2 mean no difference, which 1.25 would not say."""
+    if not values:
+        return None
+    return math.exp(math.fsum(map(math.log, values)) / len(values))
+
+
+def from_json(text: str, *, file: str = "<results>") -> Results:
+    """The results of a JSON text that `as_dict` made. Raises UsageError with what is wrong with it."""
+    try:
+        data = json.loads(text)
+        if data.get("schema") != SCHEMA:
+            raise ValueError(f"schema {data.get('schema')!r}, this version reads {SCHEMA}")
+        entries = tuple(_entry(entry) for entry in data["entries"])
+        return Results(entries=entries, **{name: data[name] for name in _RESULT_FIELDS})
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UsageError("a results file is what `normgen bench --json` wrote", received=f"{file}: {error}") from None
+
+
+def _entry(data: Mapping[str, Any]) -> EntryResult:
+    peers = {name: _provider(peer) for name, peer in data["peers"].items()}
+    return EntryResult(**{**data, "ours": _provider(data["ours"]), "peers": peers})
+
+
+def _provider(data: Mapping[str, Any]) -> Provider:
+    nested = {"times_us": Times, "to_roof": Ratio, "ours_to_this": Ratio}
+    built = {name: make(**data[name]) if data[name] else None for name, make in nested.items()}
+    return Provider(**{**data, **built})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.5g}") if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value

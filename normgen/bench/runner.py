@@ -1,0 +1,249 @@
+"""A whole suite: which schedule each entry gets, the peers, the time limit, results as they come."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from normgen.bench import peers as peer_modules
+from normgen.bench.peers import NotOfferedError, Options, Peer
+from normgen.bench.result import EntryResult, Results
+from normgen.bench.suite import Entry, Suite
+from normgen.bench.table import ratio_text
+from normgen.console import figure
+from normgen.device import Device
+from normgen.errors import NormgenError, NothingValidError, UsageError
+from normgen.schedule.schedule import Schedule
+from normgen.tuning import parts
+from normgen.tuning.bench import DeviceLostError
+from normgen.tuning.progress import Progress, Silent
+from normgen.tuning.store import Lookup, adopt, lookup, read, record_folders
+from normgen.tuning.tuner import environment, tune
+
+INTERRUPTED, DEVICE_LOST, TIME_LIMIT = "interrupted", "device lost", "time limit reached"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What a run is asked for.
+
+    peers          by name; None: every installed one
+    tune_budget_s  tune an entry that has no exact, measured record, this long; None: never
+    records        files whose records are looked at besides the user's and the shipped ones
+    limit_s        begin no entry later than this
+    """
+
+    peers: tuple[str, ...] | None = None
+    options: Options = field(default_factory=Options)
+    tune_budget_s: float | None = None
+    records: tuple[Path, ...] = ()
+    samples: int = 40
+    seed: int = 0
+    limit_s: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        plain = {**asdict(self), "records": [str(path) for path in self.records]}
+        return plain | {"peers": list(self.peers) if self.peers is not None else None}
+
+
+def run_suite(
+    suite: Suite,
+    wish: Wish,
+    *,
+    device: int = 0,
+    progress: Progress | None = None,
+    on_results: Callable[[Results], None] = lambda _: None,
+) -> Results:
+    """Measure every entry; `on_results` gets all results so far after each one.
+
+    An interrupt, a time limit or a lost device ends the run with what there is: `finished` and `note` say so.
+    Raises NoDeviceError without a GPU, UsageError for a wrong wish.
+    """
+    from normgen.bench.entry import Setting
+
+    progress = progress or Silent()
+    if wish.samples < 6:
+        raise UsageError("an interval of a median needs at least 6 samples", received=str(wish.samples))
+    found = parts.find_gpu(device)
+    assert found is not None, "a GPU that is asked for by number is found or an error"
+    index, facts = found
+    chosen, versions = open_peers(wish.peers, progress)
+    setting = Setting(
+        facts=facts, index=index, peers=chosen, options=wish.options, samples=wish.samples, seed=wish.seed
+    )
+    state = _State(suite, wish, facts, {**environment(measured=True), **versions}, on_results)
+    with record_places(wish.records, facts) as folders:
+        try:
+            for number, entry in enumerate(suite.entries, start=1):
+                if wish.limit_s is not None and state.elapsed_s > wish.limit_s:
+                    return state.results(note=TIME_LIMIT)
+                progress.phase(f"[{number}/{len(suite.entries)}] {entry.label}")
+                result = _one(entry, setting, wish, folders, progress)
+                state.add(result)
+                progress.note(f"[{number}/{len(suite.entries)}] {progress_text(result)}")
+        except KeyboardInterrupt:
+            return state.results(note=INTERRUPTED)
+        except DeviceLostError as error:
+            progress.note(str(error))
+            return state.results(note=f"{DEVICE_LOST}: {error.rule}")
+    return state.results(finished=True)
+
+
+class _State:
+    """The results so far."""
+
+    def __init__(
+        self,
+        suite: Suite,
+        wish: Wish,
+        facts: Device,
+        versions: Mapping[str, str],
+        on_results: Callable[[Results], None],
+    ) -> None:
+        self._fixed = {
+            "suite": suite.name,
+            "summary": suite.summary,
+            "device": facts.as_dict(),
+            "versions": dict(sorted(versions.items())),
+            "options": wish.as_dict(),
+            "started": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        }
+        self._entries: list[EntryResult] = []
+        self._start = time.monotonic()
+        self._on_results = on_results
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._start
+
+    def add(self, entry: EntryResult) -> None:
+        self._entries.append(entry)
+        self._on_results(self.results(note="still running"))
+
+    def results(self, *, finished: bool = False, note: str = "") -> Results:
+        fixed: dict[str, Any] = self._fixed
+        return Results(**fixed, seconds=self.elapsed_s, finished=finished, note=note, entries=tuple(self._entries))
+
+
+def _one(entry: Entry, setting: Any, wish: Wish, folders: Sequence[Path], progress: Progress) -> EntryResult:
+    from normgen.bench.entry import failed_entry, measure_entry, reason_of
+
+    try:
+        schedule, note = schedule_for(entry, setting.facts, setting.index, wish, folders, progress)
+        return measure_entry(entry, schedule, note, setting)
+    except DeviceLostError:
+        raise
+    except NormgenError as error:  # too little memory for the buffers, for one
+        return failed_entry(entry, reason_of(error), tuple(setting.peers))
+
+
+def open_peers(names: tuple[str, ...] | None, progress: Progress) -> tuple[dict[str, Peer | str], dict[str, str]]:
+    """Each peer's module, or why it cannot be used; and the versions to name. None: the installed ones."""
+    asked = peer_modules.NAMES if names is None else peer_modules.check_names(names)
+    chosen: dict[str, Peer | str] = {}
+    versions: dict[str, str] = {}
+    for name in asked:
+        missing = peer_modules.missing_packages(name)
+        if missing and names is None:
+            progress.note(f"peer {name}: not installed ({', '.join(missing)})")
+            continue
+        try:
+            peer = peer_modules.load_peer(name)
+            versions |= peer.versions()
+            chosen[name] = peer
+        except NotOfferedError as error:
+            chosen[name] = f"{error.rule}: {error.received}"
+            progress.note(f"peer {name}: {chosen[name]}")
+    return chosen, versions
+
+
+def schedule_for(
+    entry: Entry, facts: Device, index: int, wish: Wish, folders: Sequence[Path], progress: Progress
+) -> tuple[Schedule, str]:
+    """The best record's schedule, after tuning if that is wished for, else the default; and where it comes from."""
+    found = lookup(entry.problem, facts, cache=entry.cache, folders=folders)
+    if wish.tune_budget_s is not None and not _is_exact(found, entry):
+        try:
+            result = tune(
+                entry.op,
+                shape=entry.shape,
+                dtype=entry.problem.dtype.name,
+                dtypes=dict(entry.dtypes),
+                device=index,
+                cache=entry.cache.value,
+                budget_s=wish.tune_budget_s,
+                seed=wish.seed,
+                direction=entry.problem.direction.value,
+                without=entry.problem.absent,
+                pitch=entry.problem.pitch,
+                align=entry.problem.align,
+                progress=progress,
+            )
+        except NothingValidError as error:
+            progress.note(f"{entry.label}: {error.rule}")
+        else:
+            if result.interrupted:
+                raise KeyboardInterrupt
+            return result.record.schedule, ""
+    if found.record is None:
+        return parts.default_schedule(entry.problem, facts), "default schedule"
+    if not found.exact:
+        return found.record.schedule, found.reason
+    other = "" if found.record.cache is entry.cache else f"tuned {found.record.cache.value}"
+    return found.record.schedule, other if found.record.measured else "predicted schedule"
+
+
+def _is_exact(found: Lookup, entry: Entry) -> bool:
+    record = found.record
+    return record is not None and found.exact and record.measured and record.cache is entry.cache
+
+
+@contextmanager
+def record_places(files: Sequence[Path], facts: Device) -> Iterator[tuple[Path, ...]]:
+    """The folders to look records up in, the given files' first. Raises UsageError for a damaged line."""
+    with tempfile.TemporaryDirectory(prefix="normgen-bench-") as temporary:
+        for file in files:
+            reading = read(file)
+            if reading.damaged:
+                raise UsageError("every line of a record file must be a record", received=str(reading.damaged[0]))
+            for record in reading.records:
+                if record.device.get("name") == facts.name:
+                    adopt(record, Path(temporary), facts)
+        yield (*((Path(temporary),) if files else ()), *record_folders())
+
+
+def progress_text(entry: EntryResult) -> str:
+    """`rmsnorm fwd 4096x4096 bf16 cold: 18.21 µs, 97.0 % of roof; best peer compile 18.80 µs, 1.032 x [..] (6.2 s)`"""
+    ours = entry.ours
+    text = f"{entry.label}: "
+    if ours.us is not None:
+        text += f"{figure(ours.us)} µs, {figure(entry.percent_of_roof(ours), 3)} % of roof"
+    else:
+        text += ours.failed
+    best, faster = entry.best_peer, entry.faster
+    if best is not None:
+        text += f"; best peer {best} {figure(entry.peers[best].us)} µs"
+        text += f", {ratio_text(faster)}" if faster else ""
+    failed = [name for name, peer in entry.peers.items() if peer.failed]
+    text += f"; no time of {', '.join(failed)}" if failed else ""
+    return f"{text} ({entry.seconds:.1f} s)"
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file at once: whoever reads it finds the old text or the new one."""
+    fd, temporary = tempfile.mkstemp(dir=path.resolve().parent, prefix=f".{path.name}")
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

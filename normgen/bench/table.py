@@ -1,0 +1,97 @@
+"""A suite's results as text: one row an entry, then what matters of all of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from normgen.bench.result import EntryResult, Provider, Results
+from normgen.console import figure, table
+from normgen.tuning.statistics import Ratio
+
+REASON_LENGTH = 28
+OURS = "normgen"
+
+
+def results_text(results: Results) -> str:
+    """The table, why cells are empty, and the summary."""
+    device = results.device.get("name", "")
+    lines = [f"{results.suite} on {device}: {results.summary}", "", results_table(results), ""]
+    lines += failures(results)
+    return "\n".join([*lines, summary(results)])
+
+
+def results_table(results: Results) -> str:
+    """µs, GB/s, % of roof and x roof are ours; a peer's cell is its µs; `x peer` is the best peer's time over ours."""
+    header = ["entry", "µs", "GB/s", "% of roof", "x roof", *(f"{name} µs" for name in results.peers), "x peer", "best"]
+    return table(header, [_row(entry, results.peers) for entry in results.entries])
+
+
+def _row(entry: EntryResult, peers: tuple[str, ...]) -> list[str]:
+    ours, faster = entry.ours, entry.faster
+    cells = [
+        entry.label,
+        cell(ours),
+        figure(entry.gb_per_s),
+        figure(entry.percent_of_roof(ours), 3),
+        f"{ours.to_roof.median:.3f}" if ours.to_roof else "-",
+        *(cell(entry.peers.get(name)) for name in peers),
+        f"{faster.median:.3f}" if faster else "-",
+        entry.best_peer or "-",
+    ]
+    cells[-1] += f"  ({ours.note})" if ours.note else ""
+    return cells
+
+
+def cell(provider: Provider | None) -> str:
+    """A time, or in a word why there is none."""
+    if provider is None:
+        return "-"
+    return figure(provider.us) if provider.us is not None else short(provider.failed)
+
+
+def short(reason: str) -> str:
+    """A reason's first words, for a cell; the whole of it stands under the table."""
+    first = reason.split("\n")[0].split(":")[0].strip()
+    return first if len(first) <= REASON_LENGTH else first[: REASON_LENGTH - 1].rstrip() + "…"
+
+
+def failures(results: Results) -> list[str]:
+    """Each reason once, with how many entries have it; of peers that offer nothing of the kind only the number."""
+    reasons: Counter[tuple[str, str]] = Counter()
+    first: dict[tuple[str, str], str] = {}
+    for entry in results.entries:
+        for name, provider in ((OURS, entry.ours), *entry.peers.items()):
+            if provider.failed:
+                key = (name, provider.failed)
+                reasons[key] += 1
+                first.setdefault(key, entry.label)
+    lines = [
+        f"{name}: {reason}  ({first[name, reason]}{f' and {count - 1} more' if count > 1 else ''})"
+        for (name, reason), count in reasons.items()
+    ]
+    return [*lines, ""] if lines else []
+
+
+def summary(results: Results) -> str:
+    """`38 entries in 412 s; against the best peer: geometric mean 1.213 x faster over 38, worst 1.004 x at ...`"""
+    parts = [f"{len(results.entries)} entries in {results.seconds:.0f} s"]
+    mean, worst = results.geometric_mean, results.worst
+    if mean is not None and worst is not None and worst.faster is not None:
+        parts.append(
+            f"against the best peer: geometric mean {mean:.3f} x faster over {len(results.compared)}, "
+            f"worst {ratio_text(worst.faster)} at {worst.label} ({worst.best_peer})"
+        )
+    slowest = max((e for e in results.entries if e.ours.to_roof), key=_to_roof, default=None)
+    if slowest is not None and slowest.ours.to_roof is not None:
+        parts.append(f"farthest from the roof {ratio_text(slowest.ours.to_roof)} at {slowest.label}")
+    if not results.finished:
+        parts.append(f"NOT FINISHED: {results.note}")
+    return "; ".join(parts)
+
+
+def _to_roof(entry: EntryResult) -> float:
+    return entry.ours.to_roof.median if entry.ours.to_roof else 0.0
+
+
+def ratio_text(ratio: Ratio) -> str:
+    return f"{ratio.median:.3f} x [{ratio.low:.3f}, {ratio.high:.3f}]"

@@ -1,0 +1,60 @@
+"""Results as a run leaves them: one entry that wins, one that loses, one with a wrong peer, one of ours that fails."""
+
+from __future__ import annotations
+
+from normgen.bench.entry import conclude, failed_entry
+from normgen.bench.result import EntryResult, Results
+from normgen.bench.suite import Entry, parse_suite
+from normgen.bench.table import OURS
+from normgen.device import TARGETS
+from normgen.tuning import measure
+from normgen.tuning.gpu_bench import COPY, ELEMENTWISE
+from tests.tuning.simulated import SimulatedTimer
+
+SUITE = parse_suite(
+    'name = "few"\nsummary = "four"\n[[entry]]\nop = "rmsnorm"\ndtype = "bf16"\nwithout = ["rstd"]\n'
+    'shape = ["4096x4096", "16384x8192", "4096x131072"]\n[[entry]]\nop = "softmax"\nshape = "64x128"\n'
+)
+
+
+class Draft:
+    """What `bench.entry` knows of a provider before the race."""
+
+    def __init__(self, failed: str = "") -> None:
+        self.failed, self.error, self.prepare_s = failed, {"y": 0.25}, 0.5
+
+
+def raced(entry: Entry, truth: dict[str, float], failed: dict[str, str] | None = None, note: str = "") -> EntryResult:
+    """The entry's result from an interleaved race on a device that needs `truth` µs for each provider."""
+    timer = SimulatedTimer(truth, seed=1)
+    series = measure.race(timer, list(truth), samples=40, seed=0)
+    drafts = {OURS: Draft()} | {name: Draft() for name in truth if name not in (COPY, ELEMENTWISE)}
+    drafts |= {name: Draft(reason) for name, reason in (failed or {}).items()}
+    return conclude(entry, drafts, series, (COPY, ELEMENTWISE), note=note, schedule={"vector": 8}, seconds=3.2)
+
+
+def results(finished: bool = True) -> Results:
+    first, second, third, fourth = SUITE.entries
+    wide = "does not launch: RuntimeError: Cannot launch Triton kernel since n = 131072 exceeds the blocksize"
+    entries = (
+        raced(first, {OURS: 18.0, COPY: 17.8, ELEMENTWISE: 17.6, "torch": 24.0, "compile": 18.9}),
+        raced(second, {OURS: 130.0, COPY: 140.0, ELEMENTWISE: 128.0, "torch": 200.0, "compile": 126.1}, note="default"),
+        raced(
+            third,
+            {OURS: 510.0, COPY: 600.0, ELEMENTWISE: 506.0, "torch": 830.0},
+            {"compile": "wrong result: y", "liger": wide},
+        ),
+        failed_entry(fourth, "no memory", ("torch", "compile")),
+    )
+    return Results(
+        suite=SUITE.name,
+        summary=SUITE.summary,
+        device=TARGETS["h200"].as_dict(),
+        versions={"torch": "2.11.0"},
+        options={"seed": 0},
+        started="2026-11-20T10:00:00Z",
+        seconds=12.5,
+        finished=finished,
+        note="" if finished else "interrupted",
+        entries=entries,
+    )

@@ -1,0 +1,107 @@
+"""References on a bench's own inputs: rows anywhere, sums over repeated rows, and how far off a peer may be."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from normgen import verify
+from normgen.bench.expected import Expected, chunks_of
+from normgen.problem import Problem
+from normgen.program.source import problem_for
+from normgen.spec import Kind
+from normgen.spec_reader import load
+from normgen.tuning import gpu_data
+from normgen.verify import Inputs
+
+
+def problem_of(op: str, shape: str, dtype: str = "f32", direction: str = "forward") -> Problem:
+    return problem_for(load(op), shape=shape, dtype=dtype, direction=direction)
+
+
+def repeated(sample: Inputs, problem: Problem) -> dict[str, np.ndarray]:
+    """What the device holds: the sample's rows again and again."""
+    found = {}
+    for tensor in problem.tensors:
+        if not tensor.is_written:
+            array = np.asarray(sample.buffers[tensor.name].array).astype(np.float64)
+            by_row = tensor.kind in (Kind.ELEM, Kind.ROW)
+            found[tensor.name] = array[np.arange(problem.rows) % len(array)] if by_row else array
+    return found
+
+
+@pytest.mark.parametrize(
+    ("op", "direction"),
+    [("layernorm", "forward"), ("softmax", "forward"), ("layernorm", "backward"), ("rmsnorm", "backward")],
+)
+def test_the_float64_result_of_all_rows_is_within_a_hundredth_of_the_limits(
+    op: str, direction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = problem_of(op, "1000x96", direction=direction)
+    monkeypatch.setattr(gpu_data, "FILL_ELEMENTS", 96 * 130)  # 7 times and a rest
+    monkeypatch.setattr("normgen.bench.expected.CHECKED_ELEMENTS", 96 * 160)
+    sample = gpu_data.sample_inputs(problem, seed=3)
+    assert sample.problem.rows == 130
+    expected = Expected(problem, sample, seed=3)
+    assert len(expected.chunks) == 8
+    whole = verify.reference(op, direction, repeated(sample, problem), sample.scalars)
+    for name, wanted in expected.tensors.items():
+        rows = whole[name]
+        if wanted.use.kind is not Kind.COL:
+            rows = np.concatenate([rows[start:stop] for start, stop in expected.chunks])
+        assert expected.share(name, rows) < 0.01, name
+        assert expected.share(name, rows * 1.01) > 1, name
+
+
+def test_a_peer_may_round_intermediates_but_not_leave_anything_out() -> None:
+    problem = problem_of("layernorm", "64x768", "bf16")
+    sample = gpu_data.sample_inputs(problem, seed=0)
+    expected = Expected(problem, sample, seed=0)
+    bf16 = problem.dtype.unit_roundoff
+    stored = problem.dtype.numpy
+    x, w, b = (np.asarray(sample.buffers[n].array).astype(np.float64) for n in ("x", "weight", "bias"))
+    centred = x - x.mean(axis=1, keepdims=True)
+    rstd = 1 / np.sqrt((centred**2).mean(axis=1, keepdims=True) + 1e-5)
+    early = ((centred * rstd).astype(stored).astype(np.float64) * w).astype(stored).astype(np.float64) + b
+    early = early.astype(stored).astype(np.float64)
+    assert expected.share("y", early) > 1  # three roundings where our own kernels have one
+    assert expected.share("y", early, peer_roundoff=bf16) < 0.5
+    without_bias = centred * rstd * w
+    assert expected.share("y", without_bias, peer_roundoff=bf16) > 1
+    one_column_less = centred.copy()
+    one_column_less[:, -1] = 0
+    assert expected.share("y", one_column_less * rstd * w + b, peer_roundoff=bf16) > 1
+
+
+def test_nan_and_other_shapes_are_infinitely_far_off() -> None:
+    problem = problem_of("softmax", "8x16")
+    expected = Expected(problem, gpu_data.sample_inputs(problem, seed=0), seed=0)
+    want = expected.tensors["y"].want
+    assert expected.share("y", want) == 0
+    poisoned = want.copy()
+    poisoned[3, 5] = np.nan
+    assert expected.share("y", poisoned) == np.inf
+    assert expected.share("y", want[:, :-1]) == np.inf
+
+
+def test_a_result_may_lack_statistics_only() -> None:
+    problem = problem_of("layernorm", "8x16")
+    expected = Expected(problem, gpu_data.sample_inputs(problem, seed=0), seed=0)
+    assert expected.missing({"y": 0}) == ()
+    assert expected.missing({"mean": 0, "rstd": 0}) == ("y",)
+
+
+@pytest.mark.parametrize(
+    ("rows", "cols"), [(1, 8), (64, 65536), (16384, 8192), (1 << 20, 128), (9, 1 << 19), (77, 1 << 16)]
+)
+def test_chunks_are_disjoint_and_have_the_first_and_the_last_row(rows: int, cols: int) -> None:
+    problem = replace(problem_of("softmax", "8x16"), rows=rows, cols=cols, pitch=cols)
+    chunks = chunks_of(problem, seed=1)
+    assert chunks[0][0] == 0
+    assert chunks[-1][1] == rows
+    assert all(a < b for a, b in chunks)
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(chunks))
+    assert sum(b - a for a, b in chunks) * cols <= max(1 << 19, 8 * cols)

@@ -1,0 +1,147 @@
+"""Peers: what is not there, what is not offered, and torch's own functions against the float64 reference."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from normgen.bench import peers
+from normgen.bench.expected import Expected
+from normgen.bench.peers import NotOfferedError, Options
+from normgen.bench.runner import open_peers
+from normgen.errors import UsageError
+from normgen.program.source import problem_for
+from normgen.spec_reader import load
+from normgen.tuning.gpu_data import sample_inputs
+from normgen.verify import Inputs
+
+
+class Notes:
+    """Progress that remembers."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def phase(self, name: str) -> None: ...
+
+    def standing(self, standing: object) -> None: ...
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.fixture
+def without_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda _: None)
+
+
+def test_importing_the_bench_imports_no_peer() -> None:
+    program = (
+        "import sys, normgen.bench.command, normgen.bench.entry\n"
+        "print(sorted({'torch', 'triton', 'matplotlib', 'liger_kernel', 'quack'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_an_unknown_peer_is_an_error_and_a_name_counts_once() -> None:
+    with pytest.raises(UsageError, match="did you mean 'liger'"):
+        peers.check_names(["torch", "linger"])
+    assert peers.check_names(["liger", "torch", "liger"]) == ("liger", "torch")
+
+
+@pytest.mark.usefixtures("without_packages")
+def test_a_missing_peer_is_a_reason_if_asked_for_and_a_note_if_not() -> None:
+    notes = Notes()
+    chosen, versions = open_peers(("torch", "quack"), notes)
+    assert chosen == {"torch": "not installed: torch", "quack": "not installed: torch, quack"}
+    assert versions == {}
+    notes = Notes()
+    assert open_peers(None, notes) == ({}, {})
+    assert [note.split(":")[0] for note in notes.notes] == [f"peer {name}" for name in peers.NAMES]
+    assert open_peers((), notes) == ({}, {})
+
+
+def test_a_peer_that_does_not_import_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> Any:
+        raise OSError(f"{name}: libfoo.so.1 is missing")
+
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda _: object())
+    monkeypatch.setattr(peers.importlib, "import_module", fail)
+    with pytest.raises(NotOfferedError, match=r"does not import\n  received: OSError: .*libfoo.so.1"):
+        peers.load_peer("liger")
+
+
+def torch_sets(inputs: Inputs) -> list[dict[str, Any]]:
+    torch = importlib.import_module("torch")
+    found = {}
+    for name, buffer in inputs.buffers.items():
+        array = np.ascontiguousarray(buffer.array)
+        is_bf16 = array.dtype.name == "bfloat16"
+        found[name] = (
+            torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) if is_bf16 else torch.from_numpy(array)
+        )
+    return [found]
+
+
+CASES = [
+    (op, direction, dtype)
+    for op in ("layernorm", "rmsnorm", "softmax", "log_softmax")
+    for direction in ("forward", "backward")
+    for dtype in ("f32", "bf16")
+]
+# Operators that torch has on CUDA only, or there with other dtypes of the statistics.
+CUDA_ONLY = {("rmsnorm", "backward", "f32"), ("rmsnorm", "backward", "bf16"), ("layernorm", "backward", "bf16")}
+
+
+@pytest.mark.parametrize("module", ["torch_eager", "torch_compile"])
+@pytest.mark.parametrize(("op", "direction", "dtype"), CASES)
+def test_torch_computes_what_the_reference_says(op: str, direction: str, dtype: str, module: str) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    if module == "torch_eager" and (op, direction, dtype) in CUDA_ONLY:
+        pytest.skip("torch has this operator on CUDA only")
+    peer = importlib.import_module(f"normgen.bench.peers.{module}")
+    problem = problem_for(load(op), shape="300x256", dtype=dtype, direction=direction)
+    inputs = sample_inputs(problem, seed=0)
+    sets = torch_sets(inputs)
+    with torch.no_grad():
+        if module == "torch_eager":
+            results = peer.prepare(problem, sets, Options())(0)
+        else:  # the function that is compiled; the compiler needs a toolchain of its own
+            results = peer.FUNCTIONS[op, direction](problem)(sets[0])
+    expected = Expected(problem, inputs, seed=0)
+    assert expected.missing(results) == ()
+    for name in expected.tensors.keys() & results.keys():
+        roundoff = torch.finfo(results[name].dtype).eps / 2
+        got = results[name].double().numpy()
+        assert expected.share(name, got, peer_roundoff=roundoff) < 0.25, name
+
+
+def test_torch_offers_no_row_sum() -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    peer = importlib.import_module("normgen.bench.peers.torch_eager")
+    with pytest.raises(NotOfferedError, match="no row_sum forward"):
+        peer.prepare(problem_for(load("row_sum"), shape="8x8"), [{}], Options())
+
+
+def test_gradients_by_autograd_are_those_of_the_reference() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    common = importlib.import_module("normgen.bench.peers.common")
+    problem = problem_for(load("layernorm"), shape="40x64", direction="backward")
+    inputs = sample_inputs(problem, seed=0)
+    sets = [{**torch_sets(inputs)[0], "bias": torch.zeros(64)}]
+
+    def forward(t: Any) -> Any:
+        return {"y": torch.nn.functional.layer_norm(t["x"], [64], t["weight"], t["bias"], 1e-5)}
+
+    call = common.by_autograd(forward, problem, sets)
+    expected = Expected(problem, inputs, seed=0)
+    for results in (call(0), call(0)):  # the graph is kept
+        for name in ("dx", "dweight", "dbias"):
+            share = expected.share(name, results[name].double().numpy(), peer_roundoff=2.0**-24)
+            assert share < 0.25, name

@@ -1,0 +1,117 @@
+"""Figures, table, JSON and plot of results that a simulated race left."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from normgen.bench.plot import panels, plot
+from normgen.bench.result import Results, from_json, geometric_mean
+from normgen.bench.table import OURS, results_table, results_text, short
+from normgen.errors import UsageError
+from tests.bench.recorded import results
+
+
+@pytest.fixture(scope="module")
+def found() -> Results:
+    return results()
+
+
+def test_the_geometric_mean_multiplies_ratios() -> None:
+    assert geometric_mean([2.0, 0.5]) == pytest.approx(1.0)
+    assert geometric_mean([1.1, 1.2, 1.3]) == pytest.approx((1.1 * 1.2 * 1.3) ** (1 / 3))
+    assert geometric_mean([]) is None
+
+
+def test_ratios_are_paired_and_against_the_better_roof_and_the_best_right_peer(found: Results) -> None:
+    first, second, third, fourth = found.entries
+    assert first.roof == "roof: elementwise"
+    assert first.ours.to_roof is not None
+    assert first.ours.to_roof.median == pytest.approx(18.0 / 17.6, rel=0.01)
+    assert first.ours.to_roof.low <= first.ours.to_roof.median <= first.ours.to_roof.high
+    assert first.best_peer == "compile"
+    assert first.faster is not None
+    assert first.faster.median == pytest.approx(18.9 / 18.0, rel=0.01)
+    assert second.faster is not None
+    assert second.faster.median == pytest.approx(126.1 / 130.0, rel=0.01)
+    assert third.best_peer == "torch"  # compile's result is wrong, liger has none
+    assert third.peers["compile"].us is None
+    assert (fourth.best_peer, fourth.faster, fourth.gb_per_s) == (None, None, None)
+    assert first.gb_per_s == pytest.approx((2 * 4096 * 4096 * 2 + 2 * 4096) / 18.0e-6 / 1e9, rel=0.02)
+
+
+def test_the_summary_of_a_suite_is_over_the_entries_that_can_be_compared(found: Results) -> None:
+    ratios = [e.faster.median for e in found.entries[:3] if e.faster]
+    assert found.compared == found.entries[:3]
+    assert found.geometric_mean == pytest.approx(math.prod(ratios) ** (1 / 3))
+    assert found.worst is found.entries[1]
+    assert found.peers == ("torch", "compile", "liger")
+
+
+def test_the_table_has_a_time_or_a_reason_in_every_cell(found: Results) -> None:
+    lines = results_table(found).splitlines()
+    assert lines[0].split("  ")[0] == "entry"
+    assert len(lines) == 5
+    assert "rmsnorm fwd 4096x4096 bf16 cold" in lines[1]
+    assert lines[1].rstrip().endswith("compile")
+    assert "(default)" in lines[2]
+    assert "wrong result" in lines[3]
+    assert "does not launch" in lines[3]
+    assert lines[4].count("no memory") == 3
+
+
+def test_the_text_says_each_reason_once_and_sums_up(found: Results) -> None:
+    text = results_text(found)
+    assert text.count("exceeds the blocksize") == 1
+    assert "torch: no memory  (softmax fwd 64x128 f32 cold)" in text
+    last = text.splitlines()[-1]
+    assert f"geometric mean {found.geometric_mean:.3f} x faster over 3" in last
+    assert "at rmsnorm fwd 16384x8192 bf16 cold (compile)" in last
+    assert "NOT FINISHED" not in last
+    assert results_text(results(finished=False)).endswith("NOT FINISHED: interrupted")
+
+
+def test_a_long_reason_is_cut_to_a_cell() -> None:
+    assert short("no softmax backward") == "no softmax backward"
+    assert short("OutOfMemoryError: 12 GB\nand more") == "OutOfMemoryError"
+    assert len(short("a" * 100)) == 28
+
+
+def test_json_is_one_object_that_reads_back(found: Results) -> None:
+    text = json.dumps(found.as_dict(), allow_nan=False)
+    again = from_json(text)
+    assert again.as_dict() == found.as_dict()
+    data = json.loads(text)
+    assert list(data)[:2] == ["schema", "suite"]
+    assert data["geometric_mean"] == pytest.approx(found.geometric_mean, rel=1e-4)
+    assert data["entries"][0]["peers"]["torch"]["times_us"]["n"] == 40
+    assert data["entries"][2]["peers"]["compile"]["failed"] == "wrong result: y"
+    assert data["entries"][0]["ours"]["schedule"] == {"vector": 8}
+    assert results_table(again) == results_table(from_json(json.dumps(again.as_dict())))
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"schema": 2}', '{"schema": 1}', '{"schema": 1, "entries": [{}]}'])
+def test_other_json_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="what `normgen bench --json` wrote"):
+        from_json(text)
+
+
+def test_a_plot_has_a_panel_for_each_operation_and_a_line_for_each_provider(found: Results) -> None:
+    drawn = panels(found)
+    assert list(drawn) == ["rmsnorm forward bf16 cold"]
+    lines = drawn["rmsnorm forward bf16 cold"]
+    assert set(lines) == {OURS, "torch", "compile"}
+    assert [cols for cols, _ in lines[OURS]] == [4096, 8192, 131072]
+    assert [cols for cols, _ in lines["compile"]] == [4096, 8192]
+    assert lines[OURS][0][1] == pytest.approx(100 * 17.6 / 18.0, rel=0.01)
+
+
+def test_a_plot_is_written_where_matplotlib_is_installed(found: Results, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra [plot] is not installed")
+    plot(found, tmp_path / "few.png")
+    assert (tmp_path / "few.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(UsageError, match="cannot write the plot"):
+        plot(found, tmp_path / "none" / "few.png")

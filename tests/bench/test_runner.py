@@ -1,0 +1,209 @@
+"""Whole suites on a simulated device: results as they come, interrupts, limits, records, the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from normgen import cli
+from normgen.bench.command import exit_code
+from normgen.bench.result import Results, from_json
+from normgen.bench.runner import Wish, run_suite
+from normgen.bench.suite import Suite, parse_suite
+from normgen.device import TARGETS
+from normgen.errors import UsageError
+from normgen.schedule.schedule import Schedule
+from normgen.tuning.records import Cache, Outcome, ProblemKey, Record
+from normgen.tuning.statistics import summarise
+from tests.bench import simulated_bench
+from tests.bench.simulated_bench import Faults, SimulatedBench
+
+H200 = TARGETS["h200"]
+TEXT = (
+    'name = "few"\nsummary = "three"\n[[entry]]\nop = "rmsnorm"\nshape = ["96x256", "64x512"]\ndtype = "bf16"\n'
+    '[[entry]]\nop = "layernorm"\nshape = "128x384"\ndirection = "backward"\n'
+)
+
+
+@pytest.fixture(autouse=True)
+def device(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("NORMGEN_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cubins"))
+    monkeypatch.setattr("normgen.bench.entry.GpuBench", SimulatedBench)
+    monkeypatch.setattr("normgen.tuning.parts.find_gpu", lambda index: (index, H200))
+    monkeypatch.setattr("normgen.bench.runner.environment", lambda *, measured: {"normgen": "test"} if measured else {})
+    monkeypatch.setattr(simulated_bench, "FAULTS", Faults())
+    monkeypatch.setattr(SimulatedBench, "open_benches", 0)
+    yield
+    assert SimulatedBench.open_benches == 0
+
+
+def suite() -> Suite:
+    return parse_suite(TEXT)
+
+
+def record(schedule: Schedule, us: float, cache: Cache = Cache.COLD) -> Record:
+    return Record(
+        problem=ProblemKey.of(suite().entries[0].problem),
+        cache=cache,
+        schedule=schedule,
+        outcome=Outcome.OK,
+        measured=True,
+        times_us=summarise([us] * 8),
+        device=H200.as_dict(),
+    )
+
+
+def test_every_entry_is_raced_against_the_roof_and_told_as_it_comes() -> None:
+    told: list[Results] = []
+    found = run_suite(suite(), Wish(peers=("torch",)), on_results=told.append)
+    assert found.finished
+    assert [len(results.entries) for results in told] == [1, 2, 3]
+    assert not any(results.finished for results in told)
+    for entry in found.entries:
+        assert entry.ours.failed == ""
+        assert entry.ours.to_roof is not None
+        assert entry.ours.to_roof.median == pytest.approx(1.05, rel=0.01)
+        assert entry.roof == "roof: elementwise"
+        assert entry.ours.note == "default schedule"
+        assert entry.ours.schedule["vector"] >= 1
+    assert set(found.entries[2].ours.error) == {"dx", "dweight", "dbias"}
+    assert found.versions["normgen"] == "test"
+
+
+def test_a_wrong_kernel_is_not_timed_and_the_suite_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulated_bench, "FAULTS", Faults(wrong=(512,), no_memory=(384,)))
+    first, second, third = run_suite(suite(), Wish(peers=())).entries
+    assert first.ours.us is not None
+    assert second.ours.us is None
+    assert second.ours.failed.startswith("wrong result: y is ")
+    assert second.roof_us is not None
+    assert "CUDA_ERROR_OUT_OF_MEMORY" in third.ours.failed
+
+
+def test_an_interrupt_and_a_time_limit_keep_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = run_suite(suite(), Wish(peers=(), limit_s=0.0))
+    assert (found.finished, found.note, found.entries) == (False, "time limit reached", ())
+    monkeypatch.setattr(simulated_bench, "FAULTS", Faults(interrupted=(384,)))
+    found = run_suite(suite(), Wish(peers=()))
+    assert (found.finished, found.note, len(found.entries)) == (False, "interrupted", 2)
+
+
+def test_a_lost_device_ends_the_suite_with_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulated_bench, "FAULTS", Faults(fatal=(512,)))
+    found = run_suite(suite(), Wish(peers=()))
+    assert (found.finished, len(found.entries)) == (False, 1)
+    assert found.note == "device lost: a kernel ended the device's context"
+    assert exit_code(found) == 6
+    SimulatedBench.open_benches -= 1  # nothing is freed on a device that is gone
+
+
+def test_the_schedule_is_the_best_record_of_the_files_given(tmp_path: Path) -> None:
+    best = Schedule(threads_per_row=32, rows_per_block=4, vector=8)
+    file = tmp_path / "mine.jsonl"
+    elsewhere = replace(record(Schedule(threads_per_row=64), 0.5), device={**H200.as_dict(), "name": "another"})
+    file.write_text(elsewhere.line() + record(best, 1.0).line())
+    first, second, _ = run_suite(suite(), Wish(peers=(), records=(file,))).entries
+    assert first.ours.schedule == best.as_dict()
+    assert first.ours.note == ""
+    assert second.ours.note == "default schedule"
+    file.write_text(record(best, 1.0, Cache.HOT).line())
+    assert run_suite(suite(), Wish(peers=(), records=(file,))).entries[0].ours.note == "tuned hot"
+    file.write_text("{}\n")
+    with pytest.raises(UsageError, match="every line of a record file"):
+        run_suite(suite(), Wish(peers=(), records=(file,)))
+
+
+def test_too_few_samples_have_no_interval() -> None:
+    with pytest.raises(UsageError, match="at least 6 samples"):
+        run_suite(suite(), Wish(samples=5))
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    output = capsys.readouterr()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, output.out, output.err
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "few.toml"
+    path.write_text(TEXT)
+    return str(path)
+
+
+def test_the_command_prints_a_table_and_writes_the_results(
+    file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "results.json"
+    code, text, progress = run(capsys, "bench", file, "--peers", "none", "--json", str(out), "--only", "rmsnorm")
+    assert code == 0
+    assert "rmsnorm fwd 96x256 bf16 cold" in text
+    assert text.splitlines()[-1].startswith("2 entries in ")
+    assert "[2/2] rmsnorm fwd 64x512 bf16 cold: " in progress
+    written = from_json(out.read_text())
+    assert written.finished
+    assert len(written.entries) == 2
+    assert [p.name for p in tmp_path.iterdir() if "results" in p.name] == ["results.json"]
+    assert run(capsys, "bench", "--from", str(out))[:2] == (0, text)
+
+
+def test_the_command_prints_json_on_stdout(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, text, _ = run(capsys, "bench", file, "--peers", "none", "--json", "-")
+    assert code == 0
+    assert [entry["shape"] for entry in json.loads(text)["entries"]] == ["96x256", "64x512", "128x384"]
+
+
+@pytest.mark.parametrize(
+    ("faults", "code"),
+    [(Faults(wrong=(256,)), 4), (Faults(no_memory=(256,)), 3), (Faults(interrupted=(384,)), 130)],
+)
+def test_the_exit_code_says_how_it_ended(
+    faults: Faults, code: int, file: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulated_bench, "FAULTS", faults)
+    found, text, _ = run(capsys, "bench", file, "--peers", "none")
+    assert found == code
+    assert "rmsnorm fwd 64x512 bf16 cold" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "give a suite, or --from"),
+        (("forward_h20",), "did you mean 'forward_h200'"),
+        (("decode_h200", "--only", "softmax"), "no entry of suite 'decode_h200' matches"),
+        (("decode_h200", "--peers", "torhc"), "did you mean 'torch'"),
+        (("decode_h200", "--budget", "soon", "--tune"), "received: soon"),
+        (("decode_h200", "--json", "/nowhere/results.json"), "the folder of the results file exists"),
+        (("decode_h200", "--samples", "3"), "at least 6 samples"),
+        (("--from", __file__), "what `normgen bench --json` wrote"),
+    ],
+)
+def test_wrong_usage_ends_with_2(arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "bench", *arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_a_plot_without_matplotlib_is_refused_before_anything_is_timed(
+    file: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    code, out, err = run(capsys, "bench", file, "--plot", "few.png")
+    assert (code, out) == (2, "")
+    assert "pip install 'normgen[plot]'" in err
+
+
+def test_one_at_a_time_peer_reasons_reach_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("normgen.bench.peers.importlib.util.find_spec", lambda _: None)
+    entry: Any = run_suite(suite().only("96x256"), Wish(peers=("liger",))).entries[0]
+    assert entry.peers["liger"].failed == "not installed: torch, liger_kernel"
+    assert entry.ours.us is not None
