@@ -26,7 +26,7 @@ from normgen.tuning import surrogate
 
 Array = NDArray[np.float64]
 
-SEEDS = 10
+SEEDS = 15  # with the default two batches: both are in flight before the first is told
 POLISH_SHARE = 0.4
 POLISHED = 3  # neighbours of so many of the best points
 WRONG_LIMIT = 2
@@ -136,7 +136,7 @@ class Surrogate:
         """The given seeds; then the cost model's best with a new cut of the work each, other rewrites early."""
         chosen = list(given)
         cuts = {_cut(self._legal[i]) for i in chosen}
-        main_way = int(self._ways[chosen[0]]) if chosen else int(self._ways[self._by_cost[0]])
+        self._main_way = main_way = int(self._ways[chosen[0] if chosen else self._by_cost[0]])
         others = [int(w) for w in np.unique(self._ways) if w != main_way]
         probes = [next(int(i) for i in self._by_cost if self._ways[i] == way) for way in others]
         diverse: list[int] = []
@@ -153,7 +153,9 @@ class Surrogate:
 
     def _choose(self, count: int) -> list[int]:
         if not self._has_fit():
-            chosen = [int(i) for i in self._by_cost if self._left[i]][:count]
+            proven = {self._main_way, *(int(self._ways[i]) for i in self._us)}
+            left = [int(i) for i in self._by_cost if self._left[i]]
+            chosen = sorted(left, key=lambda i: int(self._ways[i]) not in proven)[:count]
             self._take(chosen)
             return chosen
         chosen = self._spread(self._pool(), count)
