@@ -33,7 +33,7 @@ class Patience:
     """
 
     multiple: float = 50.0
-    floor_s: float = 3.0
+    floor_s: float = 5.0
     first_s: float = 30.0
     open_s: float = 120.0
 

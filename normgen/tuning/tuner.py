@@ -62,8 +62,9 @@ def tune(
     if budget_s <= 0:
         raise UsageError("the budget is a positive number of seconds", received=f"{budget_s:g}")
     clock = Clock(budget_s)
-    gpu = parts.find_gpu(device)
-    facts = gpu[1] if gpu else parts.target_device(target)
+    with clock.phase("find the device"):
+        gpu = parts.find_gpu(device)
+        facts = gpu[1] if gpu else parts.target_device(target)
     with contextlib.ExitStack() as stack:
         using = stack.enter_context(_processes(gpu[0])) if gpu else None
         with clock.phase("read the spec"):
@@ -91,15 +92,19 @@ def tune(
                 clock=clock,
             )
         )
-        if using:
-            from normgen.tuning.measured import measure_on_gpu
-
-            records, interrupted = measure_on_gpu(run, using)
-        else:
-            from normgen.tuning.predicted import predict_without_gpu
-
-            records, interrupted = predict_without_gpu(run)
+        records, interrupted = _finalists(run, using)
         return conclude(run, records, interrupted=interrupted, output=output)
+
+
+def _finalists(run: Run, using: Processes | None) -> tuple[tuple[Record, ...], bool]:
+    """Measured where there are processes for it, else predicted; and whether Ctrl-C ended it."""
+    if using is None:
+        from normgen.tuning.predicted import predict_without_gpu
+
+        return predict_without_gpu(run)
+    from normgen.tuning.measured import measure_on_gpu
+
+    return measure_on_gpu(run, using)
 
 
 def _processes(index: int) -> contextlib.AbstractContextManager[Processes]:
