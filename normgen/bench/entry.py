@@ -21,7 +21,7 @@ from normgen.errors import NormgenError
 from normgen.schedule.schedule import Schedule
 from normgen.spec import Kind
 from normgen.tuning import measure, parts, statistics
-from normgen.tuning.campaign import DeviceLostError
+from normgen.tuning.bench import DeviceLostError
 from normgen.tuning.gpu_bench import GpuBench
 
 if TYPE_CHECKING:

@@ -59,12 +59,13 @@ class Candidate:
 
 
 class Clock:
-    """Seconds since the start, per phase, and until the budget ends."""
+    """Seconds since the start, per phase, and until the budget ends. One thread's phases: they never overlap."""
 
     def __init__(self, budget_s: float) -> None:
         self._start = time.monotonic()
         self.budget_s = budget_s
         self.phases_s: dict[str, float] = {}
+        self._within: list[float] = []  # seconds that the phases inside each open phase took
 
     @property
     def elapsed_s(self) -> float:
@@ -76,11 +77,21 @@ class Clock:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        """Count the time until the end of the block; that of a phase inside it counts there only."""
         start = time.monotonic()
+        self._within.append(0.0)
         try:
             yield
         finally:
-            self.phases_s[name] = self.phases_s.get(name, 0.0) + time.monotonic() - start
+            took = time.monotonic() - start
+            self.phases_s[name] = self.phases_s.get(name, 0.0) + took - self._within.pop()
+            if self._within:
+                self._within[-1] += took
+
+    def shares_s(self) -> dict[str, float]:
+        """Seconds of every phase, of what is in no phase (`other`), and `all`: the sum of those before it."""
+        elapsed_s = self.elapsed_s
+        return {**self.phases_s, "other": elapsed_s - sum(self.phases_s.values()), "all": elapsed_s}
 
 
 @dataclass(kw_only=True)
@@ -151,8 +162,9 @@ def open_run(
     command: str,
     versions: Mapping[str, str],
     storage: str | None = None,
+    clock: Clock | None = None,
 ) -> Iterator[Run]:
-    """A run with a fresh folder under the state folder."""
+    """A run with a fresh folder under the state folder; `clock`: one that has been running for it already."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     name = f"{stamp}-{problem.name}-{problem.rows}x{problem.cols}-{gpu_slug(device)}-{os.getpid()}"
     folder = state_folder() / "runs" / name
@@ -163,7 +175,7 @@ def open_run(
             cache=cache,
             seed=seed,
             trials=trials,
-            clock=Clock(budget_s),
+            clock=clock or Clock(budget_s),
             progress=progress,
             command=command,
             versions=versions,

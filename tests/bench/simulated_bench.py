@@ -14,7 +14,7 @@ from normgen.device import Device
 from normgen.errors import DriverError
 from normgen.problem import Problem, TensorUse
 from normgen.spec import Kind
-from normgen.tuning.campaign import Check, DeviceLostError
+from normgen.tuning.bench import Check, DeviceLostError
 from normgen.tuning.gpu_bench import COPY, ELEMENTWISE
 from normgen.tuning.gpu_data import sample_inputs
 from normgen.tuning.records import Cache
