@@ -6,7 +6,14 @@ setup(
     packages=[*find_packages(include=["normgen", "normgen.*"]), "normgen.specs"],
     package_dir={"normgen.specs": "specs"},
     package_data={
-        "normgen": ["py.typed", "tuning/*.schema.json", "codegen/templates/*", "export/templates/*", "cpu/shim/*", "cpu/shim/**/*"],
+        "normgen": [
+            "py.typed",
+            "*/templates/*",
+            "cpu/shim/*",
+            "cpu/shim/**/*",
+            "schedule/devices/*.json",
+            "tuning/*.schema.json",
+        ],
         "normgen.specs": ["*.toml", "suites/*.toml"],
     },
 )

@@ -21,6 +21,7 @@ from normgen.cli_options import (
     show,
     target_option,
 )
+from normgen.cli_report import report
 from normgen.cli_state import STATE_COMMANDS
 from normgen.cli_study import STUDY_COMMANDS
 from normgen.cli_tune import tune
@@ -233,7 +234,7 @@ def doctor(as_json: bool) -> None:
     show(report.as_dict() if as_json else str(report))
 
 
-for command in (tune, *STUDY_COMMANDS, bench, *STATE_COMMANDS):
+for command in (tune, report, *STUDY_COMMANDS, bench, *STATE_COMMANDS):
     cli.add_command(command)
 
 if __name__ == "__main__":

@@ -42,7 +42,10 @@ INTERRUPTED = 130
 @click.option("--only", help="Entries of the suite whose label contains this: 'rmsnorm*bf16'.")
 @click.option("--gpus", help="GPUs that work on the suite, one worker each: all, or 0,1 (default: all).")
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Workers without a GPU.")
-@click.option("--storage", help="Database that hosts share a suite through: postgresql://user@host/name.")
+@click.option(
+    "--storage",
+    help="Database for the study, sqlite:///studies.db; hosts share a suite through postgresql://user@host/name.",
+)
 @click.option("--restart", is_flag=True, help="With --storage: forget what it has of this suite.")
 @click.option("--stale-after", default="15s", show_default=True, help="A worker silent for so long counts as dead.")
 def tune(as_json: bool, suite: str | None, **options: Any) -> None:
@@ -64,10 +67,12 @@ def _tune_one(as_json: bool, options: dict[str, Any]) -> int:
     from normgen.console import Terminal, result_text
     from normgen.tuning.tuner import tune as run
 
-    for name in ("only", "gpus", "storage", "restart"):
+    for name in ("only", "gpus", "restart"):
         if options[name]:
             raise UsageError(f"--{name} belongs to --suite", received=str(options[name]))
-    search = {name: options[name] for name in ("cache", "trials", "seed", "target", "output", "resume", "reuse")}
+    search = {
+        name: options[name] for name in ("cache", "trials", "seed", "target", "output", "resume", "reuse", "storage")
+    }
     with Terminal() as progress:
         result = run(
             options["op"],

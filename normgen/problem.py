@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 from normgen.dtypes import F32, DType
 from normgen.dtypes import dtype as dtype_named
@@ -64,11 +65,28 @@ class Problem:
     def present(self) -> frozenset[str]:
         return frozenset(t.name for t in self.tensors)
 
-    @property
+    # The rules of the space ask for these a million times a problem.
+
+    @cached_property
     def elem_tensors(self) -> tuple[TensorUse, ...]:
         return tuple(t for t in self.tensors if t.kind is Kind.ELEM)
 
-    @property
+    @cached_property
+    def row_input_bytes(self) -> int:
+        """Bytes that one element of every row input takes together."""
+        return sum(t.dtype.bytes for t in self.elem_tensors if not t.is_written)
+
+    @cached_property
+    def parameter_bytes(self) -> int:
+        """Bytes that one element of every column parameter takes together."""
+        return sum(t.dtype.bytes for t in self.tensors if t.kind is Kind.COL and not t.is_written)
+
+    @cached_property
+    def column_outputs(self) -> int:
+        """Column reductions of a backward problem: dweight, dbias, ..."""
+        return sum(t.is_written and t.kind is Kind.COL for t in self.tensors)
+
+    @cached_property
     def dtype(self) -> DType:
         """The stored dtype of the first row input: the one the problem is named after."""
         return next(t.dtype for t in self.elem_tensors if not t.is_written)

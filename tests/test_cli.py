@@ -196,3 +196,43 @@ def test_pairs_are_separated_by_spaces_or_commas() -> None:
     assert cli_options.parse_pairs("") == {}
     with pytest.raises(UsageError, match="name=value"):
         cli_options.parse_pairs("a=")
+
+
+def test_report_writes_a_page_and_names_damaged_lines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from tests.report import made
+
+    source = made.write(tmp_path / "a.jsonl", made.candidates(made.key()))
+    source.write_text(source.read_text() + "damaged\n")
+    code, out, err = run(capsys, "report", str(source), "--out", str(tmp_path / "new" / "report.html"))
+    assert (code, out) == (0, f"{tmp_path / 'new' / 'report.html'}\n")
+    assert "a.jsonl:13: set aside: not JSON" in err
+    assert "layernorm" in (tmp_path / "new" / "report.html").read_text()
+
+
+def test_report_of_nothing_is_exit_3_and_of_no_records_exit_2(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("normgen.report.evidence.record_folders", lambda: ())
+    assert run(capsys, "report", "--out", str(tmp_path / "a.html"))[0] == 3
+    (tmp_path / "notes.txt").write_text("notes\n")
+    code, _, err = run(capsys, "report", str(tmp_path / "notes.txt"), "--out", str(tmp_path / "a.html"))
+    assert code == 2
+    assert "a report is made from files of records" in err
+    assert not (tmp_path / "a.html").exists()
+
+
+def test_explain_says_what_a_schedule_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    for extra, key in (((), "occupancy"), (("--json",), '"waves"')):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["explain", "--shape", "8192x768", "load=streaming", *extra])
+        assert ended.value.code == 0
+        assert key in capsys.readouterr().out
+
+
+def test_a_replay_of_what_is_no_sweep_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text("{}\n")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["replay", str(file)])
+    assert ended.value.code == 2
+    assert "header line" in capsys.readouterr().err

@@ -28,7 +28,7 @@ LAYERS = (
     ("interop",),
     ("kernel", "export", "report", "doctor", "console", "console_compare", "console_suite"),
     ("bench",),
-    ("cli", "cli_options", "cli_study", "cli_bench", "cli_state", "cli_tune", "__main__"),
+    ("cli", "cli_options", "cli_study", "cli_bench", "cli_report", "cli_state", "cli_tune", "__main__"),
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # cuda and cpu get text, names and sizes: of the layers above them they know these and no formula.

@@ -21,7 +21,7 @@ from normgen.errors import NormgenError
 from normgen.schedule.schedule import Schedule
 from normgen.spec import Kind
 from normgen.tuning import measure, parts, statistics
-from normgen.tuning.campaign import DeviceLostError
+from normgen.tuning.bench import DeviceLostError
 from normgen.tuning.gpu_bench import GpuBench
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ def measure_entry(entry: Entry, schedule: Schedule, note: str, setting: Setting)
         checked_elements=CHECKED_ELEMENTS,
     )
     side: TorchSide | None = None
+    is_lost = False
     try:
         expected = Expected(entry.problem, bench.inputs, seed=setting.seed)
         drafts = {OURS: _ours(bench, entry, schedule, expected, setting)}
@@ -76,10 +77,14 @@ def measure_entry(entry: Entry, schedule: Schedule, note: str, setting: Setting)
                 drafts[name] = _Draft(failed=why_not if name in usable else str(unusable))
         timed = [name for name, draft in drafts.items() if not draft.failed]
         series = measure.race(bench, [*timed, *bench.roofs], samples=setting.samples, seed=setting.seed)
+    except DeviceLostError:
+        is_lost = True  # a context that is gone refuses even to free
+        raise
     finally:
-        if side is not None:
-            side.close()
-        bench.close()
+        if not is_lost:
+            if side is not None:
+                side.close()
+            bench.close()
     return conclude(
         entry, drafts, series, bench.roofs, note=note, schedule=schedule.as_dict(), seconds=time.perf_counter() - start
     )

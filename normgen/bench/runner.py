@@ -22,7 +22,7 @@ from normgen.device import Device
 from normgen.errors import NormgenError, NothingValidError, UsageError
 from normgen.schedule.schedule import Schedule
 from normgen.tuning import parts
-from normgen.tuning.campaign import DeviceLostError
+from normgen.tuning.bench import DeviceLostError
 from normgen.tuning.progress import Progress, Silent
 from normgen.tuning.store import Lookup, adopt, lookup, read, record_folders
 from normgen.tuning.tuner import environment, tune

@@ -7,7 +7,7 @@ registers or in its own slots of shared memory needs no barrier between looks.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from normgen.codegen.columns import ColumnSums
@@ -54,6 +54,25 @@ def layout_of(problem: Problem, schedule: Schedule) -> Layout:
         shifted=shifted,
         partial=schedule.edges != "exact",
     )
+
+
+def _used(view: KernelView) -> tuple[tuple[str, str, str], ...]:
+    """The constants that the kernel names, directly or through another: nvcc warns about the rest."""
+    sections = (*view.prologue, *view.body, *view.epilogue)
+    text = [line for section in sections for line in section.texts()]
+    text += [section.guard + section.elem_guard for section in sections if isinstance(section, Loop)]
+    text += [
+        view.row_loop,
+        view.steps,
+        *view.shared,
+        *("kThreadsPerRow kVector" for s in sections if isinstance(s, Loop)),
+    ]
+    kept: list[tuple[str, str, str]] = []
+    for constant in reversed(view.constants):
+        readers = [*text, *(value for _, value, _ in kept)]
+        if any(re.search(rf"\b{constant[0]}\b", line) for line in readers):
+            kept.insert(0, constant)
+    return tuple(kept)
 
 
 def _declare(param: Param) -> str:
@@ -199,8 +218,11 @@ class KernelBuilder:
     def read_param(self, tensor: str) -> str:
         if not self.layout.partial:
             return f"read_default<kVector>({tensor} + vector * kVector)"
-        whole = "false" if self.layout.shifted else "true"  # a shifted row meets the parameters unaligned
-        return f"read_partial_default<kVector, {whole}>({tensor}, column, {self.cols})"
+        if self.layout.shifted and self.problem.align % 16:
+            return f"read_partial_default<kVector, false>({tensor}, column, {self.cols})"
+        if self.layout.shifted:  # such a row meets the parameters between two of their vectors
+            return f"read_shifted<kVector>({tensor}, vector, shift, {self.cols})"
+        return f"read_partial_default<kVector, true>({tensor}, column, {self.cols})"
 
     def write_elem(self, tensor: str, hint: str) -> str:
         if not self.layout.partial:
@@ -343,8 +365,8 @@ class KernelBuilder:
         if not self.early_params:
             return
         out.lines(*(f"{self.vec(p.name)} {p.name}_held[kSteps];" for p in self.early_params))
-        head = list(self.column_head)[:1]
-        head += [f"{p.name}_held[step] = {self.read_param(p.name)};" for p in self.early_params]
+        reads = [f"{p.name}_held[step] = {self.read_param(p.name)};" for p in self.early_params]
+        head = [*(self.column_head[:1] if any("column," in line for line in reads) else ()), *reads]
         out.loop(Loop(unroll="#pragma unroll", guard=self.guard, head=tuple(head)))
 
     # ---- row values --------------------------------------------------------------------------------------------
@@ -400,8 +422,12 @@ class KernelBuilder:
 
     @property
     def row_barriers(self) -> bool:
-        """Rows side by side synchronise by a barrier each: 15 of the 16 named barriers are free for that."""
-        return 1 < self.schedule.rows_per_block <= 15 and self.schedule.threads_per_row > WARP
+        """Rows side by side synchronise by a named barrier each, where rows are wide.
+
+        On an H200 that takes 2 % off the backward pass of 4096x4096 (2 rows of 256 threads) and adds 25 % to
+        8192x768 (2 rows of 64 threads): a barrier whose number the hardware learns at run time is a slow one.
+        """
+        return self.schedule.rows_per_block > 1 and self.schedule.threads_per_row >= 256
 
     @property
     def double_slots(self) -> bool:
@@ -657,7 +683,7 @@ class KernelBuilder:
         s = self.schedule
         bounds = str(s.threads) if s.blocks_per_sm == 0 else f"{s.threads}, {s.blocks_per_sm}"
         loop = f"for (int first_row = {self.first_tile}; first_row < rows; first_row += {self.tile_stride})"
-        return KernelView(
+        view = KernelView(
             name=self.name,
             comment=self.comment(),
             params=tuple(_declare(p) for p in self.params),
@@ -670,3 +696,4 @@ class KernelBuilder:
             body=self.body().done(),
             epilogue=self.epilogue().done(),
         )
+        return replace(view, constants=_used(view))

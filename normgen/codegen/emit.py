@@ -152,6 +152,7 @@ def vectors_of(problem: Problem, schedule: Schedule, program: RowProgram) -> Vec
         writes=tuple(sorted({*writes, *shared_writes})),
         partial_reads=tuple(reads) if partial else (),
         partial_writes=tuple(sorted(set(writes))) if partial else (),
+        shifted_reads=("default",) if schedule.edges == "peel" and problem.align % 16 == 0 else (),
     )
 
 

@@ -109,6 +109,7 @@ class Vectors:
     writes: tuple[str, ...]
     partial_reads: tuple[str, ...] = ()
     partial_writes: tuple[str, ...] = ()
+    shifted_reads: tuple[str, ...] = ()
 
     def __or__(self, other: Vectors) -> Vectors:
         def both(name: str) -> tuple[str, ...]:
@@ -127,6 +128,7 @@ class Vectors:
                 partial=bool(self.partial_reads or self.partial_writes),
                 partial_reads=self.partial_reads,
                 partial_writes=self.partial_writes,
+                shifted=bool(self.shifted_reads),
             )
         )
 

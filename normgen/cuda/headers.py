@@ -13,6 +13,7 @@ from pathlib import Path
 from normgen.errors import NoDeviceError
 
 _RUNTIME_HEADER = "cuda_runtime_api.h"
+_CCCL_HEADER = "nv/target"
 _VERSION = re.compile(r"#define\s+CUDART_VERSION\s+(\d+)")
 
 
@@ -22,10 +23,13 @@ def header_folders() -> tuple[str, ...]:
 
     Raises NoDeviceError if no folder holds them.
     """
-    for folder in _candidates():
-        if (folder / _RUNTIME_HEADER).is_file():
-            cccl = folder / "cccl"
-            return (str(folder), str(cccl)) if cccl.is_dir() else (str(folder),)
+    folders = [folder for folder in dict.fromkeys(_candidates()) if folder.is_dir()]
+    runtime = next((folder for folder in folders if (folder / _RUNTIME_HEADER).is_file()), None)
+    # cooperative_groups.h includes CCCL's nv/target, which may come in another package than the runtime's headers.
+    places = [place for folder in folders for place in (folder / "cccl", folder)]
+    cccl = next((place for place in places if (place / _CCCL_HEADER).is_file()), None)
+    if runtime is not None:
+        return (str(runtime), str(cccl)) if cccl is not None and cccl != runtime else (str(runtime),)
     raise NoDeviceError(
         "a module that includes CUDA headers needs them installed",
         received=f"no {_RUNTIME_HEADER} in any known place",

@@ -82,6 +82,10 @@ class CompilePool:
         self._busy: set[_Worker] = set()
         self._is_closed = False
 
+    def warm(self) -> None:
+        """Start every worker now, in the background: they load NVRTC while the caller does something else."""
+        self._threads.submit(self._start_all)
+
     def submit(self, module: Module, arch: int, *, options: Sequence[str] = ()) -> Future[Cubin]:
         """Compile a module for `sm_{arch}` in some worker, or take it from the cache."""
         return self._threads.submit(self._compile, module, arch, tuple(options))
@@ -145,6 +149,13 @@ class CompilePool:
         if isinstance(answer, str):
             raise NoDeviceError("a compiling process must reach NVRTC", received=answer)
         return answer
+
+    def _start_all(self) -> None:
+        for _ in range(self.workers):
+            with self._lock:
+                if self._is_closed or len(self._idle) + len(self._busy) >= self.workers:
+                    return
+                self._idle.append(_Worker())
 
     def _take(self) -> _Worker:
         with self._lock:

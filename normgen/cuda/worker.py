@@ -5,6 +5,7 @@ Started by `normgen.cuda.pool`; it ends when its input ends, so it never outlive
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import sys
@@ -34,6 +35,8 @@ def main() -> None:
     """Serve on the process's own pipes; anything a library prints goes to standard error instead."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    with contextlib.suppress(NoDeviceError):  # each job meets the same and can say so
+        nvrtc.version()  # loads the library before the first job is there
     serve(sys.stdin.buffer, answers)
 
 

@@ -1,13 +1,14 @@
 """An analytic cost model: orders schedules before anything is measured, never excludes one.
 
-A kernel is bound by the largest of three times, blended smoothly:
+A kernel takes a launch, then about the largest of three times, blended smoothly, then a tail:
 
-    memory   bytes through DRAM, plus re-reads through L2
-    latency  rows one after another in each resident slot: load, reductions, store, each with its latency
+    memory   bytes through DRAM (spills among them), re-reads and partial column sums through L2
+    latency  row tiles one after another in every resident slot: load, reductions, arithmetic, store
     issue    instructions through the SMs' schedulers
 
-plus a launch and the partly filled last wave of blocks. Constants are microseconds on the target; they are
-leads from published latencies, to be calibrated by measurement.
+Backward adds what its column sums cost: atomics, or partial rows and the kernel that adds them. Hints and the place
+of the parameters multiply the time by a factor each. Constants are those of `schedule.constants`: microbenchmarks
+give the latencies and rates, a fit on measured schedules the rest.
 """
 
 from __future__ import annotations
@@ -17,56 +18,74 @@ from dataclasses import dataclass
 
 from normgen.device import Device
 from normgen.problem import Problem
-from normgen.schedule.legality import held_bytes_per_thread, param_bytes_per_thread, steps_per_lane
+from normgen.schedule.constants import Constants, constants_of
+from normgen.schedule.legality import (
+    column_outputs,
+    held_bytes_per_thread,
+    param_bytes_per_thread,
+    steps_per_lane,
+    sums_in_registers,
+)
+from normgen.schedule.legality import shared_bytes as dynamic_shared_bytes
 from normgen.schedule.schedule import Schedule
 from normgen.spec import Kind
 
-
-@dataclass(frozen=True, kw_only=True)
-class Constants:
-    """Latencies in µs, rates per SM and clock; see the module's docstring."""
-
-    launch_us: float = 0.6
-    dram_latency_us: float = 0.75
-    l2_latency_us: float = 0.30
-    l1_latency_us: float = 0.04
-    shuffle_us: float = 0.014
-    barrier_us: float = 0.035
-    cluster_barrier_us: float = 0.45
-    l2_over_dram: float = 1.35  # L2 bandwidth in units of DRAM bandwidth
-    instructions_per_clock: float = 3.0  # warp instructions an SM issues, of 4 schedulers
-    blend: float = 3.0
-    narrow_penalty: float = 0.10  # per halving of a 16-byte access
-    streaming_gain: float = 0.01
-    persistent_penalty: float = 1.06  # a row loop without prefetch starts no load before its last store
+REGISTERS_PER_SM = 65536  # of every GPU since compute capability 5.0
+ROW_ATOMICS = ("atomic", "shared_atomic")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Predicted time and what it is made of, in µs."""
+    """Predicted time and what it is made of, in µs; `factor` multiplies the bound."""
 
     us: float
     memory_us: float
     latency_us: float
     issue_us: float
+    columns_us: float
     tail_us: float
+    factor: float
+    bytes: int
+    registers: int
+    spilled: int
     blocks_per_sm: int
+    occupancy: float
     waves: float
     looks: int
 
+    def lines(self) -> list[str]:
+        """One line for each part, for people."""
+        return [
+            f"bytes       {self.bytes:,} through memory: {self.memory_us:.2f} us",
+            f"looks       {self.looks} at every row",
+            f"latency     {self.latency_us:.2f} us of row tiles one after another",
+            f"issue       {self.issue_us:.2f} us of instructions",
+            f"columns     {self.columns_us:.2f} us for sums over rows",
+            f"registers   about {self.registers} a thread" + (f", {self.spilled} spilled" if self.spilled else ""),
+            f"occupancy   {self.occupancy:.0%}: {self.blocks_per_sm} blocks an SM, {self.waves:.2f} waves",
+            f"hints       x {self.factor:.3f}",
+            f"predicted   {self.us:.2f} us",
+        ]
 
-def estimated_registers(problem: Problem, s: Schedule) -> int:
-    """Registers a thread will need, before the compiler says."""
-    held = held_bytes_per_thread(problem, s) / 4 if s.hold == "registers" else s.vector * problem.dtype.bytes / 4
-    params = param_bytes_per_thread(problem, s) / 4 if s.params != "late" else 4 * max(1, s.vector // 4)
-    return min(255, int(26 + held + params + s.vector))
+
+def estimated_registers(problem: Problem, s: Schedule, c: Constants | None = None) -> tuple[int, int]:
+    """(registers, spilled registers) of a thread, before the compiler says."""
+    c = c or Constants()
+    unrolled = max(1, s.unroll) if s.hold != "registers" else 1
+    held = held_bytes_per_thread(problem, s) / 4 if s.hold == "registers" else s.vector * unrolled
+    params = param_bytes_per_thread(problem, s) / 4 if s.params != "late" else 0
+    sums = sums_in_registers(problem, s)
+    need = c.base_registers + c.held_registers * held * s.stages + c.param_registers * params
+    need += c.sum_registers * sums + c.vector_registers * s.vector
+    limit = min(255, REGISTERS_PER_SM // (max(1, s.blocks_per_sm) * s.threads) // 8 * 8)
+    return int(min(need, limit)), max(0, int(need - limit))
 
 
 def blocks_resident(s: Schedule, device: Device, registers: int, shared_bytes: int) -> int:
     """Blocks of this kernel that fit an SM at once."""
     by_threads = device.threads_per_sm // s.threads
     warp_registers = -(-registers * 32 // 256) * 256
-    by_registers = device.registers_per_sm // (warp_registers * (s.threads // 32))
+    by_registers = device.registers_per_sm // (warp_registers * max(1, s.threads // 32))
     by_shared = device.shared_per_sm // (shared_bytes + 1024) if shared_bytes else device.blocks_per_sm
     return max(1, min(by_threads, by_registers, by_shared, device.blocks_per_sm))
 
@@ -78,38 +97,87 @@ def row_looks(s: Schedule, stages: int, writes: bool) -> int:
 
 
 def _issue_us(problem: Problem, s: Schedule, device: Device, looks: int, c: Constants) -> float:
-    """Warp instructions over the SMs' issue rate: about 2 an element and look, reads and writes by vector."""
+    """Warp instructions over the SMs' issue rate: some an element and look, reads and writes by vector."""
     per_element = 2.0 * looks + 3.0 + (6.0 if s.variance == "welford" else 0.0)
+    per_element += 2.0 * column_outputs(problem)
     if s.edges != "exact":
         per_element *= 1.6
-    reads = (looks if s.hold != "registers" else 1) + 2
-    per_vector = 6.0 * reads
+    reads = (looks if s.hold != "registers" else 1) * sum(not t.is_written for t in problem.elem_tensors) + 1
     elements = problem.rows * steps_per_lane(problem, s) * s.vector * s.threads_per_row * s.cluster
-    instructions = elements * (per_element + per_vector / s.vector) / 32
-    reduce_steps = math.log2(max(2, s.threads_per_row)) * 2 * max(1, looks - 1)
-    instructions += problem.rows * s.cluster * max(1, s.threads_per_row // 32) * (reduce_steps * 2 + 40)
+    instructions = elements * (per_element + 6.0 * reads / s.vector) / 32
+    warps = max(1.0, s.threads_per_row / 32)
+    steps = math.log2(max(2, min(32, s.threads_per_row))) * 2 * max(1, looks - 1)
+    rows_in_warp = max(1, 32 // s.threads_per_row)
+    instructions += problem.rows * s.cluster * warps / rows_in_warp * (steps * 2 + 40)
     return instructions / (device.sm_count * c.instructions_per_clock * device.sm_clock_ghz * 1e3)
 
 
-def _row_latency_us(problem: Problem, s: Schedule, looks: int, c: Constants) -> float:
-    """One row from its first load to its last store, alone on the SM."""
-    steps = steps_per_lane(problem, s)
+def _reduce_us(s: Schedule, c: Constants) -> float:
+    """One reduction over the threads of a row."""
     width = min(s.threads_per_row, 32)
     shuffles = math.log2(width) if width > 1 else 0.0
     reduce = shuffles * c.shuffle_us
     if s.threads_per_row > 32:
-        tree = s.reduce_with == "shared_tree"
-        reduce += math.log2(s.threads_per_row) * c.barrier_us if tree else c.barrier_us + 0.5 * shuffles * c.shuffle_us
-    if s.cluster > 1:
-        reduce += c.cluster_barrier_us
-    arithmetic = steps * s.vector * 0.0022 * looks * (3.0 if s.variance == "welford" else 1.0)
-    again = {"registers": 0.0, "hybrid": 0.0, "shared": 0.03, "reload": c.l2_latency_us}[s.hold]
-    trips = math.ceil(steps / (s.unroll or steps)) if s.hold != "registers" else 1
-    first = c.dram_latency_us * (trips if s.hold == "reload" else max(1, trips / 4))
-    params = c.l2_latency_us if s.params == "late" else 0.0
-    if s.params == "kept":
-        params = -0.05
-    return first + max(0, looks - 1) * (reduce + again * trips) + arithmetic + params
+        tree = math.log2(s.threads_per_row) * c.barrier_us
+        warps = s.threads / 32
+        reduce += tree if s.reduce_with == "shared_tree" else (1 + warps / 8) * c.barrier_us + shuffles * c.shuffle_us
+    if s.reduce_with == "shared_tree" and s.threads_per_row <= 32:
+        reduce *= 2
+    return reduce + (c.cluster_barrier_us if s.cluster > 1 else 0.0)
+
+
+def _tile_us(problem: Problem, s: Schedule, looks: int, c: Constants) -> float:
+    """One tile of rows from its first load to its last store, alone in its slot."""
+    steps = steps_per_lane(problem, s)
+    arithmetic = steps * s.vector * c.element_us * looks * (3.0 if s.variance == "welford" else 1.0)
+    trips = 1 if s.hold == "registers" else math.ceil(steps / (s.unroll or steps))
+    again = {"registers": 0.0, "hybrid": 0.0, "shared": 0.1 * c.l2_latency_us, "reload": c.l2_latency_us}[s.hold]
+    first = c.dram_latency_us * (1 + c.trip_share * (trips - 1))
+    if s.persistent and s.stages > 1:
+        first *= c.prefetched
+    params = c.l2_latency_us if s.params == "late" and param_bytes_per_thread(problem, s) else 0.0
+    dependent = max(0, looks - 1) * (_reduce_us(s, c) + again * trips)
+    return first + dependent + arithmetic + params + c.store_us
+
+
+def _memory_us(problem: Problem, s: Schedule, device: Device, looks: int, spilled: float, c: Constants) -> float:
+    bandwidth = device.dram_gb_per_s * 1e3  # bytes per µs
+    width = s.vector * problem.dtype.bytes
+    narrow = 1 + c.narrow_penalty * max(0.0, math.log2(16 / min(16, width)))
+    read = problem.rows * problem.cols * sum(t.dtype.bytes for t in problem.elem_tensors if not t.is_written)
+    again = read * max(0, looks - 1) if s.hold == "reload" else 0
+    local = 8.0 * spilled * s.threads_per_row * s.cluster * problem.rows  # stored and loaded once a row
+    return (problem.compulsory_bytes + (again + local) / c.l2_over_dram) / bandwidth * narrow
+
+
+def _columns_us(problem: Problem, s: Schedule, device: Device, blocks: int, c: Constants) -> float:
+    """What sums over rows add beside the row loop: atomics, partial rows, the finish."""
+    sums = column_outputs(problem) * problem.cols
+    if not sums:
+        return 0.0
+    if s.columns in ROW_ATOMICS:
+        share = 1.0 if s.columns == "atomic" else 0.25
+        return share * problem.rows * sums / c.atomics_per_us + c.barrier_us
+    groups = s.threads / max(32, s.threads_per_row)
+    in_block = groups * -(-sums // s.threads) * c.l1_latency_us
+    if s.columns == "register_atomic":
+        return in_block + blocks * sums / c.atomics_per_us + 2 * c.l2_latency_us
+    if s.columns == "partials_last_block":
+        return in_block + blocks * -(-sums // s.threads) * c.last_block_us
+    moved = 2 * blocks * sums * 4 / (c.l2_over_dram * device.dram_gb_per_s * 1e3)
+    return in_block + moved + c.second_kernel_us
+
+
+def _factor(problem: Problem, s: Schedule, c: Constants) -> float:
+    """Hints, the place of parameters, the shape of a block: factors that were measured, not derived."""
+    factor = {"streaming": c.load_streaming, "no_allocate": c.load_no_allocate}.get(s.load, 1.0)
+    factor *= c.store_streaming if s.store == "streaming" else 1.0
+    factor *= {"early": c.params_early, "kept": c.params_kept}.get(s.params, 1.0)
+    lanes = s.threads_per_row * s.cluster * steps_per_lane(problem, s) * s.vector
+    factor *= float((lanes / problem.cols) ** c.idle_exponent)
+    factor *= 1 + c.side_by_side * math.log2(s.rows_per_block) * (s.threads > 64)
+    factor *= 1 + c.few_vectors * (steps_per_lane(problem, s) == 1)
+    return factor
 
 
 def predict(
@@ -123,41 +191,47 @@ def predict(
     shared_bytes: int | None = None,
     constants: Constants | None = None,
 ) -> Cost:
-    """Predicted time of a forward kernel with `stages` dependent row reductions."""
-    c = constants or Constants()
+    """Predicted time of a kernel with `stages` dependent row reductions, forward or backward."""
+    c = constants or constants_of(device)
     looks = row_looks(s, stages, any(t.is_written and t.kind is Kind.ELEM for t in problem.tensors))
-    registers = registers or estimated_registers(problem, s)
+    spilled = spill_bytes / 8
+    if registers is None:
+        registers, spilled = estimated_registers(problem, s, c)
     if shared_bytes is None:
-        shared_bytes = s.threads * held_bytes_per_thread(problem, s) if s.hold == "shared" else 0
+        shared_bytes = dynamic_shared_bytes(problem, s)
     resident = blocks_resident(s, device, registers, shared_bytes)
-    if s.persistent:
-        resident = min(resident, s.persistent)
-    bandwidth = device.dram_gb_per_s * 1e3  # bytes per µs
-    width = s.vector * problem.dtype.bytes
-    narrow = 1 + c.narrow_penalty * max(0.0, math.log2(16 / min(16, width)))
-    hints = 1 - c.streaming_gain * ((s.load == "streaming") + (s.store == "streaming"))
-    read_bytes = problem.rows * problem.cols * sum(t.dtype.bytes for t in problem.elem_tensors if not t.is_written)
-    again = read_bytes * max(0, looks - 1) if s.hold == "reload" else 0
-    memory = (problem.compulsory_bytes * hints + again / c.l2_over_dram) / bandwidth * narrow
-    memory += spill_bytes * s.threads * (problem.rows / s.rows_per_block) / bandwidth
     tiles = -(-problem.rows // s.rows_per_block)
-    slots = device.sm_count * resident / s.cluster
-    waves = tiles / slots
-    row_us = _row_latency_us(problem, s, looks, c)
-    latency = max(1.0, waves) * row_us
+    blocks = tiles * s.cluster
+    if s.persistent:
+        blocks = min(blocks, s.persistent * device.sm_count)
+    waves = blocks / (device.sm_count * resident)
+    # The fullest SM decides how many tiles go one after another through a slot.
+    running = min(resident, max(1, -(-blocks // device.sm_count)))
+    rounds = max(1.0, tiles * s.cluster / (device.sm_count * running))
+    tile_us = _tile_us(problem, s, looks, c)
+    latency = rounds * tile_us
+    memory = _memory_us(problem, s, device, looks, spilled, c)
     issue = _issue_us(problem, s, device, looks, c)
     bound = (memory**c.blend + latency**c.blend + issue**c.blend) ** (1 / c.blend)
-    ragged = (math.ceil(waves) - waves) / max(1.0, waves) if waves > 1 and not s.persistent else 0.0
+    factor = _factor(problem, s, c)
     if s.persistent and s.stages == 1:
-        bound *= c.persistent_penalty
-    tail = ragged * min(bound, 4 * row_us) * 0.3 + 0.5 * row_us
+        factor *= c.persistent_penalty
+    columns = _columns_us(problem, s, device, blocks, c)
+    ragged = (math.ceil(waves) - waves) / waves if waves > 1 else 0.0
+    tail = c.tail_share * (tile_us + ragged * min(bound, tile_us))
     return Cost(
-        us=c.launch_us + bound + tail,
+        us=c.launch_us + bound * factor + columns + tail,
         memory_us=memory,
         latency_us=latency,
         issue_us=issue,
+        columns_us=columns,
         tail_us=tail,
-        blocks_per_sm=resident,
+        factor=factor,
+        bytes=problem.compulsory_bytes,
+        registers=registers,
+        spilled=int(spilled),
+        blocks_per_sm=running,
+        occupancy=running * s.threads / device.threads_per_sm,
         waves=waves,
         looks=looks,
     )

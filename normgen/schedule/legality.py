@@ -11,8 +11,8 @@ from collections.abc import Callable
 from normgen.device import Device
 from normgen.problem import Problem
 from normgen.schedule.schedule import Schedule
-from normgen.spec import Kind
 
+_NO_COLUMNS = Schedule().columns
 Rule = Callable[[Problem, Schedule, Device], str | None]
 
 
@@ -34,18 +34,17 @@ def steps_per_lane(problem: Problem, s: Schedule) -> int:
 
 def held_bytes_per_thread(problem: Problem, s: Schedule) -> int:
     """Bytes of row inputs a thread keeps between looks."""
-    return steps_per_lane(problem, s) * s.vector * sum(t.dtype.bytes for t in problem.elem_tensors if not t.is_written)
+    return steps_per_lane(problem, s) * s.vector * problem.row_input_bytes
 
 
 def param_bytes_per_thread(problem: Problem, s: Schedule) -> int:
     """Bytes of column parameters a thread keeps when they are loaded early."""
-    per_elem = sum(t.dtype.bytes for t in problem.tensors if t.kind is Kind.COL and not t.is_written)
-    return steps_per_lane(problem, s) * s.vector * per_elem
+    return steps_per_lane(problem, s) * s.vector * problem.parameter_bytes
 
 
 def column_outputs(problem: Problem) -> int:
     """Column reductions of a backward problem: dweight, dbias, ..."""
-    return sum(t.is_written and t.kind is Kind.COL for t in problem.tensors)
+    return problem.column_outputs
 
 
 def sums_in_registers(problem: Problem, s: Schedule) -> int:
@@ -151,7 +150,7 @@ def _params_registers(problem: Problem, s: Schedule, device: Device) -> str | No
     return None
 
 
-def _cluster(_: Problem, s: Schedule, device: Device) -> str | None:
+def _cluster(problem: Problem, s: Schedule, device: Device) -> str | None:
     if s.cluster == 1:
         return None
     if device.arch < 90:
@@ -160,6 +159,8 @@ def _cluster(_: Problem, s: Schedule, device: Device) -> str | None:
         return "a cluster shares one row: rows_per_block = 1 and whole warps"
     if s.reduce_with != "shuffle":
         return "clusters combine with shuffles and distributed shared memory"
+    if problem.any_cols or column_outputs(problem):
+        return "a cluster shares rows of a fixed length, and column sums are not taken across its blocks"
     if s.persistent:
         return "a cluster of a persistent grid would overwrite states its neighbours still read"
     return None
@@ -203,7 +204,7 @@ def _copy(_: Problem, s: Schedule, __: Device) -> str | None:
 
 def _columns(problem: Problem, s: Schedule, _: Device) -> str | None:
     if not column_outputs(problem):
-        return "there are no column reductions to sum" if s.columns != Schedule().columns else None
+        return "there are no column reductions to sum" if s.columns != _NO_COLUMNS else None
     if problem.any_cols and s.columns != "atomic":
         return "cols is a run-time value: column sums go straight to memory (columns = atomic)"
     if s.columns in ("atomic", "shared_atomic"):
@@ -272,6 +273,7 @@ FREE: tuple[Rule, ...] = (
     _hold,
     _persistent,
     _reduce_with,
+    _cluster,
     _unroll,
     _launch_bound,
     _hints,

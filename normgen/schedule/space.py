@@ -141,8 +141,10 @@ def space(problem: Problem, device: Device) -> Space:
 
 
 def _points(base: Schedule, names: tuple[str, ...], values: Mapping[str, tuple[Any, ...]]) -> Iterator[Schedule]:
+    knobs = dict(vars(base))  # dataclasses.replace looks at every field again for each point
     for combination in itertools.product(*(values[n] for n in names)):
-        yield replace(base, **dict(zip(names, combination, strict=True)))
+        knobs.update(zip(names, combination, strict=True))
+        yield Schedule(**knobs)
 
 
 def _count(refusals: dict[str, Refusal], reason: str, schedule: Schedule) -> None:
@@ -158,12 +160,15 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
     Raises NothingValidError if no schedule is legal, which would be a hole in the space.
     """
     widths = [v for v in (16, 8, 4, 2, 1) if v * problem.dtype.bytes <= 16]
-    holds, edges = ("registers", "shared", "reload"), ("exact", "masked", "peel")
-    for hold, vector, edge in itertools.product(holds, widths, edges):
+    clusters = (1, 2, 4, 8, 16) if device.arch >= 90 and not column_outputs(problem) else (1,)
+    places = [*(("registers", c) for c in clusters), ("shared", 1), ("reload", 1)]
+    edges = ("exact", "masked", "peel")
+    for (hold, cluster), vector, edge in itertools.product(places, widths, edges):
         for threads in _thread_preference(problem, vector):
             schedule = Schedule(
                 threads_per_row=threads,
-                rows_per_block=max(1, 128 // threads),
+                rows_per_block=max(1, 128 // threads) if cluster == 1 else 1,
+                cluster=cluster,
                 vector=vector,
                 edges=edge,
                 hold=hold,
@@ -172,17 +177,11 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
                 store="streaming",
                 params="early" if hold == "registers" and _has_parameters(problem) else "late",
             )
-            if column_outputs(problem):
-                schedule = replace(
-                    schedule,
-                    load="default",
-                    store="default",
-                    params="late",
-                    **_default_columns(problem, schedule, device),
-                )
+            variants = _with_columns(problem, schedule, device) if column_outputs(problem) else (schedule,)
             crowded = hold == "registers" and held_bytes_per_thread(problem, schedule) > 256
-            if not crowded and refusal(problem, schedule, device) is None:
-                return schedule
+            for variant in variants if not crowded else ():
+                if refusal(problem, variant, device) is None:
+                    return variant
     raise NothingValidError("no schedule is legal for this problem", received=str(problem))
 
 
@@ -190,12 +189,24 @@ def _has_parameters(problem: Problem) -> bool:
     return any(t.kind is Kind.COL and not t.is_written for t in problem.tensors)
 
 
-def _default_columns(problem: Problem, s: Schedule, device: Device) -> dict[str, Any]:
-    """Column sums in registers where a thread's share is small, else by atomics."""
-    if s.hold == "registers" and s.edges != "peel" and not problem.any_cols:
-        dependent = "on" if device.arch >= 90 else "off"
-        return {"columns": "partials_two_kernels", "persistent": 2, "dependent_launch": dependent}
-    return {"columns": "atomic"}
+def _with_columns(problem: Problem, s: Schedule, device: Device) -> tuple[Schedule, ...]:
+    """Backward variants of a forward default, the best first: column sums in registers, else by atomics.
+
+    512 threads an SM leave each 128 registers; rows of a block or more have the next row in flight, narrower rows
+    have their neighbours to hide behind (8192x768 to 16384x8192 bf16 on an H200).
+    """
+    plain = replace(s, load="default", store="default", params="late")
+    if s.hold != "registers" or s.edges == "peel" or problem.any_cols:
+        return (replace(plain, columns="atomic"),)
+    sums = replace(
+        plain,
+        columns="partials_two_kernels",
+        persistent=max(1, 512 // s.threads),
+        dependent_launch="on" if device.arch >= 90 else "off",
+    )
+    kept = replace(sums, params="kept" if _has_parameters(problem) else "late")
+    ahead = (replace(kept, stages=2),) if s.threads_per_row >= 128 else ()
+    return (*ahead, kept, sums, replace(plain, columns="atomic"))
 
 
 def fallback_schedule(problem: Problem) -> Schedule:
@@ -209,10 +220,11 @@ def fallback_schedule(problem: Problem) -> Schedule:
 
 
 def _thread_preference(problem: Problem, vector: int) -> list[int]:
-    """Threads per row by how close they come to three vectors each."""
+    """Threads per row by how close they come to three vectors each (two where column sums take registers too)."""
+    aim = 2 if column_outputs(problem) else 3
 
     def distance(threads: int) -> tuple[float, int]:
         steps = steps_per_lane(problem, Schedule(threads_per_row=threads, vector=vector))
-        return (abs(steps - 3) if steps >= 2 else 1.5, threads)
+        return (abs(steps - aim) if steps >= 2 else 1.5, threads)
 
     return sorted((32, 64, 128, 256, 512, 1024, 16, 8, 4, 2, 1), key=distance)

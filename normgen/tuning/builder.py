@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING
 
 from normgen.codegen.module import Module
@@ -25,20 +25,29 @@ class Builder:
     """Turns candidates into cubins; `begin` emits and hands on to the compiler, `finish` waits.
 
     A candidate whose text (or, once compiled, whose machine code and launch) is that of an earlier one has a
-    `twin_of`: it is not compiled (or timed) again.
+    `twin_of`: it is not compiled (or timed) again. The emitter, if one is given, has a single thread: which of two
+    equal texts counts as the first must not depend on chance.
     """
 
-    def __init__(self, problem: Problem, *, emit: Emit, submit: Submit) -> None:
+    def __init__(self, problem: Problem, *, emit: Emit, submit: Submit, emitter: Executor | None = None) -> None:
         self._problem = problem
         self._emit = emit
         self._submit = submit
+        self._emitter = emitter
+        self._emitting: dict[str, Future[None]] = {}
         self._by_text: dict[str, Candidate] = {}
         self._by_code: dict[str, Candidate] = {}
         self._waiting: dict[str, Future[Cubin]] = {}
         self._twins: dict[str, Candidate] = {}
 
     def begin(self, candidate: Candidate) -> None:
-        """Emit the candidate and start its compilation."""
+        """Emit the candidate and start its compilation; with an emitter, in its thread."""
+        if self._emitter is None:
+            self._begin(candidate)
+        else:
+            self._emitting[candidate.key] = self._emitter.submit(self._begin, candidate)
+
+    def _begin(self, candidate: Candidate) -> None:
         try:
             candidate.module = self._emit(self._problem, candidate.schedule)
         except NormgenError as error:
@@ -52,6 +61,9 @@ class Builder:
 
     def finish(self, candidate: Candidate, *, timeout_s: float | None = None) -> None:
         """Wait for the candidate's cubin; a refused text, or one that takes too long, becomes its outcome."""
+        emitting = self._emitting.pop(candidate.key, None)
+        if emitting is not None:
+            emitting.result()
         waiting = self._waiting.pop(candidate.key, None)
         if waiting is None or candidate.module is None:
             return

@@ -2,20 +2,22 @@
 
 While one batch runs on the GPU the next one compiles. A batch is proposed when the one before the last has been
 told, never earlier or later, so the proposals do not depend on which compilation ends first.
+
+A kernel that faults is out: it is recorded with the cause, whatever it was part of is done again without it.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from normgen.codegen.module import Module
 from normgen.errors import NormgenError, NothingValidError
 from normgen.schedule.schedule import Schedule
 from normgen.tuning import measure, statistics
+from normgen.tuning.bench import Bench, Check, DeviceLostError, KernelFaultError
 from normgen.tuning.builder import Builder
 from normgen.tuning.measure import Confirmation, Policy
 from normgen.tuning.memory import reference_us
@@ -26,38 +28,6 @@ from normgen.tuning.search import Search
 
 BATCH = 8  # two are in flight: small enough that the seeds are told before the surrogate is asked
 CONFIRM_RESERVE = 0.15  # share of the budget kept for the confirmation
-
-
-class DeviceLostError(NormgenError):
-    """A fault after which this process cannot use the device: the run ends with what it has."""
-
-    exit_code = 6
-
-
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """A kernel's result against the reference: `error` per written tensor as a fraction of its bound."""
-
-    ok: bool
-    summary: str
-    error: dict[str, float] = field(default_factory=dict)
-
-
-class Bench(measure.Timer, Protocol):
-    """A device that holds one problem's data: it checks kernels and replays them."""
-
-    @property
-    def roofs(self) -> Sequence[str]:
-        """Keys of the copies of the problem's bytes."""
-
-    def load(self, key: str, module: Module, cubin: Any) -> None:
-        """Make a kernel ready under `key`. Raises NormgenError when the device refuses it."""
-
-    def check(self, key: str, *, full: bool) -> Check:
-        """Run a loaded kernel once on poisoned outputs and compare: some rows, or all that the problem offers."""
-
-    def unload(self, key: str) -> None:
-        """Forget a kernel and its replays."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +62,7 @@ class Campaign:
         self._roof_us: float | None = None
         self._batches = 0
         self._loaded: set[str] = set()
+        self.conditions: Mapping[str, Any] = {}  # of the device during the confirmation
 
     def finish(self) -> Finish:
         """Search until trials, time or points run out, then confirm.
@@ -127,16 +98,23 @@ class Campaign:
 
     def _measure_roof(self) -> None:
         """The copies alone, so that progress can show % of roof; the confirmation times them again."""
-        with self.turn():
-            series = measure.race(self.bench, self.bench.roofs, samples=self.policy.screen_samples, seed=self.run.seed)
+        with self.run.clock.phase("roof"), self.turn():
+            series = self._race_roofs()
         self._roof_us = min((statistics.median(s) for s in series.values()), default=None)
+
+    def _race_roofs(self) -> measure.Series:
+        try:
+            return measure.race(self.bench, self.bench.roofs, samples=self.policy.screen_samples, seed=self.run.seed)
+        except KernelFaultError as fault:
+            raise DeviceLostError("a device must be able to time a copy", received=str(fault)) from fault
 
     def _search(self) -> None:
         """Two batches are in flight: one on the GPU, one in the compiler."""
         waiting: deque[list[tuple[int, Candidate]]] = deque()
         asked = 0
         while True:
-            while len(waiting) < 2 and asked < self.run.trials and self._has_time():
+            settled = self.search.is_settled(self._roof_us)
+            while len(waiting) < 2 and asked < self.run.trials and self._has_time() and not settled:
                 batch = self._ask(min(BATCH, self.run.trials - asked))
                 if not batch:
                     break
@@ -152,9 +130,9 @@ class Campaign:
         return self.run.clock.left_s > reserve or (late and not self._usable)
 
     def _ask(self, count: int) -> list[tuple[int, Candidate]]:
-        batch = [
-            (p.number, Candidate(schedule=p.schedule, predicted_us=p.predicted_us)) for p in self.search.ask(count)
-        ]
+        with self.run.clock.phase("ask"):
+            proposals = self.search.ask(count)
+        batch = [(p.number, Candidate(schedule=p.schedule, predicted_us=p.predicted_us)) for p in proposals]
         with self.run.clock.phase("emit"):
             for _, candidate in batch:
                 if not self.run.recall(candidate):
@@ -174,10 +152,11 @@ class Campaign:
                 good = self._admitted(ready)
             with self.run.clock.phase("time"):
                 self._time(good)
-            for number, candidate in batch:
-                self._settle(number, candidate)
-        self._batches += 1
-        self._forget_losers()
+            with self.run.clock.phase("record"):
+                for number, candidate in batch:
+                    self._settle(number, candidate)
+                self._batches += 1
+                self._forget_losers()
         self._tell_progress()
 
     def _take_known(self, batch: list[Candidate]) -> None:
@@ -219,7 +198,10 @@ class Campaign:
             if candidate.key not in self._loaded:
                 self.bench.load(candidate.key, candidate.module, candidate.cubin)
                 self._loaded.add(candidate.key)
-            check = self.bench.check(candidate.key, full=full)
+            check: Check = self.bench.check(candidate.key, full=full)
+        except KernelFaultError as fault:
+            candidate.fail(fault.outcome, str(fault))
+            return False
         except DeviceLostError as error:
             candidate.fail(Outcome.LAUNCH_ERROR, str(error))
             self.run.keep(candidate)
@@ -233,8 +215,22 @@ class Campaign:
         return check.ok
 
     def _time(self, good: list[Candidate]) -> None:
-        if not good:
+        """Time candidates against the reference; one that faults drops out and the rest are timed again."""
+        while good:
+            try:
+                screened = self._screen(good)
+            except KernelFaultError as fault:
+                self._drop(fault, good)
+                continue
+            for candidate in good:
+                candidate.times_us = screened.times[candidate.key]
+                candidate.outcome = Outcome.OK
+                self._usable[candidate.key] = candidate
+            self.bench.expect(self._best_us())
             return
+
+    def _screen(self, good: list[Candidate]) -> measure.Screened:
+        """The first reference is the default; should it be lost, the best so far, whose time is already comparable."""
         if self._reference is None:
             self._reference = self._choose_reference(good)
         screened = measure.screen(
@@ -246,19 +242,36 @@ class Campaign:
             seed=self.run.seed + self._batches,
         )
         self._baseline_us = self._baseline_us or screened.reference_us
-        for candidate in good:
-            candidate.times_us = screened.times[candidate.key]
-            candidate.outcome = Outcome.OK
-            self._usable[candidate.key] = candidate
+        return screened
+
+    def _drop(self, fault: KernelFaultError, new: list[Candidate]) -> None:
+        """Give the kernel the outcome of its fault; one that was recorded as usable is recorded again."""
+        for candidate in [c for c in new if c.key == fault.key]:
+            new.remove(candidate)
+            candidate.fail(fault.outcome, str(fault))
+        if self._reference is not None and self._reference.key == fault.key:
+            self._reference = None
+        known = self._usable.pop(fault.key, None)
+        if known is not None:
+            known.times_us = None
+            known.fail(fault.outcome, str(fault))
+            self.run.keep(known, search=self._conditions())
+
+    def _best_us(self) -> float:
+        return min(c.times_us.median for c in self._usable.values() if c.times_us)
 
     def _choose_reference(self, good: list[Candidate]) -> Candidate:
-        """The default; where it is not usable, the first that is, and then earlier baselines mean nothing."""
+        """The default; should it be lost, the best so far, whose time is already comparable."""
         measured = next((c for c in good if c.schedule == self.default), None)
         if measured is not None:
             return measured
         known = self._usable.get(self.default.key)
-        if known is not None and self._admit(known):
-            return known
+        for candidate in [*([known] if known else []), *self._ranked()]:
+            if candidate.key in self._loaded or self._admit(candidate):
+                if candidate is not known and candidate.times_us is not None:
+                    self._baseline_us = candidate.times_us.median
+                return candidate
+            self._usable.pop(candidate.key, None)
         self._baseline_us = None
         return good[0]
 
@@ -300,22 +313,18 @@ class Campaign:
     def _is_guest(self, candidate: Candidate) -> bool:
         return candidate.schedule in (self.default, self.incumbent)
 
+    def _confirmed(self) -> tuple[list[Candidate], Confirmation]:
+        with self.run.clock.phase("verify in full"):
+            finalists = self._finalists()
+        with self.run.clock.phase("confirm"):
+            return finalists, self._confirmation(finalists)
+
     def _confirm(self) -> Finish:
         """Check the finalists in full, re-time them with the roof in one interleaved run."""
         self.run.progress.phase("confirm")
-        with self.run.clock.phase("confirm"), self.turn():
-            finalists = self._finalists()
-            by_key = {c.key: c for c in finalists}
-            incumbent = next((c.key for c in finalists if c.schedule == self.incumbent), None)
-            confirmation = measure.confirm(
-                self.bench,
-                list(by_key),
-                tie_order=lambda key: _tie_order(by_key[key]),
-                policy=self.policy,
-                seed=self.run.seed,
-                others=self.bench.roofs,
-                incumbent=incumbent,
-            )
+        with self.turn():
+            finalists, confirmation = self._confirmed()
+        by_key = {c.key: c for c in finalists}
         for key, candidate in by_key.items():
             candidate.times_us = confirmation.times[key]
         self._roof_us = min((confirmation.times[k].median for k in self.bench.roofs), default=None)
@@ -329,6 +338,30 @@ class Campaign:
             interrupted=False,
         )
 
+    def _confirmation(self, finalists: list[Candidate]) -> Confirmation:
+        """The finalists' last race; one that faults is taken out of `finalists` and the others race again."""
+        while finalists:
+            by_key = {c.key: c for c in finalists}
+            try:
+                confirmation = measure.confirm(
+                    self.bench,
+                    list(by_key),
+                    tie_order=_order_among(by_key),
+                    policy=self.policy,
+                    seed=self.run.seed,
+                    others=self.bench.roofs,
+                    incumbent=next((c.key for c in finalists if c.schedule == self.incumbent), None),
+                )
+            except KernelFaultError as fault:
+                if fault.key not in by_key:
+                    raise DeviceLostError("a device must be able to time a copy", received=str(fault)) from fault
+                self._drop(fault, [])
+                finalists[:] = [c for c in finalists if c.key != fault.key]
+                continue
+            self.conditions = self.bench.conditions()
+            return confirmation
+        raise NothingValidError("every finalist failed in the confirmation", received=_count(self.run))
+
     def _finalists(self) -> list[Candidate]:
         """The fastest that pass the full check, then the default and the incumbent where usable."""
         chosen: list[Candidate] = []
@@ -340,6 +373,7 @@ class Campaign:
                 del self._usable[candidate.key]
                 candidate.times_us = None
                 self.run.keep(candidate, search=self._conditions())
+                self._reference = None if self._reference is candidate else self._reference
                 continue
             chosen.append(candidate)
             places -= places > 0
@@ -369,6 +403,8 @@ class Campaign:
 def search_summary(campaign: Campaign, finish: Finish) -> dict[str, Any]:
     """What a record says of the search that found it."""
     confirmation = finish.confirmation
+    incumbent = campaign.incumbent
+    rivals = {c.schedule: c for c in finish.candidates} if confirmation else {}
     return {
         "trials": campaign.search.trials,
         "outcomes": dict(sorted(campaign.run.counts.items())),
@@ -377,6 +413,9 @@ def search_summary(campaign: Campaign, finish: Finish) -> dict[str, Any]:
         "noise_floor": confirmation.noise_floor if confirmation else None,
         "ties": len(confirmation.ties) if confirmation else None,
         "policy": campaign.policy.as_dict(),
+        "conditions": dict(campaign.conditions),
+        # Its line is replaced only by a winner of the same interleaved run, which was faster beyond the noise.
+        "incumbent": incumbent.key if incumbent in rivals else None,
     }
 
 
@@ -395,6 +434,10 @@ def _tie_order(candidate: Candidate) -> tuple[bool, int, int, str]:
     """Among equals: a deterministic column reduction, fewer registers, a smaller block, then the schedule's key."""
     schedule = candidate.schedule
     return "atomic" in schedule.columns, candidate.registers, schedule.threads, schedule.key
+
+
+def _order_among(by_key: Mapping[str, Candidate]) -> Callable[[str], Any]:
+    return lambda key: _tie_order(by_key[key])
 
 
 def _count(run: Run) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,19 +12,25 @@ import numpy as np
 
 from normgen.codegen.module import Module
 from normgen.cuda.compiler import compile_module
-from normgen.cuda.runtime import DeviceBuffer, Event, Graph, LoadedModule, Stream, copy, use_device
+from normgen.cuda.driver import core_device
+from normgen.cuda.runtime import DeviceBuffer, Event, Graph, LoadedModule, Stream, copy, memset, use_device
 from normgen.device import Device
 from normgen.errors import DriverError
 from normgen.problem import Problem, TensorUse
 from normgen.spec import Kind
-from normgen.tuning.campaign import Check, DeviceLostError
+from normgen.tuning.bench import Check, DeviceLostError, KernelFaultError
+from normgen.tuning.clocks import Watch
 from normgen.tuning.gpu_check import VERIFY_ELEMENTS, DeviceCheck
 from normgen.tuning.gpu_data import filled_sets, sample_inputs, zeros
 from normgen.tuning.plan import ROUND_OVER_L2, Plan, layout, plan_of
-from normgen.tuning.records import Cache
+from normgen.tuning.records import Cache, Outcome
 from normgen.tuning.roof import VECTOR_BYTES, roof_module
 
 WARM_UP_S = 0.003
+HOPELESS = 20  # times the best so far: a kernel that takes longer is not worth its replays
+HOPELESS_FLOOR_US = 200.0  # three launches from the host are no fair measure of less
+GUARD_BYTES = 4096  # before and behind a workspace
+GUARD = 0xA5
 COPY, ELEMENTWISE = "roof: copy", "roof: elementwise"
 # After these the context is gone for good (CUDA driver API, CUresult).
 _FATAL = (
@@ -36,7 +42,18 @@ _FATAL = (
 @dataclass(kw_only=True)
 class _Loaded:
     module: LoadedModule
-    workspace: DeviceBuffer | None
+    workspace: DeviceBuffer | None  # with its guard bytes on both sides
+
+    @property
+    def workspace_pointer(self) -> int | None:
+        return self.workspace.pointer + GUARD_BYTES if self.workspace is not None else None
+
+    def overran(self) -> bool:
+        """Whether a byte next to the workspace was written."""
+        if self.workspace is None:
+            return False
+        ends = (0, self.workspace.size - GUARD_BYTES)
+        return any(bool((self.workspace.read((GUARD_BYTES,), "uint8", offset=at) != GUARD).any()) for at in ends)
 
 
 @dataclass(kw_only=True)
@@ -79,22 +96,30 @@ class GpuBench:
         self._replays: dict[str, _Replay] = {}
         self._helpers: list[LoadedModule] = []
         self._flusher: Callable[[], None] | None = None
+        self._best_us: float | None = None
+        self._watch = Watch.of_device(str(core_device(index).pci_bus_id))
         self._roof_sets: list[DeviceBuffer] = []
         self._make_roofs(cache)
 
     def load(self, key: str, module: Module, cubin: Any) -> None:
-        """Load a cubin; its workspace is zeroed once, here."""
+        """Load a cubin; its workspace is zeroed once, here, between guard bytes."""
         rows = max(self.problem.rows, self._checks.problem.rows)
         size = module.workspace_bytes(rows=rows, sm_count=self._facts.sm_count)
-        workspace = zeros(size, self._index) if size else None
-        self._stream.wait_for(0)
-        self._loaded[key] = _Loaded(module=LoadedModule(module, cubin, device=self._index), workspace=workspace)
+        with _watching():
+            loaded = LoadedModule(module, cubin, device=self._index)
+            workspace = _guarded(size, self._index) if size else None
+            self._stream.wait_for(0)
+        self._loaded[key] = _Loaded(module=loaded, workspace=workspace)
 
     def check(self, key: str, *, full: bool) -> Check:
-        """One run on the adversarial rows, compared with the float64 reference."""
+        """One run on the adversarial rows, compared with the float64 reference; every guard byte is looked at."""
+        loaded = self._loaded[key]
         with _watching():
-            verdict = self._checks.run(self._bind(self._loaded[key]), self._stream, full=full)
+            verdict = self._checks.run(self._bind(loaded), self._stream, full=full)
+            overran = loaded.overran()
         shares = {t.name: float(t.max_ratio) for t in verdict.tensors}
+        if overran:
+            return Check(ok=False, summary="bytes next to the workspace were written", error=shares)
         return Check(ok=verdict.ok, summary=verdict.summary(), error=shares)
 
     def unload(self, key: str) -> None:
@@ -152,7 +177,7 @@ class GpuBench:
         """Replay for 3 ms; the first time this also captures the graph."""
         if key not in self._replays:
             with _watching():
-                self._replays[key] = self._capture(self._loaded[key])
+                self._replays[key] = self._capture(key)
         end = time.perf_counter() + WARM_UP_S
         while time.perf_counter() < end:
             self.sample(key)
@@ -168,16 +193,39 @@ class GpuBench:
     def twin(self, key: str) -> str:
         """The same loaded cubin, captured again."""
         again = f"{key} again"
-        self._replays[again] = self._capture(self._loaded[key])
+        with _watching():
+            self._replays[again] = self._capture(key)
         return again
 
-    def _bind(self, loaded: _Loaded) -> Any:
-        workspace = loaded.workspace.pointer if loaded.workspace is not None else None
-        return loaded.module.bind().set(workspace=workspace)
+    def expect(self, best_us: float) -> None:
+        """Kernels loaded from now on are given up when a launch takes HOPELESS times as long."""
+        self._best_us = best_us
 
-    def _capture(self, loaded: _Loaded) -> _Replay:
-        """A graph of as many launches as the plan says for this kernel's time."""
-        return self._replay(self._launcher(loaded), self.plan)
+    def disturbance(self) -> str:
+        """Why the device did not run at full speed since the last call, if it did not."""
+        return self._watch.disturbance()
+
+    def conditions(self) -> Mapping[str, Any]:
+        return self._watch.summary()
+
+    def _bind(self, loaded: _Loaded) -> Any:
+        return loaded.module.bind().set(workspace=loaded.workspace_pointer)
+
+    def _capture(self, key: str) -> _Replay:
+        """A graph of as many launches as the plan says for this kernel's time.
+
+        Raises KernelFaultError when the kernel is hopelessly slow.
+        """
+        launch = self._launcher(self._loaded[key])
+        rough_us = self._rough_us(launch)
+        if self._best_us is not None and rough_us > max(HOPELESS_FLOOR_US, HOPELESS * self._best_us):
+            raise KernelFaultError(
+                f"a launch may take {HOPELESS} times the best so far, {self._best_us:.1f} µs",
+                key=key,
+                outcome=Outcome.TIMEOUT,
+                received=f"{rough_us:.0f} µs",
+            )
+        return self._replay(launch, self.plan, rough_us)
 
     def _launcher(self, loaded: _Loaded) -> Callable[[int], None]:
         """Queues launch i, which uses set i % sets."""
@@ -194,11 +242,11 @@ class GpuBench:
 
         return launch
 
-    def _replay(self, launch: Callable[[int], None], plan: Plan) -> _Replay:
+    def _replay(self, launch: Callable[[int], None], plan: Plan, rough_us: float) -> _Replay:
         def capture(count: int) -> Graph:
             return Graph.capture(self._stream, lambda: list(map(launch, range(count))))
 
-        return self._sized(capture, plan, self._rough_us(launch))
+        return self._sized(capture, plan, rough_us)
 
     def _sized(self, capture: Callable[[int], Graph], plan: Plan, rough_us: float) -> _Replay:
         """Captured twice when the first, sized by separate launches from the host, turns out too short."""
@@ -245,8 +293,8 @@ class GpuBench:
             copier.set(pointers={"target": base, "source": base + half})
             copier.launch(self._stream)
 
-        self._replays[COPY] = self._replay(by_node, plan)
-        self._replays[ELEMENTWISE] = self._replay(by_kernel, plan)
+        self._replays[COPY] = self._replay(by_node, plan, self._rough_us(by_node))
+        self._replays[ELEMENTWISE] = self._replay(by_kernel, plan, self._rough_us(by_kernel))
 
     def _roof_set(self, i: int, half: int) -> DeviceBuffer:
         """Source and target of one copy; the source repeats a set's first input: zeros copy faster than data."""
@@ -275,6 +323,19 @@ class GpuBench:
         loaded = LoadedModule(module, compile_module(module, self._facts.arch), device=self._index)
         self._helpers.append(loaded)
         return loaded.bind()
+
+
+def get_ready(index: int) -> None:
+    """Create the device's context, which takes longest: a worker does it before it knows its problem."""
+    use_device(index)
+
+
+def _guarded(size: int, index: int) -> DeviceBuffer:
+    """`size` zeroed bytes between two runs of guard bytes."""
+    buffer = DeviceBuffer(size + 2 * GUARD_BYTES, device=index)
+    buffer.fill(GUARD)
+    memset(buffer.pointer + GUARD_BYTES, 0, size, device=index)
+    return buffer
 
 
 @contextlib.contextmanager

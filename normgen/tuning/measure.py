@@ -1,7 +1,8 @@
 """The protocol of timing: interleaved replays, drift against a fixed reference, a confirmation with its noise.
 
-Nothing here knows a device: a `Timer` replays one candidate once and says µs a launch. The device's timer is
-`tuning.device_timer`; how a replay is made of launches (K of them in a graph, over rotating buffers) is its affair.
+Nothing here knows a device: a `Timer` replays one candidate once and says µs a launch. How a replay is made of
+launches (K of them in a graph, over rotating buffers) is its affair. A timer that is also `Watched` says when a round
+was disturbed, and the round is done again; one that is a `Racer` runs whole races itself, next to the device.
 
     race     every live candidate once a round, in shuffled order; the clearly slower ones drop out
     screen   a race of new candidates with the reference in every round, divided by the reference's drift
@@ -13,10 +14,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from normgen.tuning import statistics
 from normgen.tuning.statistics import Ratio, Times
+
+Series = dict[str, list[float]]
+REDO_SHARE = 1.0  # disturbed rounds that are done again, as a share of the rounds asked for
 
 
 class Timer(Protocol):
@@ -30,6 +34,31 @@ class Timer(Protocol):
 
     def twin(self, key: str) -> str:
         """A second, separately captured replay of the same cubin, under a new key: for A/A comparisons."""
+
+
+@runtime_checkable
+class Watched(Protocol):
+    """A timer that knows about its device's clock."""
+
+    def disturbance(self) -> str:
+        """Why what was sampled since the last call is not to be trusted; empty: it is."""
+
+
+@runtime_checkable
+class Racer(Protocol):
+    """A timer that runs `race` where the device is: for one in another process, a message instead of hundreds."""
+
+    def race(
+        self,
+        keys: Sequence[str],
+        *,
+        samples: int,
+        seed: int,
+        keep: Sequence[str],
+        drop_after: int | None,
+        margin: float,
+    ) -> Series:
+        """As the function `race`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +101,6 @@ class Confirmation:
     ties: tuple[str, ...]
 
 
-Series = dict[str, list[float]]
-
-
 def race(
     timer: Timer,
     keys: Sequence[str],
@@ -89,22 +115,38 @@ def race(
 
     After `drop_after` rounds a key whose interval lies more than `margin` above the leader's is given up, unless
     it is in `keep`; its series stays as short as it is. The order within a round is shuffled, so that no
-    candidate always runs after the same one.
+    candidate always runs after the same one. A round that the timer calls disturbed does not count and is done
+    again, as often as there are rounds in all; after that they count as they are.
     """
+    if isinstance(timer, Racer):
+        return timer.race(keys, samples=samples, seed=seed, keep=keep, drop_after=drop_after, margin=margin)
     shuffle = random.Random(seed)
     live = list(dict.fromkeys(keys))
     series: Series = {key: [] for key in live}
     for key in live:
         timer.warm_up(key)
+    redo = int(REDO_SHARE * samples)
+    if isinstance(timer, Watched):
+        timer.disturbance()  # what was before the first round is nobody's
     for round_number in range(samples):
-        order = list(live)
-        shuffle.shuffle(order)
-        for key in order:
-            series[key].append(timer.sample(key))
+        taken, redo = _round(timer, live, shuffle, redo)
+        for key, us in taken.items():
+            series[key].append(us)
         if drop_after is not None and round_number + 1 >= drop_after:
             leader = min(live, key=lambda k: statistics.median(series[k]))
             live = [k for k in live if k in keep or not statistics.clearly_behind(series[k], series[leader], margin)]
     return series
+
+
+def _round(timer: Timer, live: Sequence[str], shuffle: random.Random, redo: int) -> tuple[dict[str, float], int]:
+    """One sample of each key from one undisturbed round, and how many more rounds may be done again."""
+    while True:
+        order = list(live)
+        shuffle.shuffle(order)
+        taken = {key: timer.sample(key) for key in order}
+        if not isinstance(timer, Watched) or not timer.disturbance() or redo == 0:
+            return taken, redo
+        redo -= 1
 
 
 def screen(

@@ -1,58 +1,114 @@
-"""Tuning on a GPU: the campaign with the real bench, compiler and cost model."""
+"""Tuning on a GPU: the campaign with the real bench, compiler and cost model, each in its own processes.
+
+A run's processes start first and get ready (imports, NVRTC, the device's context) while this one reads the spec and
+enumerates. The device is touched by its worker alone; texts are emitted in a thread while the worker measures.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from normgen.device import Device
 from normgen.problem import Problem
 from normgen.schedule.schedule import Schedule
 from normgen.tuning import parts
 from normgen.tuning.builder import Builder
-from normgen.tuning.campaign import Campaign, finalist_records
+from normgen.tuning.isolated import WorkerBench
 from normgen.tuning.measure import Policy
 from normgen.tuning.memory import Memory
+from normgen.tuning.process import Worker
 from normgen.tuning.records import Cache, ProblemKey, Record
 from normgen.tuning.results import Environment, Results, canonical, results_path, to_stderr
 from normgen.tuning.run import Run
-from normgen.tuning.search import Search
 from normgen.tuning.store import lookup, state_folder
+from normgen.tuning.study import StudyCopy
 from normgen.tuning.turns import device_name, turn
 
+if TYPE_CHECKING:
+    from normgen.cuda.pool import CompilePool
+    from normgen.tuning.search import Search
 
-def measure_on_gpu(run: Run, index: int) -> tuple[tuple[Record, ...], bool]:
-    """Search and confirm on GPU `index`: the finalists' records, the winner first, and whether Ctrl-C ended it.
+BENCH = "normgen.tuning.gpu_bench:GpuBench"  # what the worker builds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Processes:
+    """What a measured run works with: compilers, one thread that emits, and the worker that owns device `index`."""
+
+    index: int
+    pool: CompilePool
+    emitter: ThreadPoolExecutor
+    worker: Worker
+
+
+@contextlib.contextmanager
+def processes(index: int) -> Iterator[Processes]:
+    """Start them, all at once and without waiting for any; end them on the way out."""
+    from normgen.cuda.cache import CubinCache
+    from normgen.cuda.pool import CompilePool
+
+    worker = Worker(BENCH, index)
+    try:
+        with CompilePool(cache=CubinCache()) as pool:
+            pool.warm()
+            emitter = ThreadPoolExecutor(1, thread_name_prefix="normgen-emit")
+            try:
+                yield Processes(index=index, pool=pool, emitter=emitter, worker=worker)
+            finally:
+                emitter.shutdown(wait=True, cancel_futures=True)
+    finally:
+        worker.kill()
+
+
+def measure_on_gpu(run: Run, using: Processes) -> tuple[tuple[Record, ...], bool]:
+    """Search and confirm on a GPU: the finalists' records, the winner first, and whether Ctrl-C ended it.
 
     Raises NothingValidError when no candidate was usable.
     """
-    from normgen.cuda.cache import CubinCache
-    from normgen.cuda.pool import CompilePool
-    from normgen.tuning.gpu_bench import GpuBench
+    from normgen.tuning.campaign import Campaign, finalist_records
 
     arch = run.device.arch
     policy = Policy()
     run.memory = memory_of(run, policy)
-    with CompilePool(cache=CubinCache()) as pool:
+    opening = {"facts": run.device, "index": using.index, "cache": run.cache, "seed": run.seed}
+    with WorkerBench(
+        using.worker,
+        opening={"problem": run.problem, **opening},
+        restart=lambda: Worker(BENCH, using.index),
+        note=run.note,
+    ) as bench:
         run.progress.phase("enumerate")
         with run.clock.phase("enumerate"):
-            search, default, incumbent = prepare(run)
+            copy = study_copy(run)
+            search, default, incumbent = prepare(run, copy=copy)
         run.progress.phase("prepare data")
-        with run.clock.phase("prepare data"):
-            bench = GpuBench(run.problem, run.device, index=index, cache=run.cache, seed=run.seed)
+        with run.clock.phase("wait for the device"):
+            assert bench.roofs, "a bench times its roofs"
         campaign = Campaign(
             run,
             search=search,
-            builder=Builder(run.problem, emit=parts.emit, submit=lambda module: pool.submit(module, arch)),
+            builder=Builder(
+                run.problem,
+                emit=parts.emit,
+                submit=lambda module: using.pool.submit(module, arch),
+                emitter=using.emitter,
+            ),
             bench=bench,
             default=default,
             policy=policy,
         )
         campaign.turn = lambda: turn(
-            device_name(index), state_folder() / "turns", patience_s=lambda: run.clock.left_s, warn=run.note
+            device_name(using.index), state_folder() / "turns", patience_s=lambda: run.clock.left_s, warn=run.note
         )
         campaign.incumbent = incumbent
         run.progress.phase("search")
         finish = campaign.finish()
+        if copy is not None and copy.lost:
+            run.note(f"the study in the storage is not complete: {copy.lost}")
     return finalist_records(campaign, finish), finish.interrupted
 
 
@@ -83,15 +139,31 @@ def results_here(
     return Results(results_path(ProblemKey.of(problem), device), here, report=report)
 
 
-def prepare(run: Run) -> tuple[Search, Schedule, Schedule | None]:
+def study_copy(run: Run) -> StudyCopy | None:
+    """A study of its own for this run, in the storage it was given; named as the run's folder."""
+    if run.storage is None:
+        return None
+    copy = StudyCopy(run.storage, run.folder.name)
+    copy.describe(problem=str(run.problem), device=run.device.name, cache=run.cache.value, command=run.command)
+    return copy
+
+
+def prepare(run: Run, *, copy: StudyCopy | None = None) -> tuple[Search, Schedule, Schedule | None]:
     """The search over the legal set ordered by the cost model, the default, and the incumbent if there is one."""
+    from normgen.tuning.search import Search
+
     default = parts.default_schedule(run.problem, run.device)
     legal = parts.with_default(parts.legal_space(run.problem, run.device).legal, default)
     found = lookup(run.problem, run.device, cache=run.cache)
     known = [found.record.schedule] if found.record else []
     predicted = [parts.predicted_us(run.problem, s, run.device) for s in legal]
     search = Search(
-        legal, predicted=predicted, seeds=(default, *known), seed=run.seed, study_name=study_name(run.problem)
+        legal,
+        predicted=predicted,
+        seeds=(default, *known),
+        seed=run.seed,
+        study_name=study_name(run.problem),
+        copy=copy,
     )
     incumbent = known[0] if found.record and found.exact and found.record.measured else None
     return search, default, incumbent

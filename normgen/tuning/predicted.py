@@ -32,6 +32,8 @@ def predict_without_gpu(run: Run) -> tuple[tuple[Record, ...], bool]:
         with run.clock.phase("enumerate"):
             search, default, _ = prepare(run)
         builder = Builder(run.problem, emit=parts.emit, submit=lambda m: pool.submit(m, run.device.arch))
+        if run.storage:
+            run.note("nothing is measured without a GPU: no study was written to the storage")
         run.progress.phase("compile")
         proposals = search.ask(min(run.trials, COMPILED))
         try:

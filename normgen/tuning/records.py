@@ -4,7 +4,7 @@ schema         2-digit layout version; a reader refuses others
 op, spec_sha256, direction, rows, cols, dtypes, pitch, align, any_cols, accumulate      the problem
 cache          cold: every launch finds its data in DRAM; hot: in L2
 schedule       every knob
-outcome        ok | illegal | compile_error | launch_error | timeout | wrong_result | predicted
+outcome        ok | illegal | compile_error | launch_error | timeout | wrong_result | worker_died | predicted
 measured       false: no GPU ran this, `predicted_us` is the cost model's word
 times_us       n, median, p05, p95, low, high (95 % interval of the median) in µs a launch
 roof_us        a copy of the same number of bytes, best of two ways, in the same run
@@ -37,6 +37,7 @@ class Outcome(StrEnum):
     LAUNCH_ERROR = "launch_error"
     TIMEOUT = "timeout"
     WRONG_RESULT = "wrong_result"
+    WORKER_DIED = "worker_died"  # the process that ran it ended, twice, without saying why
     PREDICTED = "predicted"
 
     @property
@@ -254,6 +255,8 @@ def is_better(new: Record, old: Record | None) -> bool:
     )
     if stale or (new.measured and not old.measured) or old.schedule == new.schedule:
         return True
+    if new.search.get("incumbent") == old.schedule.key:
+        return True  # beaten in one interleaved run, beyond its noise: `measure.confirm` keeps an incumbent in a tie
     if new.us is None or old.us is None:
         return old.us is None
     noise = float(new.search.get("noise_floor") or 0.0)

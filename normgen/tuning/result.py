@@ -22,7 +22,7 @@ class Result:
     default      the default schedule in the same run; None when it was not usable
     finalists    the winner and its rivals as confirmed (or predicted), fastest first
     counts       candidates per outcome, among them `same_code` (folded into another candidate)
-    phases_s     seconds per phase; phases overlap, so they need not add up to the wall time
+    phases_s     seconds of wall time per phase, and `other`; they add up to `all`
     adopted      the winner went into the user's records; False when the one there is better
     interrupted  Ctrl-C ended the run: the best so far, with what was not done in `notes`
     """

@@ -65,12 +65,13 @@ class Candidate:
 
 
 class Clock:
-    """Seconds since the start, per phase, and until the budget ends."""
+    """Seconds since the start, per phase, and until the budget ends. One thread's phases: they never overlap."""
 
     def __init__(self, budget_s: float) -> None:
         self._start = time.monotonic()
         self.budget_s = budget_s
         self.phases_s: dict[str, float] = {}
+        self._within: list[float] = []  # seconds that the phases inside each open phase took
 
     @property
     def elapsed_s(self) -> float:
@@ -82,11 +83,21 @@ class Clock:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        """Count the time until the end of the block; that of a phase inside it counts there only."""
         start = time.monotonic()
+        self._within.append(0.0)
         try:
             yield
         finally:
-            self.phases_s[name] = self.phases_s.get(name, 0.0) + time.monotonic() - start
+            took = time.monotonic() - start
+            self.phases_s[name] = self.phases_s.get(name, 0.0) + took - self._within.pop()
+            if self._within:
+                self._within[-1] += took
+
+    def shares_s(self) -> dict[str, float]:
+        """Seconds of every phase, of what is in no phase (`other`), and `all`: the sum of those before it."""
+        elapsed_s = self.elapsed_s
+        return {**self.phases_s, "other": elapsed_s - sum(self.phases_s.values()), "all": elapsed_s}
 
 
 @dataclass(kw_only=True)
@@ -109,6 +120,7 @@ class Run:
     recorded: tuple[Record, ...] = ()  # what the run's file held when it was resumed
     memory: Memory = field(default_factory=Memory)
     study: SharedStudy | None = None
+    storage: str | None = None
     counts: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
 
@@ -213,12 +225,16 @@ def open_run(
     resume: bool = False,
     reuse: bool = True,
     study: SharedStudy | None = None,
+    storage: str | None = None,
+    clock: Clock | None = None,
 ) -> Iterator[Run]:
     """A run with a fresh folder under the state folder.
 
     resume   go on in the folder of the newest run that asked the same and did not finish, where there is one
     reuse    measured results of other runs are taken over
     study    where the candidates go too, and where those of a dead host's run come from
+    storage  a database that gets a copy of the study
+    clock    one that has been running for this run already
     """
     run = Run(
         problem=problem,
@@ -226,7 +242,7 @@ def open_run(
         cache=cache,
         seed=seed,
         trials=trials,
-        clock=Clock(budget_s),
+        clock=clock or Clock(budget_s),
         progress=progress,
         command=command,
         versions=versions,
@@ -234,6 +250,7 @@ def open_run(
         measured=measured,
         reuse=reuse,
         study=study,
+        storage=storage,
     )
     lock = _go_on(run) if resume else -1
     if lock < 0:

@@ -9,8 +9,9 @@ is luck. What a file holds already is not measured again.
 from __future__ import annotations
 
 import random
+import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,12 @@ from normgen.errors import NormgenError, NothingValidError, UsageError
 from normgen.problem import Problem
 from normgen.schedule.schedule import Schedule
 from normgen.tuning import measure, parts, statistics
+from normgen.tuning.bench import Bench, DeviceLostError, KernelFaultError
 from normgen.tuning.builder import Builder
-from normgen.tuning.campaign import Bench, DeviceLostError
 from normgen.tuning.measure import Policy
 from normgen.tuning.records import Cache, Outcome, ProblemKey
 from normgen.tuning.run import Candidate
+from normgen.tuning.statistics import Times
 from normgen.tuning.sweep_file import Header, Point, Sweep, SweepWriter, header_of, resumed
 
 BATCH = 32
@@ -156,21 +158,34 @@ class Sweeper:
             self._builder.finish(candidate)
         ready = [c for c in batch if c.cubin is not None and self._builder.twin_of(c) is None]
         good = [c for c in ready if self._admit(c)]
-        if good:
-            screened = measure.screen(
-                self._bench,
-                [c.key for c in good],
-                reference=REFERENCE,
-                baseline_us=self._baseline_us,
-                policy=POLICY,
-                seed=self._seed + self._batches,
-            )
-            for candidate in good:
-                candidate.times_us, candidate.outcome = screened.times[candidate.key], Outcome.OK
-                self._bench.unload(candidate.key)
+        times = self._screen(good)
+        for candidate in good:
+            candidate.times_us, candidate.outcome = times[candidate.key], Outcome.OK
+            self._bench.unload(candidate.key)
         self._batches += 1
         for candidate in batch:
             self._share(candidate)
+
+    def _screen(self, good: list[Candidate]) -> Mapping[str, Times]:
+        """Times of a batch; a kernel that faults is taken out of it, and the others are timed again."""
+        while good:
+            try:
+                return measure.screen(
+                    self._bench,
+                    [c.key for c in good],
+                    reference=REFERENCE,
+                    baseline_us=self._baseline_us,
+                    policy=POLICY,
+                    seed=self._seed + self._batches,
+                ).times
+            except KernelFaultError as fault:
+                faulty = next((c for c in good if c.key == fault.key), None)
+                if faulty is None:
+                    raise DeviceLostError("the reference must stay usable", received=str(fault)) from fault
+                faulty.fail(fault.outcome, str(fault))
+                good.remove(faulty)
+                self._bench.unload(faulty.key)
+        return {}
 
     def _share(self, candidate: Candidate) -> None:
         """A candidate with another's machine code shares its fate."""
@@ -184,11 +199,18 @@ class Sweeper:
         key = key or candidate.key
         try:
             self._bench.load(key, candidate.module, candidate.cubin)
+        except KernelFaultError as fault:
+            candidate.fail(fault.outcome, str(fault))
+            return False
         except NormgenError as error:
             candidate.fail(Outcome.LAUNCH_ERROR, str(error))
             return False
         try:
             check = self._bench.check(key, full=False)
+        except KernelFaultError as fault:
+            candidate.fail(fault.outcome, str(fault))
+            self._bench.unload(key)
+            return False
         except DeviceLostError as error:
             candidate.fail(Outcome.LAUNCH_ERROR, str(error))
             raise
@@ -267,6 +289,10 @@ def _check_same(old: Header, new: Header, path: Path) -> None:
         raise UsageError(f"{path} was measured with another generator", hint="write to another file with --out")
 
 
+def to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
 def sweep_on_gpu(
     problem: Problem,
     *,
@@ -278,19 +304,28 @@ def sweep_on_gpu(
     tell: Callable[[Progress], None] = lambda _: None,
 ) -> Sweep:
     """Sweep the problem on GPU `index`. Raises NoDeviceError without one, else as `sweep`."""
-    from normgen.cuda.cache import CubinCache
-    from normgen.cuda.pool import CompilePool
     from normgen.cuda.runtime import device_facts
-    from normgen.tuning.gpu_bench import GpuBench
+    from normgen.tuning.isolated import WorkerBench
+    from normgen.tuning.measured import BENCH, processes
+    from normgen.tuning.process import Worker
     from normgen.tuning.tuner import environment
 
     facts = device_facts(index)
+    opening = {"problem": problem, "facts": facts, "index": index, "cache": cache, "seed": seed}
     default = parts.default_schedule(problem, facts)
     legal = parts.with_default(parts.legal_space(problem, facts).legal, default)
-    with CompilePool(cache=CubinCache()) as pool:
+    with (
+        processes(index) as using,
+        WorkerBench(using.worker, opening=opening, restart=lambda: Worker(BENCH, index), note=to_stderr) as bench,
+    ):
         sweeper = Sweeper(
-            bench=GpuBench(problem, facts, index=index, cache=cache, seed=seed),
-            make_builder=lambda: Builder(problem, emit=parts.emit, submit=lambda m: pool.submit(m, facts.arch)),
+            bench=bench,
+            make_builder=lambda: Builder(
+                problem,
+                emit=parts.emit,
+                submit=lambda m: using.pool.submit(m, facts.arch),
+                emitter=using.emitter,
+            ),
             default=default,
             seed=seed,
             tell=tell,

@@ -20,6 +20,7 @@ _INVALIDITY = {
     Outcome.ILLEGAL: "constraints",
     Outcome.COMPILE_ERROR: "compile",
     Outcome.LAUNCH_ERROR: "runtime",
+    Outcome.WORKER_DIED: "runtime",
     Outcome.TIMEOUT: "timeout",
     Outcome.WRONG_RESULT: "correctness",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Collection, Mapping
 from importlib import metadata
@@ -15,10 +16,11 @@ from normgen.tuning import parts
 from normgen.tuning.progress import Progress, Silent
 from normgen.tuning.records import Cache, Record
 from normgen.tuning.result import Result
-from normgen.tuning.run import Run, open_run, versions
+from normgen.tuning.run import Clock, Run, open_run, versions
 from normgen.tuning.store import adopt, gpu_slug, state_folder, write_atomically
 
 if TYPE_CHECKING:
+    from normgen.tuning.measured import Processes
     from normgen.tuning.shared_study import SharedStudy
 
 DEFAULT_TRIALS = 128
@@ -45,6 +47,7 @@ def tune(
     resume: bool = False,
     reuse: bool = True,
     study: SharedStudy | None = None,
+    storage: str | None = None,
 ) -> Result:
     """Find the fastest kernel of a spec for one shape [.., cols], on a GPU or, without one, by prediction.
 
@@ -57,56 +60,82 @@ def tune(
     resume    go on with the newest run that asked the same and was killed; nothing it measured is measured again
     reuse     times that other runs measured under the same conditions are taken over; finalists are always re-timed
     study     a study in a shared database that gets every candidate too (`tuning.shared_study`)
+    storage   URL of a database for the study of a measured search, for optuna-dashboard: sqlite:///file.db
 
     Errors: UsageError, SpecError; NoDeviceError when the GPU asked for is not there; NothingValidError when no
     candidate compiles and is right. Ctrl-C ends the search with the best so far (`Result.interrupted`).
     """
-    from normgen.program.source import problem_for
-    from normgen.spec_reader import load
-
     policy = _cache_policy(cache)
     if trials is not None and trials < 1:
         raise UsageError("a run needs at least one trial", received=str(trials))
     if budget_s <= 0:
         raise UsageError("the budget is a positive number of seconds", received=f"{budget_s:g}")
-    problem = problem_for(
-        load(op),
-        shape=shape,
-        dtype=dtype,
-        dtypes=dtypes,
-        direction=direction,
-        without=without,
-        pitch=pitch,
-        align=align,
-    )
-    if problem.rows == 0:
-        raise UsageError("a shape without rows has nothing to tune", received=str(shape))
-    gpu = parts.find_gpu(device)
-    facts = gpu[1] if gpu else parts.target_device(target)
-    with open_run(
-        problem,
-        facts,
-        cache=policy,
-        seed=seed,
-        trials=trials or DEFAULT_TRIALS,
-        budget_s=budget_s,
-        progress=progress or Silent(),
-        command=command_of(op, problem, cache=policy, seed=seed, target=None if gpu else facts),
-        versions=environment(measured=gpu is not None),
-        measured=gpu is not None,
-        resume=resume,
-        reuse=reuse,
-        study=study,
-    ) as run:
-        if gpu:
-            from normgen.tuning.measured import measure_on_gpu
-
-            records, interrupted = measure_on_gpu(run, gpu[0])
-        else:
-            from normgen.tuning.predicted import predict_without_gpu
-
-            records, interrupted = predict_without_gpu(run)
+    clock = Clock(budget_s)
+    with clock.phase("find the device"):
+        gpu = parts.find_gpu(device)
+        facts = gpu[1] if gpu else parts.target_device(target)
+    with contextlib.ExitStack() as stack:
+        using = stack.enter_context(_processes(gpu[0])) if gpu else None
+        with clock.phase("read the spec"):
+            problem = _problem(
+                op,
+                shape=shape,
+                dtype=dtype,
+                dtypes=dtypes,
+                direction=direction,
+                without=without,
+                pitch=pitch,
+                align=align,
+            )
+        run = stack.enter_context(
+            open_run(
+                problem,
+                facts,
+                cache=policy,
+                seed=seed,
+                trials=trials or DEFAULT_TRIALS,
+                budget_s=budget_s,
+                progress=progress or Silent(),
+                command=command_of(op, problem, cache=policy, seed=seed, target=None if gpu else facts),
+                versions=environment(measured=gpu is not None),
+                clock=clock,
+                storage=storage,
+                measured=gpu is not None,
+                resume=resume,
+                reuse=reuse,
+                study=study,
+            )
+        )
+        records, interrupted = _finalists(run, using)
         return conclude(run, records, interrupted=interrupted, output=output)
+
+
+def _finalists(run: Run, using: Processes | None) -> tuple[tuple[Record, ...], bool]:
+    """Measured where there are processes for it, else predicted; and whether Ctrl-C ended it."""
+    if using is None:
+        from normgen.tuning.predicted import predict_without_gpu
+
+        return predict_without_gpu(run)
+    from normgen.tuning.measured import measure_on_gpu
+
+    return measure_on_gpu(run, using)
+
+
+def _processes(index: int) -> contextlib.AbstractContextManager[Processes]:
+    from normgen.tuning.measured import processes
+
+    return processes(index)
+
+
+def _problem(op: str, **question: Any) -> Problem:
+    """The problem of a spec. Raises UsageError, also for a shape that leaves nothing to tune."""
+    from normgen.program.source import problem_for
+    from normgen.spec_reader import load
+
+    problem = problem_for(load(op), **question)
+    if problem.rows == 0:
+        raise UsageError("a shape without rows has nothing to tune", received=str(question["shape"]))
+    return problem
 
 
 def conclude(run: Run, records: tuple[Record, ...], *, interrupted: bool, output: Path | None) -> Result:
@@ -128,7 +157,7 @@ def conclude(run: Run, records: tuple[Record, ...], *, interrupted: bool, output
         default=next((r for r in records if r.schedule == default), None),
         finalists=records,
         counts=dict(sorted(run.counts.items())),
-        phases_s={**run.clock.phases_s, "all": run.clock.elapsed_s},
+        phases_s=run.clock.shares_s(),
         candidates_path=run.writer.path,
         record_path=record_path,
         header_path=header,

@@ -209,8 +209,8 @@ def _parts(
         for block in _blocks(picked, model.problem.cols):
             for tensor, want, bound in model.rows(block, by_row):
                 yield Part(tensor=tensor, rows=block, want=want, bound=bound)
-        by_column = [t for t in written if t.kind is Kind.COL]
-        for tensor, want, bound in model.columns(by_column, model.problem.rows if repeated_to is None else repeated_to):
+        total = model.problem.rows if repeated_to is None else repeated_to
+        for tensor, want, bound in model.columns([t for t in written if t.kind is Kind.COL], total):
             yield Part(tensor=tensor, rows=np.array([-1]), want=want, bound=bound)
 
 
@@ -345,10 +345,8 @@ class _Model:
             exact = {name: times * value + rest_exact.get(name, 0.0) for name, value in exact.items()}
         for tensor in tensors:
             found = self._accumulated(tensor, parts[tensor.name].bounded(total), None)
-            want = exact.get(tensor.name)
-            if want is None:
-                want = found.value
-            elif tensor.name in self.start:
+            want = exact.get(tensor.name, found.value)
+            if tensor.name in exact and tensor.name in self.start:
                 want = want + self._start(tensor, None)
             yield tensor, want, stored(found, tensor.dtype)
 

@@ -14,7 +14,7 @@ from normgen.device import Device
 from normgen.errors import DriverError
 from normgen.problem import Problem, TensorUse
 from normgen.spec import Kind
-from normgen.tuning.campaign import Check
+from normgen.tuning.bench import Check, DeviceLostError
 from normgen.tuning.gpu_bench import COPY, ELEMENTWISE
 from normgen.tuning.gpu_data import sample_inputs
 from normgen.tuning.records import Cache
@@ -25,11 +25,12 @@ US_PER_BYTE = 1 / 4.2e6
 
 @dataclass
 class Faults:
-    """What goes wrong in the next benches, by cols: a wrong kernel, no memory, an interrupt."""
+    """What goes wrong in the next benches, by cols; fatal: a kernel that ends the context."""
 
     wrong: tuple[int, ...] = ()
     no_memory: tuple[int, ...] = ()
     interrupted: tuple[int, ...] = ()
+    fatal: tuple[int, ...] = ()
 
 
 FAULTS = Faults()
@@ -38,6 +39,7 @@ FAULTS = Faults()
 class SimulatedBench(SimulatedTimer):
     roofs = (COPY, ELEMENTWISE)
     open_benches = 0
+    is_lost = False
 
     def __init__(
         self, problem: Problem, facts: Device, *, index: int, cache: Cache, seed: int, checked_elements: int
@@ -65,6 +67,9 @@ class SimulatedBench(SimulatedTimer):
 
     def launch_once(self, key: str) -> None:
         assert key in self.truth
+        if self.problem.cols in FAULTS.fatal:
+            self.is_lost = True
+            raise DeviceLostError("a kernel ended the device's context", received="CUDA_ERROR_ILLEGAL_ADDRESS")
 
     def read(self, tensor: TensorUse, rows: tuple[int, int]) -> Any:
         problem = self.problem
@@ -77,4 +82,5 @@ class SimulatedBench(SimulatedTimer):
         return found * (1.5 if problem.cols in FAULTS.wrong else 1.0)
 
     def close(self) -> None:
+        assert not self.is_lost, "a lost context refuses to free"
         SimulatedBench.open_benches -= 1

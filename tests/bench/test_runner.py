@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from normgen import cli
+from normgen.bench.command import exit_code
 from normgen.bench.result import Results, from_json
 from normgen.bench.runner import Wish, run_suite
 from normgen.bench.suite import Suite, parse_suite
@@ -37,6 +38,7 @@ def device(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
     monkeypatch.setattr("normgen.tuning.parts.find_gpu", lambda index: (index, H200))
     monkeypatch.setattr("normgen.bench.runner.environment", lambda *, measured: {"normgen": "test"} if measured else {})
     monkeypatch.setattr(simulated_bench, "FAULTS", Faults())
+    monkeypatch.setattr(SimulatedBench, "open_benches", 0)
     yield
     assert SimulatedBench.open_benches == 0
 
@@ -90,6 +92,15 @@ def test_an_interrupt_and_a_time_limit_keep_what_there_is(monkeypatch: pytest.Mo
     monkeypatch.setattr(simulated_bench, "FAULTS", Faults(interrupted=(384,)))
     found = run_suite(suite(), Wish(peers=()))
     assert (found.finished, found.note, len(found.entries)) == (False, "interrupted", 2)
+
+
+def test_a_lost_device_ends_the_suite_with_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulated_bench, "FAULTS", Faults(fatal=(512,)))
+    found = run_suite(suite(), Wish(peers=()))
+    assert (found.finished, len(found.entries)) == (False, 1)
+    assert found.note == "device lost: a kernel ended the device's context"
+    assert exit_code(found) == 6
+    SimulatedBench.open_benches -= 1  # nothing is freed on a device that is gone
 
 
 def test_the_schedule_is_the_best_record_of_the_files_given(tmp_path: Path) -> None:

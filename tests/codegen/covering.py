@@ -20,7 +20,7 @@ Case = tuple[Problem, Schedule]
 # threads_per_row and rows_per_block pair by what they mean; the other knobs by value.
 PAIRED = (
     *("reduce_with", "vector", "variance", "softmax", "hold", "edges", "stages"),
-    *("unroll", "load", "store", "params", "columns", "blocks_per_sm"),
+    *("unroll", "load", "store", "params", "columns", "blocks_per_sm", "cluster"),
 )
 
 

@@ -119,3 +119,16 @@ def test_a_worker_imports_nothing_heavy() -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     answer = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True)
     assert answer.stdout.decode().strip() == "[]"
+
+
+def test_a_warm_pool_starts_its_workers_once_and_before_the_first_job() -> None:
+    with CompilePool(2) as pool:
+        pool.warm()
+        deadline = time.monotonic() + 20
+        while len(pool._idle) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        pids = {worker.process.pid for worker in pool._idle}
+        assert len(pids) == 2
+        futures = [pool.submit(modules.scale(cols=32 * i), 90) for i in range(1, 5)]
+        assert all(future.result().data for future in futures)
+        assert {worker.process.pid for worker in pool._idle} == pids

@@ -180,7 +180,8 @@ def test_a_graph_holds_copies_and_fills_too(stream: Stream) -> None:
 def test_ptxas_and_the_driver_agree_on_a_kernels_resources(arch: int) -> None:
     for module in (modules.scale(COLS), modules.spill(blocks=8), modules.spill(blocks=1)):
         cubin = compile_module(module, arch)
-        (kernel,) = LoadedModule(module, cubin).kernels
+        loaded = LoadedModule(module, cubin)  # kernels live as long as their module
+        (kernel,) = loaded.kernels
         reported = cubin.resources[module.kernels[0].name]
         assert kernel.attribute("NUM_REGS") == reported.registers
         assert kernel.attribute("LOCAL_SIZE_BYTES") >= reported.stack_bytes

@@ -80,5 +80,7 @@ def build(folder: Path, *sources: str) -> Path:
 
 
 def nvcc(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = ["nvcc", "-Werror", "all-warnings", "-std=c++17", "-arch=sm_90", "-Xcompiler", "-Wall,-Wextra"]
+    """nvcc with every warning an error, for sm_90 unless told otherwise."""
+    arch = () if any(str(a).startswith("-arch") for a in arguments) else ("-arch=sm_90",)
+    command = ["nvcc", "-Werror", "all-warnings", "-std=c++17", *arch, "-Xcompiler", "-Wall,-Wextra"]
     return subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True, check=False)

@@ -13,7 +13,7 @@ from normgen.codegen.module import Module
 from normgen.cuda.compiler import Cubin
 from normgen.device import TARGETS
 from normgen.tuning import jobs, measured, parts, suite_worker, tuner
-from normgen.tuning.campaign import Check
+from normgen.tuning.bench import Check
 from tests.tuning.simulated import SimulatedTimer
 
 COPY_US = 5.0
@@ -41,25 +41,13 @@ class FakeBench(SimulatedTimer):
         del self.truth[key]
 
 
-def small_space(problem: Any, device: Any) -> Any:
-    """The legal space's first part: the search is tested elsewhere."""
-    found = REAL_SPACE(problem, device)
-    return type(found)(**{**vars(found), "legal": found.legal[:: max(1, len(found.legal) // 200)]})
-
-
-REAL_SPACE = parts.legal_space
-
-
 def main() -> None:
     parts.find_gpu = lambda _: (0, TARGETS["h200"])
     tuner.environment = lambda *, measured: {"generator": "test", "nvrtc": "13"}  # noqa: ARG005
-    import normgen.tuning.gpu_bench
-
-    normgen.tuning.gpu_bench.GpuBench = FakeBench  # type: ignore[assignment,misc]
+    measured.BENCH = "tests.tuning.fake_worker:FakeBench"
     machine = os.environ.get("NORMGEN_TEST_MACHINE")
     if machine:
         jobs._machine = lambda: machine  # type: ignore[assignment]
-    assert measured
     suite_worker.main()
 
 

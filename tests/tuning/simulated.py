@@ -57,5 +57,11 @@ class SimulatedTimer:
         self.truth[key + " again"] = self.truth[key]
         return key + " again"
 
+    def expect(self, best_us: float) -> None:
+        assert best_us > 0
+
+    def conditions(self) -> dict[str, object]:
+        return {"absent": "a simulated device has no clock"}
+
     def add(self, keys: Sequence[str], us: float) -> None:
         self.truth.update(dict.fromkeys(keys, us))

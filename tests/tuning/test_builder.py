@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 from normgen.codegen.module import Kernel, Launch, Module
 from normgen.cuda.compiler import Cubin, Resources
 from normgen.device import TARGETS
-from normgen.tuning.builder import code_digest, text_digest
-from normgen.tuning.run import local_bytes, misfit, resources_of
+from normgen.errors import ProgramError
+from normgen.problem import Problem
+from normgen.schedule.schedule import Schedule
+from normgen.tuning.builder import Builder, code_digest, text_digest
+from normgen.tuning.records import Outcome
+from normgen.tuning.run import Candidate, local_bytes, misfit, resources_of
+from tests.tuning.simulated import problem
 
 
 def module(name: str, *, threads: int = 128, body: str = "x") -> Module:
@@ -57,3 +65,30 @@ def test_a_block_that_fits_no_sm_is_refused_with_the_reason() -> None:
     assert misfit(crowded, h200) == "k: 1024 threads x 72 registers exceed 65536"
     fat = resources_of(module("k"), cubin("k", static_shared_bytes=h200.shared_per_block))
     assert misfit(fat, h200) == f"k: {h200.shared_per_block + 1024} bytes of shared memory exceed 232448"
+
+
+def test_an_emitter_thread_folds_equal_texts_in_the_order_in_which_they_began() -> None:
+    def emit(_: Problem, schedule: Schedule) -> Module:
+        assert threading.current_thread() is not threading.main_thread()
+        if schedule.vector == 8:
+            raise ProgramError("vectors of 8 are not built")
+        time.sleep(0.01 * (4 - schedule.vector))  # the later ones are quicker
+        return module(f"k{schedule.key}", threads=schedule.threads)
+
+    def compile_now(text: Module) -> Future[Cubin]:
+        done: Future[Cubin] = Future()
+        done.set_result(cubin(text.kernels[0].name))
+        return done
+
+    candidates = [Candidate(schedule=Schedule(vector=vector)) for vector in (1, 2, 4, 8)]
+    with ThreadPoolExecutor(1) as emitter:
+        builder = Builder(problem(), emit=emit, submit=compile_now, emitter=emitter)
+        for candidate in candidates:
+            builder.begin(candidate)
+        for candidate in candidates:
+            builder.finish(candidate)
+    first, *rest = candidates
+    assert builder.twin_of(first) is None
+    assert [builder.twin_of(c) for c in rest] == [first, first, None]
+    assert candidates[3].outcome is Outcome.ILLEGAL
+    assert "vectors of 8" in candidates[3].reason

@@ -15,13 +15,14 @@ from normgen.device import TARGETS
 from normgen.errors import CompileError, NothingValidError, ProgramError
 from normgen.problem import Problem
 from normgen.schedule.schedule import Schedule
+from normgen.tuning.bench import Check, DeviceLostError
 from normgen.tuning.builder import Builder
-from normgen.tuning.campaign import BATCH, Campaign, Check, DeviceLostError, finalist_records
+from normgen.tuning.campaign import BATCH, Campaign, finalist_records
 from normgen.tuning.measure import Policy
 from normgen.tuning.progress import Silent
 from normgen.tuning.records import Cache, Outcome
 from normgen.tuning.run import Run, open_run
-from normgen.tuning.search import Search
+from normgen.tuning.search import SETTLED_AFTER, Search
 from normgen.tuning.store import read
 from tests.tuning.simulated import SimulatedTimer, problem
 from tests.tuning.test_search import DEFAULT, LEGAL, OPTIMUM, PREDICTED, truth
@@ -120,7 +121,7 @@ def test_the_winner_is_near_the_optimum_and_beats_the_default(run: Run) -> None:
     assert records[0].schedule == finish.winner.schedule
     assert DEFAULT in [r.schedule for r in records]
     assert records[0].percent_of_roof == pytest.approx(98, abs=2.5)
-    assert records[0].search["trials"] == 80
+    assert SETTLED_AFTER <= records[0].search["trials"] <= 80
     assert 0 < records[0].search["noise_floor"] < 0.02
 
 
@@ -128,8 +129,8 @@ def test_every_candidate_is_recorded_with_its_outcome_and_no_wrong_one_is_timed(
     bench = SimulatedBench()
     campaign_on(run, bench).finish()
     records = read(run.folder / "candidates.jsonl").records
-    assert len(records) == 80
-    assert len({r.schedule for r in records}) == 80
+    assert SETTLED_AFTER <= len(records) <= 80
+    assert len({r.schedule for r in records}) == len(records)
     for record in records:
         if record.outcome is not Outcome.OK:
             assert record.schedule.key not in bench.timed
@@ -204,21 +205,18 @@ def test_time_runs_out_between_batches_but_the_first_one_finishes(run: Run, monk
     run.clock.budget_s = 0.0
     with pytest.raises(NothingValidError):
         campaign_on(run, SimulatedBench()).finish()
-    run.clock.budget_s = 600.0
+    run.clock.budget_s = 1e9
     bench = SimulatedBench()
-    check = bench.check
+    load = bench.load
 
-    checked: list[str] = []
-
-    def check_20(key: str, *, full: bool) -> Check:
-        checked.append(key)
-        if len(checked) == 20:
+    def last_load(key: str, module: Module, cubin: Cubin) -> None:
+        load(key, module, cubin)
+        if len(bench.truth) > 2 * BATCH:
             run.clock.budget_s = 0.0
-        return check(key, full=full)
 
-    monkeypatch.setattr(bench, "check", check_20)
+    monkeypatch.setattr(bench, "load", last_load)
     finish = campaign_on(run, bench).finish()
-    assert 16 <= len(read(run.folder / "candidates.jsonl").records) < 80
+    assert 2 * BATCH <= len(read(run.folder / "candidates.jsonl").records) < 80
     assert not finish.interrupted
 
 

@@ -78,8 +78,11 @@ def test_t4_says_for_every_outcome_whether_and_why_it_is_invalid() -> None:
     outcomes = [dataclasses.replace(timed(9.0, 10.0, 11.0), outcome=outcome) for outcome in Outcome]
     exported = t4_results(outcomes)
     assert exported["schema_version"] == "1.0.0"
-    words = ["correct", "constraints", "compile", "runtime", "timeout", "correctness", "correct"]
-    assert [r["invalidity"] for r in exported["results"]] == words
+    words = {
+        "ok": "correct", "predicted": "correct", "illegal": "constraints", "compile_error": "compile",
+        "launch_error": "runtime", "worker_died": "runtime", "timeout": "timeout", "wrong_result": "correctness",
+    }  # fmt: skip
+    assert [r["invalidity"] for r in exported["results"]] == [words[outcome.value] for outcome in Outcome]
     first = exported["results"][0]
     assert {"configuration", "times", "invalidity", "correctness"} <= set(first)  # what T4 requires
     assert first["configuration"] == outcomes[0].schedule.as_dict()

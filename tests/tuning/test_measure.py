@@ -77,3 +77,14 @@ def test_the_same_seed_times_in_the_same_order() -> None:
     assert first == again
     assert first != other
     assert statistics.median(first["b"]) == pytest.approx(2.0, rel=0.05)
+
+
+def test_an_incumbent_keeps_its_place_in_a_tie_and_loses_it_beyond_the_noise() -> None:
+    truth = {"new": 10.0, "incumbent": 10.01, "old": 10.5}
+    for incumbent, winner in (("incumbent", "incumbent"), ("old", "new")):
+        timer = SimulatedTimer(truth, noise=0.003, spikes=0.0)
+        found = measure.confirm(
+            timer, list(truth), tie_order=lambda key: key == "incumbent", policy=Policy(), seed=2, incumbent=incumbent
+        )
+        assert found.winner == winner
+        assert 0.0005 < found.noise_floor < 0.02

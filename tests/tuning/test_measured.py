@@ -1,10 +1,12 @@
-"""The measured path on the real space, emitter and compiler; only the device is simulated."""
+"""The measured path on the real space, emitter, compiler and worker process; only the device is simulated."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 
 from normgen.codegen.module import Module
@@ -14,8 +16,8 @@ from normgen.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.schedule import Schedule
 from normgen.spec_reader import load
-from normgen.tuning import measured, parts
-from normgen.tuning.campaign import Check
+from normgen.tuning import measured, parts, tuner
+from normgen.tuning.bench import Check
 from normgen.tuning.progress import Silent
 from normgen.tuning.records import Cache, Outcome, Record
 from normgen.tuning.run import open_run
@@ -53,13 +55,13 @@ class PredictedBench(SimulatedTimer):
         del self.truth[key]
 
 
-def tune_once(monkeypatch: pytest.MonkeyPatch) -> tuple[tuple[Record, ...], Path]:
-    monkeypatch.setattr("normgen.tuning.gpu_bench.GpuBench", PredictedBench)
-    with open_run(
+def tune_once(monkeypatch: pytest.MonkeyPatch, storage: str | None = None) -> tuple[tuple[Record, ...], Path]:
+    monkeypatch.setattr(measured, "BENCH", f"{__name__}:PredictedBench")
+    with measured.processes(0) as using, open_run(
         PROBLEM, H200, cache=Cache.COLD, seed=0, trials=32, budget_s=60.0, progress=Silent(),
-        command="test", versions=environment(measured=False),
+        command="test", versions=environment(measured=False), storage=storage,
     ) as run:  # fmt: skip
-        records, interrupted = measured.measure_on_gpu(run, 0)
+        records, interrupted = measured.measure_on_gpu(run, using)
         assert not interrupted
         return records, run.writer.path
 
@@ -85,9 +87,13 @@ def test_a_run_over_real_kernels_confirms_a_winner_and_keeps_every_candidate(
     assert {"variance=welford" in str(r.schedule) for r in kept} == {True, False}
 
     adopt(winner, state_folder() / "records", H200)
-    again, path = tune_once(monkeypatch)
+    database = f"sqlite:///{tmp_path / 'studies.db'}"
+    again, path = tune_once(monkeypatch, storage=database)
     assert read(path).records[1].schedule == winner.schedule  # the incumbent comes right after the default
     assert winner.schedule in [r.schedule for r in again]
+    study = optuna.load_study(study_name=path.parent.name, storage=database)
+    assert [Schedule(**t.params) for t in study.get_trials()] == [r.schedule for r in read(path).records]
+    assert study.user_attrs["device"] == H200.name
 
 
 def test_the_default_is_searched_even_if_the_spec_leaves_it_out() -> None:
@@ -95,3 +101,23 @@ def test_the_default_is_searched_even_if_the_spec_leaves_it_out() -> None:
     others = [Schedule(threads_per_row=64), Schedule(threads_per_row=128)]
     assert parts.with_default(others, default) == [default, *others]
     assert parts.with_default([*others, default], default) == [*others, default]
+
+
+def test_the_phases_of_a_measured_run_add_up_to_its_wall_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path))
+    monkeypatch.setattr("normgen.tuning.results.cache_root", lambda: tmp_path / "cache")
+    monkeypatch.setattr(measured, "BENCH", f"{__name__}:PredictedBench")
+    monkeypatch.setattr(parts, "find_gpu", lambda _: (0, H200))
+    monkeypatch.setattr(tuner, "environment", lambda *, measured: environment(measured=False))  # noqa: ARG005
+    start = time.monotonic()
+    result = tuner.tune(shape="8x1024x768", trials=16)
+    took = time.monotonic() - start
+    phases = dict(result.phases_s)
+    whole = phases.pop("all")
+    assert result.measured
+    assert sum(phases.values()) == pytest.approx(whole, rel=1e-6)
+    assert whole == pytest.approx(took, abs=0.5)  # what ends the processes comes after it
+    assert {"read the spec", "enumerate", "wait for the device", "compile (waiting)", "verify", "time"} <= set(phases)
+    assert {"verify in full", "confirm", "export", "other"} <= set(phases)
+    assert phases["other"] < 0.3 * whole
+    assert all(seconds >= 0 for seconds in phases.values())

@@ -94,6 +94,14 @@ def test_better_means_measured_then_faster_beyond_the_noise() -> None:
     assert is_better(old, record(measured=False, times_us=None, outcome=Outcome.PREDICTED))
 
 
+def test_a_winner_that_was_timed_next_to_the_old_one_replaces_it_whatever_the_clock_was_then() -> None:
+    old = record(us=14.0)
+    other = Schedule(threads_per_row=128, vector=4)
+    rerun = {"noise_floor": 0.01, "incumbent": old.schedule.key}
+    assert is_better(record(us=14.3, schedule=other, search=rerun), old)
+    assert not is_better(record(us=14.3, schedule=other, search={**rerun, "incumbent": other.key}), old)
+
+
 def test_a_record_of_another_spec_or_generator_is_replaced_whatever_its_time() -> None:
     old = record(us=10.0)
     new_spec = dataclasses.replace(ProblemKey.of(problem()), spec_sha256="cd" * 32)

@@ -11,7 +11,7 @@ import pytest
 
 from normgen.errors import NothingValidError
 from normgen.schedule.schedule import Schedule
-from normgen.tuning.search import SEED_DISTANCE, Search
+from normgen.tuning.search import SETTLED_AFTER, Search
 
 
 def legal_set() -> list[Schedule]:
@@ -59,14 +59,14 @@ def searched(seed: int, trials: int, *, time: Callable[[Schedule], float | None]
     return search
 
 
-def test_the_default_comes_first_and_the_seeds_differ_from_each_other() -> None:
+def test_the_default_comes_first_then_seeds_that_cut_the_work_differently_and_a_probe_of_each_rewrite() -> None:
     search = Search(LEGAL, predicted=PREDICTED, seeds=(DEFAULT,), seed_count=8)
     seeds = [p.schedule for p in search.ask(9)]
     assert seeds[0] == DEFAULT
     assert predicted(seeds[1]) == min(PREDICTED)
-    assert [s.variance for s in seeds[1:]] == ["two_pass", "welford"] * 4
-    for a, b in itertools.combinations(seeds, 2):
-        assert sum(x != y for x, y in zip(a.as_dict().values(), b.as_dict().values(), strict=True)) >= SEED_DISTANCE
+    assert [s.variance for s in seeds].count("welford") == 1
+    cuts = [(s.threads_per_row, s.rows_per_block, s.vector, s.hold) for s in seeds if s.variance == "two_pass"]
+    assert len(set(cuts)) == len(cuts) == 8
 
 
 def test_every_legal_point_is_proposed_exactly_once_and_nothing_else() -> None:
@@ -127,7 +127,7 @@ def test_a_rewrite_that_is_always_wrong_is_given_up_and_one_that_is_once_right_i
             is_right = way == "two_pass" and told[way] == 0
             search.tell(proposal.number, 10.0 if is_right else None, is_wrong=not is_right)
             told[way] += 1
-    assert told["welford"] <= 3 + 8  # what the batch held when the third one failed
+    assert told["welford"] <= 2 + 8  # what the batch held when the second one failed
     assert told["two_pass"] == 12 * 8 - told["welford"]
 
 
@@ -143,3 +143,15 @@ def test_the_reason_of_a_failure_is_kept_in_the_study() -> None:
 def test_an_empty_legal_set_is_an_error() -> None:
     with pytest.raises(NothingValidError, match="no schedule is legal"):
         Search([], predicted=[])
+
+
+def test_a_search_ends_early_only_when_nothing_promises_more() -> None:
+    search = Search(LEGAL, predicted=PREDICTED, seeds=(DEFAULT,))
+    told = 0
+    while told < 160 and not search.is_settled(OPTIMUM):
+        for proposal in search.ask(8):
+            search.tell(proposal.number, truth(proposal.schedule))
+            told += 1
+    assert SETTLED_AFTER <= told < 160
+    assert search.best is not None
+    assert search.best[1] <= 1.01 * OPTIMUM

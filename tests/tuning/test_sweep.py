@@ -16,8 +16,8 @@ from normgen.codegen.module import Module
 from normgen.errors import UsageError
 from normgen.problem import Problem
 from normgen.schedule.schedule import Schedule
+from normgen.tuning.bench import Check, DeviceLostError
 from normgen.tuning.builder import Builder
-from normgen.tuning.campaign import Check, DeviceLostError
 from normgen.tuning.records import Outcome
 from normgen.tuning.sweep import REFERENCE, Progress, Sweeper, sample_of, sweep
 from normgen.tuning.sweep_file import Header, Sweep, header_of, read_sweep

@@ -18,6 +18,9 @@ NORMGEN_INLINE float __uint_as_float(unsigned bits) { float value; __builtin_mem
 NORMGEN_INLINE unsigned __float_as_uint(float value) { unsigned bits; __builtin_memcpy(&bits, &value, 4); return bits; }
 NORMGEN_INLINE float __int_as_float(int bits) { return __uint_as_float(static_cast<unsigned>(bits)); }
 NORMGEN_INLINE int __float_as_int(float value) { return static_cast<int>(__float_as_uint(value)); }
+NORMGEN_INLINE unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
+  return static_cast<unsigned>(((static_cast<unsigned long long>(high) << 32) | low) >> (shift & 31u));
+}
 NORMGEN_INLINE int __popc(unsigned bits) { return __builtin_popcount(bits); }
 NORMGEN_INLINE int __ffs(int bits) { return __builtin_ffs(bits); }
 NORMGEN_INLINE int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(static_cast<unsigned>(bits)); }

@@ -1,0 +1,242 @@
+"""What files of records and sweeps hold, as a report needs it: candidates in order, and final records.
+
+A record with a `search` summary is a final one: the winner a run ended with. All others are candidates; those of
+one file, problem, cache policy, device, seed, generator and command form a series, in the order of the file. A sweep
+is a series too, whose order means nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from normgen.errors import NothingValidError, UsageError
+from normgen.schedule.schedule import Schedule
+from normgen.tuning.records import Cache, Outcome, ProblemKey, Record
+from normgen.tuning.store import read as read_records
+from normgen.tuning.store import record_folders, state_folder
+from normgen.tuning.sweep_file import Sweep, read_sweep
+
+SEARCH, SWEEP = "search", "sweep"
+XZ_MAGIC = b"\xfd7zXZ\x00"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One evaluated candidate; `us` is None for a failure, the cost model's word when `measured` is false."""
+
+    schedule: Schedule
+    outcome: Outcome
+    measured: bool
+    us: float | None = None
+    low: float | None = None
+    high: float | None = None
+    registers: int = 0
+    spill_bytes: int = 0
+    worst_error: float | None = None  # as a fraction of its bound
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """The candidates of one search in the order of evaluation, or the points of a sweep."""
+
+    problem: ProblemKey
+    cache: Cache
+    device: Mapping[str, Any] = field(hash=False)
+    versions: Mapping[str, str] = field(hash=False)
+    trials: tuple[Trial, ...] = field(repr=False)
+    source: str
+    kind: str = SEARCH
+    seed: int = 0
+    command: str = ""
+    created: str = ""
+    roof_us: float | None = None
+    default_us: float | None = None
+    bytes: int = 0
+
+    @property
+    def measured(self) -> bool:
+        return any(t.measured for t in self.trials)
+
+    @property
+    def timed(self) -> tuple[tuple[Schedule, float], ...]:
+        """(schedule, µs) of the candidates that a GPU timed."""
+        return tuple((t.schedule, t.us) for t in self.trials if t.outcome is Outcome.OK and t.us is not None)
+
+    @property
+    def best_us(self) -> float | None:
+        return min((us for _, us in self.timed), default=None)
+
+    def best_so_far(self) -> tuple[float | None, ...]:
+        """The shortest measured time after each evaluation: [trials]; None before the first usable one."""
+        best: list[float | None] = []
+        lowest: float | None = None
+        for trial in self.trials:
+            if trial.outcome is Outcome.OK and trial.us is not None:
+                lowest = trial.us if lowest is None else min(lowest, trial.us)
+            best.append(lowest)
+        return tuple(best)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A file that was read, and the lines of it that are no records."""
+
+    path: str
+    found: int
+    damaged: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """Everything a report is made of."""
+
+    series: tuple[Series, ...]
+    finals: tuple[Record, ...]
+    sources: tuple[Source, ...]
+
+
+def gather(files: Sequence[Path]) -> Evidence:
+    """Read the given files, or without any this user's runs and winners and the winners that ship.
+
+    Raises UsageError for a file without any record that is no sweep, NothingValidError when there is nothing at all.
+    """
+    chosen = list(files) or known_files()
+    if not chosen:
+        hint = "run normgen tune first, or name record files"
+        raise NothingValidError("there is no record to report", received=str(state_folder()), hint=hint)
+    series: list[Series] = []
+    finals: list[Record] = []
+    sources: list[Source] = []
+    for path in chosen:
+        if is_sweep(path):
+            swept = series_of_sweep(read_sweep(path), source=str(path))
+            series.append(swept)
+            sources.append(Source(path=str(path), found=len(swept.trials)))
+            continue
+        reading = read_records(path)
+        if files and not reading.records:
+            why = str(reading.damaged[0]) if reading.damaged else f"{path}: empty"
+            raise UsageError("a report is made from files of records", received=why)
+        candidates = [r for r in reading.records if not is_final(r)]
+        finals += [r for r in reading.records if is_final(r)]
+        series += series_of(candidates, source=str(path))
+        damaged = tuple(str(line) for line in reading.damaged)
+        sources.append(Source(path=str(path), found=len(reading.records), damaged=damaged))
+    unique = tuple({r.line(): r for r in finals}.values())
+    return Evidence(series=tuple(_with_default(s, unique) for s in series), finals=unique, sources=tuple(sources))
+
+
+def known_files() -> list[Path]:
+    """This user's run files, oldest first, then all files of winners."""
+    runs = sorted((state_folder() / "runs").glob("*/*.jsonl"))
+    return runs + [path for folder in record_folders() for path in sorted(folder.glob("*.jsonl"))]
+
+
+def is_sweep(path: Path) -> bool:
+    """A compressed file, or one whose first line describes a set of legal schedules."""
+    with path.open("rb") as file:
+        start = file.readline()
+    if start.startswith(XZ_MAGIC):
+        return True
+    try:
+        header = json.loads(start)
+    except ValueError:
+        return False
+    return isinstance(header, dict) and {"legal", "knobs"} <= header.keys()
+
+
+def is_final(record: Record) -> bool:
+    """The record says what its search did: it is what a run ended with."""
+    return bool(record.search)
+
+
+def series_of(candidates: Iterable[Record], *, source: str) -> list[Series]:
+    """The candidates of one file, sorted out by the run that made them."""
+    groups: dict[tuple[Any, ...], list[Record]] = {}
+    for record in candidates:
+        groups.setdefault((_run_key(record), record.command), []).append(record)
+    return [_series(records, source) for records in groups.values()]
+
+
+def _series(records: Sequence[Record], source: str) -> Series:
+    first = records[0]
+    roofs = [r.roof_us for r in records if r.roof_us is not None]
+    return Series(
+        problem=first.problem,
+        cache=first.cache,
+        device=first.device,
+        versions=first.versions,
+        trials=tuple(map(trial_of, records)),
+        source=source,
+        seed=first.seed,
+        command=first.command,
+        created=first.created,
+        roof_us=roofs[-1] if roofs else None,
+        bytes=first.bytes,
+    )
+
+
+def series_of_sweep(sweep: Sweep, *, source: str) -> Series:
+    """The points of a sweep; the default's time is that of its point."""
+    header = sweep.header
+    problem = dict(header.problem)
+    trials = tuple(
+        Trial(
+            schedule=point.schedule,
+            outcome=point.outcome,
+            measured=point.us is not None,
+            us=point.us,
+            registers=point.registers,
+            spill_bytes=point.spill_bytes,
+            reason=f"same code as {point.twin}" if point.twin else "",
+        )
+        for point in sweep.points
+    )
+    return Series(
+        problem=ProblemKey(**problem | {"dtypes": tuple(dict(problem["dtypes"]).items())}),
+        cache=Cache(header.cache),
+        device=header.device,
+        versions=header.versions,
+        trials=trials,
+        source=source,
+        kind=SWEEP,
+        seed=header.seed,
+        roof_us=header.roof_us,
+        default_us=next((t.us for t in trials if t.schedule == header.default), None),
+        bytes=header.bytes,
+    )
+
+
+def trial_of(record: Record) -> Trial:
+    """What a report keeps of a candidate's record."""
+    return Trial(
+        schedule=record.schedule,
+        outcome=record.outcome,
+        measured=record.measured,
+        us=record.us,
+        low=record.times_us.low if record.times_us else None,
+        high=record.times_us.high if record.times_us else None,
+        registers=max((int(r.get("registers", 0)) for r in record.resources), default=0),
+        spill_bytes=sum(int(r.get("spill_bytes", 0)) for r in record.resources),
+        worst_error=max((e for e in record.error.values() if e is not None), default=None),
+        reason=record.reason,
+    )
+
+
+def _with_default(series: Series, finals: Sequence[Record]) -> Series:
+    """The default's time of the same run, which only the final record of a search states."""
+    if series.kind != SEARCH:
+        return series
+    for record in finals:
+        if record.default_us is not None and _run_key(record) == _run_key(series):
+            return replace(series, default_us=record.default_us)
+    return series
+
+
+def _run_key(one: Record | Series) -> tuple[Any, ...]:
+    return one.problem, one.cache, one.device.get("name"), one.seed, one.versions.get("generator")

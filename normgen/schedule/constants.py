@@ -1,0 +1,111 @@
+"""The cost model's constants: defaults, and those calibrated for a GPU model, as data (`devices/<gpu>.json`)."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from normgen.device import Device
+from normgen.errors import UsageError, did_you_mean
+
+FOLDER = Path(__file__).parent / "devices"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constants:
+    """Times in µs; defaults are an H200's, by published latencies where not measured.
+
+    launch_us .. l2_over_dram       what `normgen calibrate` measures
+    l2_over_dram                    L2 bandwidth in units of DRAM bandwidth
+    instructions_per_clock          warp instructions an SM issues, of 4 schedulers
+    blend                           exponent of the smooth maximum of memory, latency and issue
+    narrow_penalty                  per halving of a 16-byte access
+    *_streaming .. persistent_penalty  factors on the bound
+    *_registers                     of the register estimate
+    second_kernel_us .. atomics_per_us column sums
+    """
+
+    launch_us: float = 0.6
+    dram_latency_us: float = 0.9
+    l2_latency_us: float = 0.30
+    l1_latency_us: float = 0.03
+    shuffle_us: float = 0.014
+    barrier_us: float = 0.035
+    cluster_barrier_us: float = 0.45
+    l2_over_dram: float = 1.35
+    store_us: float = 0.3
+    element_us: float = 0.002
+    trip_share: float = 0.4
+    prefetched: float = 0.5
+    instructions_per_clock: float = 3.0
+    blend: float = 3.0
+    tail_share: float = 0.4
+    narrow_penalty: float = 0.02
+    load_streaming: float = 0.985
+    load_no_allocate: float = 0.99
+    store_streaming: float = 0.98
+    params_early: float = 0.99
+    params_kept: float = 1.0
+    idle_exponent: float = 0.3
+    side_by_side: float = 0.01
+    few_vectors: float = 0.03
+    persistent_penalty: float = 1.06
+    base_registers: float = 17.0
+    held_registers: float = 1.25
+    param_registers: float = 1.0
+    vector_registers: float = 1.6
+    sum_registers: float = 1.4
+    second_kernel_us: float = 2.0
+    last_block_us: float = 0.03
+    atomics_per_us: float = 80_000.0
+
+    def as_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+
+def constants_from(values: Mapping[str, float]) -> Constants:
+    """Constants from a mapping; unknown names are errors, missing ones keep their default."""
+    known = [f.name for f in fields(Constants)]
+    for name, value in values.items():
+        if name not in known:
+            raise UsageError("unknown constant of the cost model", received=name, hint=did_you_mean(name, known))
+        if not isinstance(value, int | float) or value != value:
+            raise UsageError(f"constant '{name}' is a number", received=repr(value))
+    return Constants(**{name: float(value) for name, value in values.items()})
+
+
+def file_name(device_name: str) -> str:
+    """`nvidia-h200.json` of "NVIDIA H200"."""
+    return re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-") + ".json"
+
+
+def constants_of(device: Device) -> Constants:
+    """The constants that ship for this GPU model, else the defaults."""
+    return _shipped(device.name)
+
+
+@functools.cache
+def _shipped(name: str) -> Constants:
+    path = FOLDER / file_name(name)
+    return read_constants(path) if path.is_file() else Constants()
+
+
+def read_constants(path: Path) -> Constants:
+    """The constants of a file that `normgen calibrate` wrote."""
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+        return constants_from(plain["constants"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError("a file of constants is a JSON object with 'constants'", received=f"{path}: {error}") from None
+
+
+def write_constants(path: Path, constants: Constants, *, device: str, evidence: Mapping[str, object]) -> None:
+    """Constants with where they come from, four significant digits each."""
+    rounded = {name: float(f"{value:.4g}") for name, value in constants.as_dict().items()}
+    text = json.dumps({"device": device, "evidence": dict(evidence), "constants": rounded}, indent=2)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n", encoding="utf-8")

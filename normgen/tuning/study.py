@@ -1,0 +1,53 @@
+"""A search as a study in a database: `optuna-dashboard sqlite:///file.db` shows it while it runs and afterwards.
+
+The search itself keeps its study in memory, because a database takes about a hundred times longer to ask than the
+search does; what it was told is copied, one transaction a trial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import optuna
+
+from normgen.errors import UsageError
+
+HINT = "for example sqlite:///studies.db, or postgresql://user@host/database with its driver installed"
+
+
+class StudyCopy:
+    """Finished trials of a search, copied into a study of `url` named `name`.
+
+    Raises UsageError when the database cannot be opened. One that is lost later does not end the search: `lost`
+    then says why, and nothing more is copied.
+    """
+
+    def __init__(self, url: str, name: str) -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self.lost = ""
+        try:
+            self.study = optuna.create_study(storage=url, study_name=name, direction="minimize", load_if_exists=True)
+        except Exception as error:  # SQLAlchemy's, its drivers' and the missing driver's errors share no base
+            raise UsageError("the storage is a database that can be opened", received=_why(error), hint=HINT) from error
+
+    def describe(self, **facts: str) -> None:
+        """Facts of the run that the dashboard lists beside the study."""
+        self._try(lambda: [self.study.set_user_attr(name, value) for name, value in facts.items()])
+
+    def add(self, trial: optuna.trial.FrozenTrial) -> None:
+        """Copy a finished trial: its knobs, its µs, its reason."""
+        if not self.lost:
+            self._try(lambda: self.study.add_trial(trial))
+
+    def _try(self, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except Exception as error:  # as above; a dashboard is not worth a run
+            self.lost = _why(error)
+
+
+def _why(error: BaseException) -> str:
+    """The first line of what the driver said; Optuna and SQLAlchemy wrap it in advice."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {error}".split("\n", 1)[0]

@@ -1,0 +1,226 @@
+"""The page in a real browser: no message on the console, filters, sorting and keys do what they say."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from normgen.report.evidence import gather
+from normgen.report.page import render
+from tests.report import made
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+BROWSER = next((path for name in NAMES if (path := shutil.which(name))), None)
+pytestmark = pytest.mark.skipif(
+    BROWSER is None, reason=f"none of {', '.join(NAMES)} is installed (apt-get install chromium)"
+)
+
+# What a test asks for stands in the page as JSON when its script has run.
+PROBE = (
+    "<script>(async () => {{ {script} }})().then((found) => "
+    "{{ document.documentElement.dataset.probe = JSON.stringify(found); }});</script></body>"
+)
+ROWS = "[...document.querySelectorAll('#records tbody tr[data-op]')]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Visit:
+    """What a browser made of a page: its document and the lines of its console."""
+
+    dom: str
+    console: tuple[str, ...]
+    probe: Any
+
+
+class Root(HTMLParser):
+    """The attributes of the html element."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, str | None] = {}
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "html":
+            self.found = dict(attrs)
+
+
+def visit(page: Path, *, state: str = "", script: str = "return null;", folder: Path) -> Visit:
+    """Load the page with a hash, run `script` in it, and return what it returned."""
+    probed = folder / "probed.html"
+    probed.write_text(page.read_text().replace("</body>", PROBE.format(script=script)))
+    command = [
+        BROWSER or "", "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-extensions",
+        f"--user-data-dir={page.parent / 'profile'}", "--enable-logging=stderr", "--window-size=1280,1000",
+        "--virtual-time-budget=2000", "--dump-dom",
+        f"{probed.as_uri()}{'#' + state if state else ''}",
+    ]  # fmt: skip
+    home = {**os.environ, "HOME": str(page.parent)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=home)
+    assert done.returncode == 0, done.stderr
+    console = tuple(line for line in done.stderr.splitlines() if "CONSOLE" in line)
+    root = Root()
+    root.feed(done.stdout)
+    return Visit(dom=done.stdout, console=console, probe=json.loads(root.found.get("data-probe") or "null"))
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("page")
+    path = folder / "report.html"
+    swept = made.sweep(folder / "sweep.jsonl.xz")
+    path.write_text(render(gather([*made.files(folder), swept])), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def look(page: Path, tmp_path: Path) -> Any:
+    return functools.partial(visit, page, folder=tmp_path)
+
+
+def test_the_page_loads_without_a_message_and_draws_every_figure(look: Any) -> None:
+    seen = look(
+        script="""return {
+        ready: document.documentElement.dataset.ready,
+        runs: [...document.querySelectorAll('#progress [data-run]')].map((g) => g.dataset.run),
+        failed: document.querySelectorAll('#progress path.failed').length,
+        roof: document.querySelectorAll('#roof circle').length,
+        knobs: [...document.querySelectorAll('#knob-bars b')].map((b) => b.textContent),
+        strip: document.querySelectorAll('#knob-strip circle').length,
+        rows: document.querySelectorAll('#records tbody tr').length,
+        banner: document.getElementById('predicted-banner').textContent,
+        requests: performance.getEntriesByType('resource').length };"""
+    )
+    assert seen.console == ()
+    assert seen.probe == {
+        "ready": "yes",
+        "runs": ["layernorm forward f32 8192×768", "rmsnorm forward bf16 8192×4096"],
+        "failed": 4,
+        "roof": 2,
+        "knobs": ["vector", "threads_per_row", "load"],
+        "strip": 10,
+        "rows": 3 + 12 + 12 + 3 + 12,
+        "banner": "4 records of 42 are predictions of the cost model: no GPU timed them. "
+        "They are marked, and no plot shows them.",
+        "requests": 0,
+    }
+
+
+def test_an_error_in_a_script_and_a_request_would_be_seen(tmp_path: Path, page: Path) -> None:
+    broken = tmp_path / "broken.html"
+    broken.write_text(page.read_text().replace("</body>", "<script>throw new Error('planted')</script></body>"))
+    assert any("planted" in line for line in visit(broken, folder=tmp_path).console)
+    asking = tmp_path / "asking.html"
+    asking.write_text(page.read_text().replace("</body>", "<img src='https://example.invalid/a.png'></body>"))
+    assert any("Content Security Policy" in line for line in visit(asking, folder=tmp_path).console)
+
+
+FILTERS = {
+    "op=rmsnorm": {"rmsnorm": 13},
+    "dtype=bf16&kind=winner": {"rmsnorm": 1},
+    "outcome=wrong_result": {"layernorm": 2, "rmsnorm": 1},
+    "outcome=predicted": {"softmax": 4},
+    "q=vector%3D4+load%3Dstreaming&kind=candidate": {"layernorm": 6, "rmsnorm": 3},
+    "direction=backward": {},
+}
+
+
+def test_a_filter_in_the_address_leaves_only_what_it_names(look: Any) -> None:
+    first, *others = FILTERS
+    seen = look(
+        state=first,
+        script=f"""const read = () => [{ROWS}.map((row) => row.dataset.op),
+          document.getElementById('record-count').textContent];
+        const found = [read()];
+        for (const state of {json.dumps(others)}) {{
+          const changed = new Promise((done) => addEventListener('hashchange', done, {{ once: true }}));
+          location.hash = state;
+          await changed;
+          found.push(read());
+        }}
+        return found;""",
+    )
+    for (ops, count), expected in zip(seen.probe, FILTERS.values(), strict=True):
+        assert {op: ops.count(op) for op in ops} == expected
+        assert count == f"{sum(expected.values())} of 42 records"
+    assert seen.console == ()
+
+
+def test_a_filter_chosen_by_hand_goes_into_the_address_and_to_all_figures(look: Any) -> None:
+    seen = look(
+        script=f"""const select = document.getElementById('filter-op');
+        select.value = 'rmsnorm'; select.dispatchEvent(new Event('change'));
+        const chosen = [location.hash, {ROWS}.length, document.querySelectorAll('#roof circle').length];
+        document.querySelector('#filters button').click();
+        return [...chosen, location.hash, {ROWS}.length];"""
+    )
+    assert seen.probe == ["#op=rmsnorm", 13, 1, "", 42]
+
+
+def test_headings_sort_both_ways_and_what_has_no_figure_comes_last(look: Any) -> None:
+    seen = look(
+        state="kind=candidate&op=layernorm",
+        script=f"""const column = () => {ROWS}.map((row) => row.cells[3].textContent);
+        const sorted = () => document.querySelector('[data-column=us]').getAttribute('aria-sort');
+        const up = [sorted(), column()];
+        document.querySelector('[data-column=us] button').click();
+        return [...up, sorted(), column(), document.activeElement.closest('th').dataset.column];""",
+    )
+    was, up, now, down, focus = seen.probe
+    assert (was, now, focus) == ("ascending", "descending", "us")
+    failures = ["–"] * 3
+    assert up[-3:] == down[-3:] == failures
+    times = [float(text) for text in up[:-3]]
+    assert times == sorted(times)
+    assert [float(text) for text in down[:-3]] == times[::-1]
+
+
+def test_figures_in_the_table_are_those_of_the_records_and_predictions_are_marked(look: Any) -> None:
+    texts = f"return {ROWS}.map((row) => [...row.cells].slice(1, 7).map((cell) => cell.textContent));"
+    (winner,) = look(state="kind=winner&op=layernorm", script=texts).probe
+    assert winner == ["layernorm forward f32 8192×768", "winner", "10.00", "5000", "95.0", "2.00×"]
+    first, *_ = look(state="op=softmax", script=texts).probe
+    assert first[:3] == ["softmax forward f32 8192×4096", "predicted, not measured", "≈ 12.00"]
+    assert first[4] == "–"
+
+
+def test_keys_step_through_evaluations_and_open_details(look: Any) -> None:
+    seen = look(
+        state="op=layernorm&kind=candidate&outcome=compile_error",
+        script="""const slider = document.querySelector('#progress [role=slider]');
+        slider.focus();
+        const press = (key) => slider.dispatchEvent(new KeyboardEvent('keydown', { key, bubbles: true }));
+        press('ArrowRight'); press('ArrowRight');
+        const read = [slider.getAttribute('aria-valuenow'), document.getElementById('tip').textContent];
+        document.querySelector('#records .open').click();
+        return [...read, document.querySelector('#records tr.detail').textContent,
+          document.activeElement.getAttribute('aria-expanded')];""",
+    )
+    at, tip, detail, expanded = seen.probe
+    assert at == "3"
+    assert tip.startswith("evaluation 3\nlayernorm forward f32 8192×768: best 2.800×, this one: wrong_result")
+    assert "reason: NVRTC <b>" in detail
+    assert expanded == "true"
+
+
+def test_a_knob_and_a_run_can_be_chosen(look: Any) -> None:
+    seen = look(
+        state="op=layernorm&knob=threads_per_row",
+        script="""const pressed = () => document.querySelector('#knob-bars [aria-pressed=true] b').textContent;
+        const before = pressed();
+        document.querySelectorAll('#knob-bars button')[2].click();
+        const runs = [...document.getElementById('knob-run').options].map((option) => option.value);
+        return [before, pressed(), location.hash, runs];""",
+    )
+    before, after, state, runs = seen.probe
+    assert (before, after) == ("threads_per_row", "load")
+    assert "knob=load" in state
+    assert runs == ["layernorm forward f32 8192×768", "layernorm forward f32 8192×768 (sweep)"]
