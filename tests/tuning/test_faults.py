@@ -186,7 +186,7 @@ def tune_planted(
             super().__init__(factory, index)
             pids.append(self.pid)
 
-    def prepare(run: Run, copy: object = None) -> tuple[Search, Schedule, None]:
+    def prepare(run: Run, **_: object) -> tuple[Search, Schedule, None]:
         predicted = [parts.predicted_us(run.problem, s, facts) for s in legal]
         return Search(legal, predicted=predicted, seeds=legal, seed=run.seed), legal[0], None
 
