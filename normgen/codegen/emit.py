@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from normgen.codegen import prelude
-from normgen.codegen.builder import WARP, KernelBuilder
+from normgen.codegen.builder import KernelBuilder
+from normgen.codegen.columns import WARP
 from normgen.codegen.module import Kernel, Launch, Module
 from normgen.codegen.prelude import SHUFFLED, Vectors, tidy
 from normgen.codegen.view import State
