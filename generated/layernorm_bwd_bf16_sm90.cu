@@ -12,27 +12,38 @@
 //   differentiated: dx, dweight, dbias from the gradients of the outputs
 //
 // spec      layernorm, sha256:01601c5b7d824437f399d43d4f249c7b69c3030bb4d380b8dfeae0a51a6f499b
-// tuned by  normgen 0.1.0, generator revision 457246767dcb
+// tuned by  normgen 0.1.0, generator revision ca8a8c773373
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x768 --dtype bf16 --direction backward
+//           normgen tune --shape 4096x1024 --dtype bf16 --direction backward
+//           normgen tune --shape 32768x1024 --dtype bf16 --direction backward
 //           normgen tune --shape 4096x4096 --dtype bf16 --direction backward
 //           normgen tune --shape 16384x8192 --dtype bf16 --direction backward
+//           normgen tune --shape 2048x16384 --dtype bf16 --direction backward
 // note      the text below comes from another generator revision than the one that was tuned
 //
 //   rows x cols   kernel         threads  rows/block  vector        median us  GB/s  of roof  vs default  data
-//   8192 x 768    block_per_row  256      4           bfloat16 x 4  14.67      2578  78.6 %   1.27x       cold
-//   4096 x 4096   block_per_row  512      2           bfloat16 x 8  31.15      3233  81.4 %   1.06x       cold
-//   16384 x 8192  block_per_row  512      1           bfloat16 x 8  202.2      3983  93.9 %   1.00x       cold
+//   8192 x 768    warp_per_row   128      4           bfloat16 x 4  14.71      2572  77.9 %   1.27x       cold
+//   4096 x 1024   block_per_row  128      2           bfloat16 x 8  11.07      2277  66.6 %   1.12x       cold
+//   32768 x 1024  block_per_row  256      4           bfloat16 x 8  54.44      3703  97.4 %   1.13x       cold
+//   4096 x 4096   block_per_row  512      2           bfloat16 x 8  30.6       3291  82.1 %   1.07x       cold
+//   16384 x 8192  block_per_row  512      1           bfloat16 x 8  202.4      3979  93.8 %   1.00x       cold
+//   2048 x 16384  block_per_row  512      1           bfloat16 x 8  76.79      2623  63.9 %   16.27x      cold
 //   (any other)   block_per_row  256      1           bfloat16      -          -     -        -           not tuned
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
-//           stored dtype, over adversarial rows, on the GPU: dx 0.99, dweight 0.96, dbias 0.95
+//           stored dtype, over adversarial rows, on the GPU: dx 0.99, dweight 0.96, dbias 0.96
 //
 // The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
 // `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
-//   8192 x 768: threads_per_row=64 rows_per_block=4 vector=4 hold=registers persistent=3 stages=2 unroll=0 params=kept
+//   8192 x 768: threads_per_row=32 rows_per_block=4 vector=4 hold=registers persistent=4 unroll=0
+//   4096 x 1024: threads_per_row=64 rows_per_block=2 vector=8 hold=registers persistent=4 stages=2 unroll=0
+//                params=kept
+//   32768 x 1024: threads_per_row=64 rows_per_block=4 vector=8 hold=registers persistent=2 stages=2 unroll=0
+//                 params=kept
 //   4096 x 4096: rows_per_block=2 vector=8 hold=registers persistent=1 stages=2 unroll=0 params=kept
 //   16384 x 8192: threads_per_row=512 vector=8 hold=registers persistent=1 stages=2 unroll=0 params=kept
+//   2048 x 16384: threads_per_row=512 vector=8 persistent=1 unroll=0 load=no_allocate dependent_launch=on
 #ifndef NORMGEN_LAYERNORM_BWD_BF16_SM90_CU_
 #define NORMGEN_LAYERNORM_BWD_BF16_SM90_CU_
 
@@ -43,8 +54,8 @@
 #include <cstddef>
 #endif
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 750
-#error "layernorm_bwd_bf16 needs sm_75 or newer: compile with -arch=sm_90"
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#error "layernorm_bwd_bf16 needs sm_90 or newer: compile with -arch=sm_90"
 #endif
 
 #ifdef __CUDACC_RTC__
@@ -54,7 +65,7 @@
 #endif
 
 namespace normgen {
-namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_75 and newer
+namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
 namespace layernorm_bwd_bf16_detail {
 
 // ---- instructions ----------------------------------------------------------------------------------------------
@@ -97,6 +108,32 @@ __device__ __forceinline__ Word load_cache_global(const Word* address) {
   return __ldcg(address);
 }
 
+// Leaves no line in L1.
+__device__ __forceinline__ unsigned short load_no_allocate(const unsigned short* address) {
+  unsigned short value;
+  asm("ld.global.L1::no_allocate.u16 %0, [%1];"
+      : "=h"(value) : "l"(address));
+  return value;
+}
+__device__ __forceinline__ unsigned load_no_allocate(const unsigned* address) {
+  unsigned value;
+  asm("ld.global.L1::no_allocate.u32 %0, [%1];"
+      : "=r"(value) : "l"(address));
+  return value;
+}
+__device__ __forceinline__ uint2 load_no_allocate(const uint2* address) {
+  uint2 value;
+  asm("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+      : "=r"(value.x), "=r"(value.y) : "l"(address));
+  return value;
+}
+__device__ __forceinline__ uint4 load_no_allocate(const uint4* address) {
+  uint4 value;
+  asm("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(address));
+  return value;
+}
+
 // Written back as usual.
 template <typename Word>
 __device__ __forceinline__ void store_default(Word* address, Word value) {
@@ -105,6 +142,16 @@ __device__ __forceinline__ void store_default(Word* address, Word value) {
 
 __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
+}
+
+// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
+__device__ __forceinline__ void dependency_wait() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// ... and let the kernel behind this one start as soon as blocks leave room.
+__device__ __forceinline__ void dependency_trigger() {
+  asm volatile("griddepcontrol.launch_dependents;");
 }
 
 __device__ __forceinline__ unsigned char* dynamic_shared() {
@@ -179,6 +226,17 @@ __device__ __forceinline__ Vec<T, N> read_default(const T* elements) {
 }
 
 template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> read_no_allocate(const T* elements) {
+  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
+  Vec<T, N> vec;
+#pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
+    split(load_no_allocate(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
+  }
+  return vec;
+}
+
+template <int N, typename T>
 __device__ __forceinline__ void write_default(T* elements, const Vec<T, N>& vec) {
   using Word = typename WordOf<Vec<T, N>::kBytes>::type;
 #pragma unroll
@@ -234,9 +292,9 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
           __shfl_xor_sync(0xffffffffu, s.dxhat_sum, offset)};
 }
 
-// layernorm backward, 768 columns: 64 threads own a row, 4 rows a block; it is read once.
-NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_bf16_768_block_per_row_069267(
+// layernorm backward, 768 columns: 32 lanes of a warp own a row, 4 rows a block; it is read once.
+NORMGEN_KERNEL void __launch_bounds__(128)
+layernorm_bwd_bf16_768_warp_per_row_9f6823(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -252,14 +310,402 @@ layernorm_bwd_bf16_768_block_per_row_069267(
     float eps,
     float* __restrict__ partials) {
   constexpr int kCols = 768;
-  constexpr int kThreadsPerRow = 64;
+  constexpr int kThreadsPerRow = 32;
   constexpr int kRowsPerBlock = 4;
-  constexpr int kThreads = 256;
+  constexpr int kThreads = 128;
   constexpr int kVector = 4;  // elements per access of 8 bytes
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   constexpr int kPitch = 768;  // columns of a row of float32 sums, padded
+
+  const int lane = threadIdx.x % kThreadsPerRow;
+  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+
+  // Sums over the rows of this thread, column by column.
+  float dweight_sum[kSteps][kVector] = {};
+  float dbias_sum[kSteps][kVector] = {};
+
+  float* column_sums = reinterpret_cast<float*>(dynamic_shared() + 0);
+
+  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = row < rows;  // idle rows recompute the last row and store nothing
+    const int valid_row = active ? row : rows - 1;
+    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    const bfloat16* dy_row = dy + static_cast<long long>(valid_row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+    const float row_mean = mean[valid_row];
+    const float row_rstd = rstd[valid_row];
+
+    Vec<bfloat16, kVector> dy_held[kSteps];
+    Vec<bfloat16, kVector> x_held[kSteps];
+
+    // The row of dy and x is read once and waits in registers; each thread reads back its own part.
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      dy_held[step] = read_default<kVector>(dy_row + vector * kVector);
+      x_held[step] = read_default<kVector>(x_row + vector * kVector);
+    }
+
+    Look1 look1 = {0.0f, 0.0f};
+
+    // Look 1: sum(dxhat*xhat), sum(dxhat)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float dy_i = element(dy_held[step], i);
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_vec, i);
+        const float dxhat_i = dy_i * weight_i;
+        const float xhat_i = (x_i - row_mean) * row_rstd;
+        look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+        look1.dxhat_sum += dxhat_i;
+      }
+    }
+
+    look1 = reduce_lanes<kThreadsPerRow>(look1);
+    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
+    const float row_dxhat_mean = look1.dxhat_sum / kCols;
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+      float dx_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float dy_i = element(dy_held[step], i);
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_vec, i);
+        const float dxhat_i = dy_i * weight_i;
+        const float xhat_i = (x_i - row_mean) * row_rstd;
+        dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
+        if (active) dweight_sum[step][i] += dy_i * xhat_i;
+        if (active) dbias_sum[step][i] += dy_i;
+      }
+      Vec<bfloat16, kVector> dx_vec;
+      pack(dx_vec, dx_values);
+      if (active) write_default(dx_row + vector * kVector, dx_vec);
+    }
+  }
+
+  // The row groups of this block leave their sums side by side ...
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      column_sums[slot * 2 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
+      column_sums[slot * 2 * kPitch + kPitch + i * kVectors + vector] = dbias_sum[step][i];
+    }
+  }
+
+  __syncthreads();
+  // ... and are added in a fixed order.
+  for (int cell = threadIdx.x; cell < kVectors * kVector; cell += kThreads) {
+    const float dweight_total = column_sums[cell] + column_sums[2 * kPitch + cell] + column_sums[4 * kPitch + cell] + column_sums[6 * kPitch + cell];
+    partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + cell] = dweight_total;
+    const float dbias_total = column_sums[kPitch + cell] + column_sums[3 * kPitch + cell] + column_sums[5 * kPitch + cell] + column_sums[7 * kPitch + cell];
+    partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + kPitch + cell] = dbias_total;
+  }
+}
+
+// Adds the partial rows of the kernel above, cell by cell and always in the same order.
+NORMGEN_KERNEL void __launch_bounds__(512)
+layernorm_bwd_bf16_768_warp_per_row_9f6823_finish(
+    bfloat16* __restrict__ dweight,
+    bfloat16* __restrict__ dbias,
+    const float* __restrict__ partials,
+    int partial_rows) {
+  constexpr int kCols = 768;
+  constexpr int kPitch = 768;
+  constexpr int kVector = 4;
+  constexpr int kVectors = 192;
+  constexpr int kTensors = 2;
+  constexpr int kCells = 8;  // of a block
+  constexpr int kLanes = 512 / kCells;  // threads that share a cell
+  constexpr int kWarps = 512 / 32;
+  constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
+  __shared__ float warp_sums[kWarps][kCells];
+
+  const int tensor = blockIdx.x % kTensors;
+  const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+  float sum = 0.0f;
+  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
+    float values[kInFlight];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int row = first + i * kLanes;
+      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
+      values[i] = row < partial_rows ? load_default(partial_row + cell) : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) sum += values[i];
+  }
+#pragma unroll
+  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
+  __syncthreads();
+
+  const int column = cell % kVectors * kVector + cell / kVectors;
+  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+    float total = 0.0f;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
+    if (tensor == 0) {
+      Vec<bfloat16, 1> dweight_vec = {};
+      const float dweight_value[1] = {total};
+      pack(dweight_vec, dweight_value);
+      write_default(dweight + column, dweight_vec);
+    }
+    if (tensor == 1) {
+      Vec<bfloat16, 1> dbias_vec = {};
+      const float dbias_value[1] = {total};
+      pack(dbias_vec, dbias_value);
+      write_default(dbias + column, dbias_vec);
+    }
+  }
+}
+
+// layernorm backward, 1024 columns: 64 threads own a row, 2 rows a block; it is read once.
+NORMGEN_KERNEL void __launch_bounds__(128)
+layernorm_bwd_bf16_1024_block_per_row_5a1def(
+    bfloat16* __restrict__ dx,
+    bfloat16* __restrict__ dweight,
+    bfloat16* __restrict__ dbias,
+    const bfloat16* __restrict__ dy,
+    const bfloat16* __restrict__ x,
+    const bfloat16* __restrict__ weight,
+    const float* __restrict__ mean,
+    const float* __restrict__ rstd,
+    long long dx_pitch,
+    long long dy_pitch,
+    long long x_pitch,
+    int rows,
+    float eps,
+    float* __restrict__ partials) {
+  constexpr int kCols = 1024;
+  constexpr int kThreadsPerRow = 64;
+  constexpr int kRowsPerBlock = 2;
+  constexpr int kThreads = 128;
+  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr int kPitch = 1024;  // columns of a row of float32 sums, padded
+  __shared__ Look1 look1_slots[2][2][kWarpsPerRow];
+
+  const int lane = threadIdx.x % kThreadsPerRow;
+  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+  int parity = 0;
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+  }
+
+  // Sums over the rows of this thread, column by column.
+  float dweight_sum[kSteps][kVector] = {};
+  float dbias_sum[kSteps][kVector] = {};
+
+  float* column_sums = reinterpret_cast<float*>(dynamic_shared() + 0);
+
+  Vec<bfloat16, kVector> dy_next[kSteps];
+  Vec<bfloat16, kVector> x_next[kSteps];
+  float mean_next;
+  float rstd_next;
+  // The loads of the next row travel while this one is computed.
+  const auto fetch = [&](int first_row) {
+    const int fetched_row = min(first_row + slot, rows - 1);
+    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    mean_next = mean[fetched_row];
+    rstd_next = rstd[fetched_row];
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      dy_next[step] = read_default<kVector>(dy_row + vector * kVector);
+      x_next[step] = read_default<kVector>(x_row + vector * kVector);
+    }
+  };
+  if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
+
+  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = row < rows;  // idle rows recompute the last row and store nothing
+    const int valid_row = active ? row : rows - 1;
+    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    const float row_mean = mean_next;
+    const float row_rstd = rstd_next;
+
+    Vec<bfloat16, kVector> dy_held[kSteps];
+    Vec<bfloat16, kVector> x_held[kSteps];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      dy_held[step] = dy_next[step];
+      x_held[step] = x_next[step];
+    }
+
+    if (first_row + gridDim.x * kRowsPerBlock < rows) fetch(first_row + gridDim.x * kRowsPerBlock);
+
+    Look1 look1 = {0.0f, 0.0f};
+
+    // Look 1: sum(dxhat*xhat), sum(dxhat)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float dy_i = element(dy_held[step], i);
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float dxhat_i = dy_i * weight_i;
+        const float xhat_i = (x_i - row_mean) * row_rstd;
+        look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+        look1.dxhat_sum += dxhat_i;
+      }
+    }
+
+    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity][slot]);
+    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
+    const float row_dxhat_mean = look1.dxhat_sum / kCols;
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      float dx_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float dy_i = element(dy_held[step], i);
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float dxhat_i = dy_i * weight_i;
+        const float xhat_i = (x_i - row_mean) * row_rstd;
+        dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
+        if (active) dweight_sum[step][i] += dy_i * xhat_i;
+        if (active) dbias_sum[step][i] += dy_i;
+      }
+      Vec<bfloat16, kVector> dx_vec;
+      pack(dx_vec, dx_values);
+      if (active) write_default(dx_row + vector * kVector, dx_vec);
+    }
+
+    parity ^= 1;
+  }
+
+  // The row groups of this block leave their sums side by side ...
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      column_sums[slot * 2 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
+      column_sums[slot * 2 * kPitch + kPitch + i * kVectors + vector] = dbias_sum[step][i];
+    }
+  }
+
+  __syncthreads();
+  // ... and are added in a fixed order.
+  for (int cell = threadIdx.x; cell < kVectors * kVector; cell += kThreads) {
+    const float dweight_total = column_sums[cell] + column_sums[2 * kPitch + cell];
+    partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + cell] = dweight_total;
+    const float dbias_total = column_sums[kPitch + cell] + column_sums[3 * kPitch + cell];
+    partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + kPitch + cell] = dbias_total;
+  }
+}
+
+// Adds the partial rows of the kernel above, cell by cell and always in the same order.
+NORMGEN_KERNEL void __launch_bounds__(512)
+layernorm_bwd_bf16_1024_block_per_row_5a1def_finish(
+    bfloat16* __restrict__ dweight,
+    bfloat16* __restrict__ dbias,
+    const float* __restrict__ partials,
+    int partial_rows) {
+  constexpr int kCols = 1024;
+  constexpr int kPitch = 1024;
+  constexpr int kVector = 8;
+  constexpr int kVectors = 128;
+  constexpr int kTensors = 2;
+  constexpr int kCells = 8;  // of a block
+  constexpr int kLanes = 512 / kCells;  // threads that share a cell
+  constexpr int kWarps = 512 / 32;
+  constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
+  __shared__ float warp_sums[kWarps][kCells];
+
+  const int tensor = blockIdx.x % kTensors;
+  const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+  float sum = 0.0f;
+  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
+    float values[kInFlight];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int row = first + i * kLanes;
+      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
+      values[i] = row < partial_rows ? load_default(partial_row + cell) : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) sum += values[i];
+  }
+#pragma unroll
+  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
+  __syncthreads();
+
+  const int column = cell % kVectors * kVector + cell / kVectors;
+  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+    float total = 0.0f;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
+    if (tensor == 0) {
+      Vec<bfloat16, 1> dweight_vec = {};
+      const float dweight_value[1] = {total};
+      pack(dweight_vec, dweight_value);
+      write_default(dweight + column, dweight_vec);
+    }
+    if (tensor == 1) {
+      Vec<bfloat16, 1> dbias_vec = {};
+      const float dbias_value[1] = {total};
+      pack(dbias_vec, dbias_value);
+      write_default(dbias + column, dbias_vec);
+    }
+  }
+}
+
+// layernorm backward, 1024 columns: 64 threads own a row, 4 rows a block; it is read once.
+NORMGEN_KERNEL void __launch_bounds__(256)
+layernorm_bwd_bf16_1024_block_per_row_94ff81(
+    bfloat16* __restrict__ dx,
+    bfloat16* __restrict__ dweight,
+    bfloat16* __restrict__ dbias,
+    const bfloat16* __restrict__ dy,
+    const bfloat16* __restrict__ x,
+    const bfloat16* __restrict__ weight,
+    const float* __restrict__ mean,
+    const float* __restrict__ rstd,
+    long long dx_pitch,
+    long long dy_pitch,
+    long long x_pitch,
+    int rows,
+    float eps,
+    float* __restrict__ partials) {
+  constexpr int kCols = 1024;
+  constexpr int kThreadsPerRow = 64;
+  constexpr int kRowsPerBlock = 4;
+  constexpr int kThreads = 256;
+  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr int kPitch = 1024;  // columns of a row of float32 sums, padded
   __shared__ Look1 look1_slots[2][4][kWarpsPerRow];
 
   const int lane = threadIdx.x % kThreadsPerRow;
@@ -387,15 +833,15 @@ layernorm_bwd_bf16_768_block_per_row_069267(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_768_block_per_row_069267_finish(
+layernorm_bwd_bf16_1024_block_per_row_94ff81_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     const float* __restrict__ partials,
     int partial_rows) {
-  constexpr int kCols = 768;
-  constexpr int kPitch = 768;
-  constexpr int kVector = 4;
-  constexpr int kVectors = 192;
+  constexpr int kCols = 1024;
+  constexpr int kPitch = 1024;
+  constexpr int kVector = 8;
+  constexpr int kVectors = 128;
   constexpr int kTensors = 2;
   constexpr int kCells = 8;  // of a block
   constexpr int kLanes = 512 / kCells;  // threads that share a cell
@@ -806,6 +1252,172 @@ layernorm_bwd_bf16_8192_block_per_row_519190_finish(
 
   const int tensor = blockIdx.x % kTensors;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+  float sum = 0.0f;
+  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
+    float values[kInFlight];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int row = first + i * kLanes;
+      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
+      values[i] = row < partial_rows ? load_default(partial_row + cell) : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) sum += values[i];
+  }
+#pragma unroll
+  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
+  __syncthreads();
+
+  const int column = cell % kVectors * kVector + cell / kVectors;
+  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+    float total = 0.0f;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
+    if (tensor == 0) {
+      Vec<bfloat16, 1> dweight_vec = {};
+      const float dweight_value[1] = {total};
+      pack(dweight_vec, dweight_value);
+      write_default(dweight + column, dweight_vec);
+    }
+    if (tensor == 1) {
+      Vec<bfloat16, 1> dbias_vec = {};
+      const float dbias_value[1] = {total};
+      pack(dbias_vec, dbias_value);
+      write_default(dbias + column, dbias_vec);
+    }
+  }
+}
+
+// layernorm backward, 16384 columns: 512 threads own a row; it is read twice.
+NORMGEN_KERNEL void __launch_bounds__(512)
+layernorm_bwd_bf16_16384_block_per_row_3fa7b1(
+    bfloat16* __restrict__ dx,
+    bfloat16* __restrict__ dweight,
+    bfloat16* __restrict__ dbias,
+    const bfloat16* __restrict__ dy,
+    const bfloat16* __restrict__ x,
+    const bfloat16* __restrict__ weight,
+    const float* __restrict__ mean,
+    const float* __restrict__ rstd,
+    long long dx_pitch,
+    long long dy_pitch,
+    long long x_pitch,
+    int rows,
+    float eps,
+    float* __restrict__ partials) {
+  constexpr int kCols = 16384;
+  constexpr int kThreadsPerRow = 512;
+  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr int kPitch = 16384;  // columns of a row of float32 sums, padded
+  __shared__ Look1 look1_slots[2][1][kWarpsPerRow];
+
+  const int lane = threadIdx.x;
+  const int slot = 0;  // this thread's row within the block
+  int parity = 0;
+
+  dependency_trigger();  // the finishing kernel may take its place as blocks end
+
+  // Sums over the rows of this thread, column by column.
+  float dweight_sum[kSteps][kVector] = {};
+  float dbias_sum[kSteps][kVector] = {};
+
+  for (int first_row = blockIdx.x; first_row < rows; first_row += gridDim.x) {
+    const int row = first_row;
+    bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
+    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const float row_mean = mean[row];
+    const float row_rstd = rstd[row];
+
+    Look1 look1 = {0.0f, 0.0f};
+
+    // Look 1: sum(dxhat*xhat), sum(dxhat)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      const Vec<bfloat16, kVector> dy_vec = read_default<kVector>(dy_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float dy_i = element(dy_vec, i);
+        const float x_i = element(x_vec, i);
+        const float weight_i = element(weight_vec, i);
+        const float dxhat_i = dy_i * weight_i;
+        const float xhat_i = (x_i - row_mean) * row_rstd;
+        look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+        look1.dxhat_sum += dxhat_i;
+      }
+    }
+
+    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity][slot]);
+    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
+    const float row_dxhat_mean = look1.dxhat_sum / kCols;
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      const Vec<bfloat16, kVector> dy_vec = read_no_allocate<kVector>(dy_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read_no_allocate<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+      float dx_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float dy_i = element(dy_vec, i);
+        const float x_i = element(x_vec, i);
+        const float weight_i = element(weight_vec, i);
+        const float dxhat_i = dy_i * weight_i;
+        const float xhat_i = (x_i - row_mean) * row_rstd;
+        dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
+        dweight_sum[step][i] += dy_i * xhat_i;
+        dbias_sum[step][i] += dy_i;
+      }
+      Vec<bfloat16, kVector> dx_vec;
+      pack(dx_vec, dx_values);
+      write_default(dx_row + vector * kVector, dx_vec);
+    }
+
+    parity ^= 1;
+  }
+
+  // One sum per column leaves the block.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
+      partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + kPitch + i * kVectors + vector] = dbias_sum[step][i];
+    }
+  }
+}
+
+// Adds the partial rows of the kernel above, cell by cell and always in the same order.
+NORMGEN_KERNEL void __launch_bounds__(512)
+layernorm_bwd_bf16_16384_block_per_row_3fa7b1_finish(
+    bfloat16* __restrict__ dweight,
+    bfloat16* __restrict__ dbias,
+    const float* __restrict__ partials,
+    int partial_rows) {
+  constexpr int kCols = 16384;
+  constexpr int kPitch = 16384;
+  constexpr int kVector = 8;
+  constexpr int kVectors = 2048;
+  constexpr int kTensors = 2;
+  constexpr int kCells = 32;  // of a block
+  constexpr int kLanes = 512 / kCells;  // threads that share a cell
+  constexpr int kWarps = 512 / 32;
+  constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
+  __shared__ float warp_sums[kWarps][kCells];
+
+  const int tensor = blockIdx.x % kTensors;
+  const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+  dependency_wait();
   float sum = 0.0f;
   for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
     float values[kInFlight];
@@ -1327,12 +1939,18 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_768_block_per_row_069267{256, 4, 1, 3, 24576, 0, 1, false};
-inline constexpr Launch kLaunch_768_block_per_row_069267_finish{512, 1, 1, 0, 0, 192, 0, false};
+inline constexpr Launch kLaunch_768_warp_per_row_9f6823{128, 4, 1, 4, 24576, 0, 1, false};
+inline constexpr Launch kLaunch_768_warp_per_row_9f6823_finish{512, 1, 1, 0, 0, 192, 0, false};
+inline constexpr Launch kLaunch_1024_block_per_row_5a1def{128, 2, 1, 4, 16384, 0, 1, false};
+inline constexpr Launch kLaunch_1024_block_per_row_5a1def_finish{512, 1, 1, 0, 0, 256, 0, false};
+inline constexpr Launch kLaunch_1024_block_per_row_94ff81{256, 4, 1, 2, 32768, 0, 1, false};
+inline constexpr Launch kLaunch_1024_block_per_row_94ff81_finish{512, 1, 1, 0, 0, 256, 0, false};
 inline constexpr Launch kLaunch_4096_block_per_row_14b60c{512, 2, 1, 1, 65536, 0, 1, false};
 inline constexpr Launch kLaunch_4096_block_per_row_14b60c_finish{512, 1, 1, 0, 0, 256, 0, false};
 inline constexpr Launch kLaunch_8192_block_per_row_519190{512, 1, 1, 1, 0, 0, 1, false};
 inline constexpr Launch kLaunch_8192_block_per_row_519190_finish{512, 1, 1, 0, 0, 512, 0, false};
+inline constexpr Launch kLaunch_16384_block_per_row_3fa7b1{512, 1, 1, 1, 0, 0, 1, false};
+inline constexpr Launch kLaunch_16384_block_per_row_3fa7b1_finish{512, 1, 1, 0, 0, 1024, 0, true};
 inline constexpr Launch kLaunch_any_cols_block_per_row_202b13{256, 1, 1, 0, 0, 0, 1, false};
 inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_202b13{256, 1, 1, 0, 0, 0, 1, false};
 inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_202b13{256, 1, 1, 0, 0, 0, 1, false};
@@ -1346,9 +1964,12 @@ struct Shape {
   bool alike;       // the rows of all tensors must start at the same offset from a multiple of 16 bytes
 };
 inline constexpr Shape kTuned[] = {
-    {8192, 768, 16, 0u, false},  // 14.67 us: block_per_row
-    {4096, 4096, 16, 0u, false},  // 31.15 us: block_per_row
-    {16384, 8192, 16, 0u, false},  // 202.2 us: block_per_row
+    {8192, 768, 16, 0u, false},  // 14.71 us: warp_per_row
+    {4096, 1024, 16, 0u, false},  // 11.07 us: block_per_row
+    {32768, 1024, 16, 0u, false},  // 54.44 us: block_per_row
+    {4096, 4096, 16, 0u, false},  // 30.6 us: block_per_row
+    {16384, 8192, 16, 0u, false},  // 202.4 us: block_per_row
+    {2048, 16384, 16, 0u, false},  // 76.79 us: block_per_row
 };
 
 // Bits of `absent`: 1u weight, 2u bias.
@@ -1465,8 +2086,18 @@ inline std::size_t layernorm_bwd_bf16_workspace_bytes(int rows, int cols) {
   std::size_t most = 128 + 8 * static_cast<std::size_t>(cols);
   int blocks = 0;
   if (cols == 768) {
-    if (k::grid(k::kLaunch_768_block_per_row_069267, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_768_warp_per_row_9f6823, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 6144 * static_cast<std::size_t>(blocks);
+    if (needed > most) most = needed;
+  }
+  if (cols == 1024) {
+    if (k::grid(k::kLaunch_1024_block_per_row_5a1def, rows, &blocks) != cudaSuccess) return 0;
+    const std::size_t needed = 0 + 8192 * static_cast<std::size_t>(blocks);
+    if (needed > most) most = needed;
+  }
+  if (cols == 1024) {
+    if (k::grid(k::kLaunch_1024_block_per_row_94ff81, rows, &blocks) != cudaSuccess) return 0;
+    const std::size_t needed = 0 + 8192 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 4096) {
@@ -1477,6 +2108,11 @@ inline std::size_t layernorm_bwd_bf16_workspace_bytes(int rows, int cols) {
   if (cols == 8192) {
     if (k::grid(k::kLaunch_8192_block_per_row_519190, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 65536 * static_cast<std::size_t>(blocks);
+    if (needed > most) most = needed;
+  }
+  if (cols == 16384) {
+    if (k::grid(k::kLaunch_16384_block_per_row_3fa7b1, rows, &blocks) != cudaSuccess) return 0;
+    const std::size_t needed = 0 + 131072 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   return most;
@@ -1507,22 +2143,54 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 768
-      status = k::grid(k::kLaunch_768_block_per_row_069267, rows, &blocks);
+      status = k::grid(k::kLaunch_768_warp_per_row_9f6823, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::layernorm_bwd_bf16_768_block_per_row_069267,
-          k::kLaunch_768_block_per_row_069267, blocks, stream,
+          k::as_written::layernorm_bwd_bf16_768_warp_per_row_9f6823,
+          k::kLaunch_768_warp_per_row_9f6823, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_768_block_per_row_069267_finish,
-          k::kLaunch_768_block_per_row_069267_finish, k::kLaunch_768_block_per_row_069267_finish.blocks, stream,
+          k::as_written::layernorm_bwd_bf16_768_warp_per_row_9f6823_finish,
+          k::kLaunch_768_warp_per_row_9f6823_finish, k::kLaunch_768_warp_per_row_9f6823_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
-    case 1:  // 4096 x 4096
+    case 1:  // 4096 x 1024
+      status = k::grid(k::kLaunch_1024_block_per_row_5a1def, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      status = k::launch(
+          k::as_written::layernorm_bwd_bf16_1024_block_per_row_5a1def,
+          k::kLaunch_1024_block_per_row_5a1def, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
+          reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
+          reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
+          dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::as_written::layernorm_bwd_bf16_1024_block_per_row_5a1def_finish,
+          k::kLaunch_1024_block_per_row_5a1def_finish, k::kLaunch_1024_block_per_row_5a1def_finish.blocks, stream,
+          reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
+          k::at<float>(workspace, 0), blocks);
+    case 2:  // 32768 x 1024
+      status = k::grid(k::kLaunch_1024_block_per_row_94ff81, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      status = k::launch(
+          k::as_written::layernorm_bwd_bf16_1024_block_per_row_94ff81,
+          k::kLaunch_1024_block_per_row_94ff81, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
+          reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
+          reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
+          dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::as_written::layernorm_bwd_bf16_1024_block_per_row_94ff81_finish,
+          k::kLaunch_1024_block_per_row_94ff81_finish, k::kLaunch_1024_block_per_row_94ff81_finish.blocks, stream,
+          reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
+          k::at<float>(workspace, 0), blocks);
+    case 3:  // 4096 x 4096
       status = k::grid(k::kLaunch_4096_block_per_row_14b60c, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
@@ -1538,7 +2206,7 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
           k::kLaunch_4096_block_per_row_14b60c_finish, k::kLaunch_4096_block_per_row_14b60c_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
-    case 2:  // 16384 x 8192
+    case 4:  // 16384 x 8192
       status = k::grid(k::kLaunch_8192_block_per_row_519190, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
@@ -1552,6 +2220,22 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
       return k::launch(
           k::as_written::layernorm_bwd_bf16_8192_block_per_row_519190_finish,
           k::kLaunch_8192_block_per_row_519190_finish, k::kLaunch_8192_block_per_row_519190_finish.blocks, stream,
+          reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
+          k::at<float>(workspace, 0), blocks);
+    case 5:  // 2048 x 16384
+      status = k::grid(k::kLaunch_16384_block_per_row_3fa7b1, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      status = k::launch(
+          k::as_written::layernorm_bwd_bf16_16384_block_per_row_3fa7b1,
+          k::kLaunch_16384_block_per_row_3fa7b1, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
+          reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
+          reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
+          dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::as_written::layernorm_bwd_bf16_16384_block_per_row_3fa7b1_finish,
+          k::kLaunch_16384_block_per_row_3fa7b1_finish, k::kLaunch_16384_block_per_row_3fa7b1_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     default:

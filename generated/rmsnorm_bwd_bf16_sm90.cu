@@ -11,21 +11,33 @@
 //
 // spec      rmsnorm, sha256:b7b8183805aee90abb97a402f3890d079496a48e98c3f31ad9aa5665d42141e3
 // tuned by  normgen 0.1.0, generator revision 457246767dcb
+//           normgen 0.1.0, generator revision ca8a8c773373
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 65536x128 --op rmsnorm --dtype bf16 --direction backward
+//           normgen tune --shape 8192x768 --op rmsnorm --dtype bf16 --direction backward
+//           normgen tune --shape 4096x4096 --op rmsnorm --dtype bf16 --direction backward
+//           normgen tune --shape 16384x8192 --op rmsnorm --dtype bf16 --direction backward
 // note      the text below comes from another generator revision than the one that was tuned
 //
-//   rows x cols  kernel         threads  rows/block  vector        median us  GB/s  of roof  vs default  data
-//   65536 x 128  warp_per_row   256      32          bfloat16 x 8  15.46      3273  93.1 %   1.04x       cold
-//   (any other)  block_per_row  256      1           bfloat16      -          -     -        -           not tuned
+//   rows x cols   kernel         threads  rows/block  vector        median us  GB/s  of roof  vs default  data
+//   65536 x 128   warp_per_row   256      32          bfloat16 x 8  15.46      3273  93.1 %   1.04x       cold
+//   8192 x 768    warp_per_row   128      4           bfloat16 x 4  12.99      2910  88.9 %   1.26x       cold
+//   4096 x 4096   block_per_row  512      2           bfloat16 x 8  29.02      3470  86.5 %   1.00x       cold
+//   16384 x 8192  block_per_row  512      1           bfloat16 x 8  199.1      4045  95.2 %   1.00x       cold
+//   (any other)   block_per_row  256      1           bfloat16      -          -     -        -           not tuned
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
-//           stored dtype, over adversarial rows, on the GPU: dx 1, dweight 0.65
+//           stored dtype, over adversarial rows, on the GPU: dx 1, dweight 0.95
 //
 // The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
 // `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
 //   65536 x 128: threads_per_row=8 rows_per_block=32 vector=8 hold=registers persistent=3 unroll=0 params=kept
 //                dependent_launch=on
+//   8192 x 768: threads_per_row=32 rows_per_block=4 vector=4 persistent=4 unroll=0 dependent_launch=on
+//   4096 x 4096: rows_per_block=2 vector=8 hold=registers persistent=1 stages=2 unroll=0 params=kept
+//                dependent_launch=on
+//   16384 x 8192: threads_per_row=512 vector=8 hold=registers persistent=1 stages=2 unroll=0 store=streaming
+//                 params=kept
 #ifndef NORMGEN_RMSNORM_BWD_BF16_SM90_CU_
 #define NORMGEN_RMSNORM_BWD_BF16_SM90_CU_
 
@@ -94,6 +106,16 @@ __device__ __forceinline__ Word load_cache_global(const Word* address) {
 template <typename Word>
 __device__ __forceinline__ void store_default(Word* address, Word value) {
   *address = value;
+}
+
+// Written once, not read again soon: evict first (st.global.cs).
+template <typename Word>
+__device__ __forceinline__ void store_streaming(Word* address, Word value) {
+  __stcs(address, value);
+}
+
+__device__ __forceinline__ void named_barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
 }
 
 // Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
@@ -188,6 +210,17 @@ __device__ __forceinline__ void write_default(T* elements, const Vec<T, N>& vec)
   }
 }
 
+template <int N, typename T>
+__device__ __forceinline__ void write_streaming(T* elements, const Vec<T, N>& vec) {
+  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
+#pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
+    Word word;
+    join(word, vec.bits + i * sizeof(Word) / 4);
+    store_streaming(reinterpret_cast<Word*>(elements) + i, word);
+  }
+}
+
 // All kLanes neighbouring lanes end with the combined state.
 template <int kLanes, typename State>
 __device__ __forceinline__ State reduce_lanes(State s) {
@@ -202,6 +235,15 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   s = reduce_lanes<32>(s);
   if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
   __syncthreads();
+  return reduce_lanes<kWarps>(slots[threadIdx.x % kWarps]);
+}
+
+// Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
+template <int kWarps, typename State>
+__device__ __forceinline__ State reduce_row(State s, State* slots, int slot) {
+  s = reduce_lanes<32>(s);
+  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+  named_barrier(1 + slot, kWarps * 32);  // rows side by side do not wait for each other
   return reduce_lanes<kWarps>(slots[threadIdx.x % kWarps]);
 }
 
@@ -376,6 +418,533 @@ rmsnorm_bwd_bf16_128_warp_per_row_3061ee_finish(
   constexpr int tensor = 0;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
   dependency_wait();
+  float sum = 0.0f;
+  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
+    float values[kInFlight];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int row = first + i * kLanes;
+      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
+      values[i] = row < partial_rows ? load_default(partial_row + cell) : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) sum += values[i];
+  }
+#pragma unroll
+  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
+  __syncthreads();
+
+  const int column = cell % kVectors * kVector + cell / kVectors;
+  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+    float total = 0.0f;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
+    if (tensor == 0) {
+      Vec<bfloat16, 1> dweight_vec = {};
+      const float dweight_value[1] = {total};
+      pack(dweight_vec, dweight_value);
+      write_default(dweight + column, dweight_vec);
+    }
+  }
+}
+
+// rmsnorm backward, 768 columns: 32 lanes of a warp own a row, 4 rows a block; it is read twice.
+NORMGEN_KERNEL void __launch_bounds__(128)
+rmsnorm_bwd_bf16_768_warp_per_row_2bd7c4(
+    bfloat16* __restrict__ dx,
+    bfloat16* __restrict__ dweight,
+    const bfloat16* __restrict__ dy,
+    const bfloat16* __restrict__ x,
+    const bfloat16* __restrict__ weight,
+    const float* __restrict__ rstd,
+    long long dx_pitch,
+    long long dy_pitch,
+    long long x_pitch,
+    int rows,
+    float eps,
+    float* __restrict__ partials) {
+  constexpr int kCols = 768;
+  constexpr int kThreadsPerRow = 32;
+  constexpr int kRowsPerBlock = 4;
+  constexpr int kThreads = 128;
+  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr int kPitch = 768;  // columns of a row of float32 sums, padded
+
+  const int lane = threadIdx.x % kThreadsPerRow;
+  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+
+  dependency_trigger();  // the finishing kernel may take its place as blocks end
+
+  // Sums over the rows of this thread, column by column.
+  float dweight_sum[kSteps][kVector] = {};
+
+  float* column_sums = reinterpret_cast<float*>(dynamic_shared() + 0);
+
+  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = row < rows;  // idle rows recompute the last row and store nothing
+    const int valid_row = active ? row : rows - 1;
+    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    const bfloat16* dy_row = dy + static_cast<long long>(valid_row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+    const float row_rstd = rstd[valid_row];
+
+    Look1 look1 = {0.0f};
+
+    // Look 1: sum(dxhat*xhat)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      const Vec<bfloat16, kVector> dy_vec = read_default<kVector>(dy_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float dy_i = element(dy_vec, i);
+        const float x_i = element(x_vec, i);
+        const float weight_i = element(weight_vec, i);
+        const float dxhat_i = dy_i * weight_i;
+        const float xhat_i = x_i * row_rstd;
+        look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+      }
+    }
+
+    look1 = reduce_lanes<kThreadsPerRow>(look1);
+    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      const Vec<bfloat16, kVector> dy_vec = read_default<kVector>(dy_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+      float dx_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float dy_i = element(dy_vec, i);
+        const float x_i = element(x_vec, i);
+        const float weight_i = element(weight_vec, i);
+        const float dxhat_i = dy_i * weight_i;
+        const float xhat_i = x_i * row_rstd;
+        dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
+        if (active) dweight_sum[step][i] += dy_i * xhat_i;
+      }
+      Vec<bfloat16, kVector> dx_vec;
+      pack(dx_vec, dx_values);
+      if (active) write_default(dx_row + vector * kVector, dx_vec);
+    }
+  }
+
+  // The row groups of this block leave their sums side by side ...
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      column_sums[slot * 1 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
+    }
+  }
+
+  __syncthreads();
+  // ... and are added in a fixed order.
+  for (int cell = threadIdx.x; cell < kVectors * kVector; cell += kThreads) {
+    const float dweight_total = column_sums[cell] + column_sums[kPitch + cell] + column_sums[2 * kPitch + cell] + column_sums[3 * kPitch + cell];
+    partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + cell] = dweight_total;
+  }
+}
+
+// Adds the partial rows of the kernel above, cell by cell and always in the same order.
+NORMGEN_KERNEL void __launch_bounds__(512)
+rmsnorm_bwd_bf16_768_warp_per_row_2bd7c4_finish(
+    bfloat16* __restrict__ dweight,
+    const float* __restrict__ partials,
+    int partial_rows) {
+  constexpr int kCols = 768;
+  constexpr int kPitch = 768;
+  constexpr int kVector = 4;
+  constexpr int kVectors = 192;
+  constexpr int kTensors = 1;
+  constexpr int kCells = 8;  // of a block
+  constexpr int kLanes = 512 / kCells;  // threads that share a cell
+  constexpr int kWarps = 512 / 32;
+  constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
+  __shared__ float warp_sums[kWarps][kCells];
+
+  constexpr int tensor = 0;
+  const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+  dependency_wait();
+  float sum = 0.0f;
+  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
+    float values[kInFlight];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int row = first + i * kLanes;
+      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
+      values[i] = row < partial_rows ? load_default(partial_row + cell) : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) sum += values[i];
+  }
+#pragma unroll
+  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
+  __syncthreads();
+
+  const int column = cell % kVectors * kVector + cell / kVectors;
+  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+    float total = 0.0f;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
+    if (tensor == 0) {
+      Vec<bfloat16, 1> dweight_vec = {};
+      const float dweight_value[1] = {total};
+      pack(dweight_vec, dweight_value);
+      write_default(dweight + column, dweight_vec);
+    }
+  }
+}
+
+// rmsnorm backward, 4096 columns: 256 threads own a row, 2 rows a block; it is read once.
+NORMGEN_KERNEL void __launch_bounds__(512)
+rmsnorm_bwd_bf16_4096_block_per_row_d4f367(
+    bfloat16* __restrict__ dx,
+    bfloat16* __restrict__ dweight,
+    const bfloat16* __restrict__ dy,
+    const bfloat16* __restrict__ x,
+    const bfloat16* __restrict__ weight,
+    const float* __restrict__ rstd,
+    long long dx_pitch,
+    long long dy_pitch,
+    long long x_pitch,
+    int rows,
+    float eps,
+    float* __restrict__ partials) {
+  constexpr int kCols = 4096;
+  constexpr int kThreadsPerRow = 256;
+  constexpr int kRowsPerBlock = 2;
+  constexpr int kThreads = 512;
+  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr int kPitch = 4096;  // columns of a row of float32 sums, padded
+  __shared__ Look1 look1_slots[2][2][kWarpsPerRow];
+
+  const int lane = threadIdx.x % kThreadsPerRow;
+  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+  int parity = 0;
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+  }
+
+  dependency_trigger();  // the finishing kernel may take its place as blocks end
+
+  // Sums over the rows of this thread, column by column.
+  float dweight_sum[kSteps][kVector] = {};
+
+  float* column_sums = reinterpret_cast<float*>(dynamic_shared() + 0);
+
+  Vec<bfloat16, kVector> dy_next[kSteps];
+  Vec<bfloat16, kVector> x_next[kSteps];
+  float rstd_next;
+  // The loads of the next row travel while this one is computed.
+  const auto fetch = [&](int first_row) {
+    const int fetched_row = min(first_row + slot, rows - 1);
+    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    rstd_next = rstd[fetched_row];
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      dy_next[step] = read_default<kVector>(dy_row + vector * kVector);
+      x_next[step] = read_default<kVector>(x_row + vector * kVector);
+    }
+  };
+  if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
+
+  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = row < rows;  // idle rows recompute the last row and store nothing
+    const int valid_row = active ? row : rows - 1;
+    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    const float row_rstd = rstd_next;
+
+    Vec<bfloat16, kVector> dy_held[kSteps];
+    Vec<bfloat16, kVector> x_held[kSteps];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      dy_held[step] = dy_next[step];
+      x_held[step] = x_next[step];
+    }
+
+    if (first_row + gridDim.x * kRowsPerBlock < rows) fetch(first_row + gridDim.x * kRowsPerBlock);
+
+    Look1 look1 = {0.0f};
+
+    // Look 1: sum(dxhat*xhat)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float dy_i = element(dy_held[step], i);
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float dxhat_i = dy_i * weight_i;
+        const float xhat_i = x_i * row_rstd;
+        look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+      }
+    }
+
+    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity][slot], slot);
+    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      float dx_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float dy_i = element(dy_held[step], i);
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float dxhat_i = dy_i * weight_i;
+        const float xhat_i = x_i * row_rstd;
+        dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
+        if (active) dweight_sum[step][i] += dy_i * xhat_i;
+      }
+      Vec<bfloat16, kVector> dx_vec;
+      pack(dx_vec, dx_values);
+      if (active) write_default(dx_row + vector * kVector, dx_vec);
+    }
+
+    parity ^= 1;
+  }
+
+  // The row groups of this block leave their sums side by side ...
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      column_sums[slot * 1 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
+    }
+  }
+
+  __syncthreads();
+  // ... and are added in a fixed order.
+  for (int cell = threadIdx.x; cell < kVectors * kVector; cell += kThreads) {
+    const float dweight_total = column_sums[cell] + column_sums[kPitch + cell];
+    partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + cell] = dweight_total;
+  }
+}
+
+// Adds the partial rows of the kernel above, cell by cell and always in the same order.
+NORMGEN_KERNEL void __launch_bounds__(512)
+rmsnorm_bwd_bf16_4096_block_per_row_d4f367_finish(
+    bfloat16* __restrict__ dweight,
+    const float* __restrict__ partials,
+    int partial_rows) {
+  constexpr int kCols = 4096;
+  constexpr int kPitch = 4096;
+  constexpr int kVector = 8;
+  constexpr int kVectors = 512;
+  constexpr int kTensors = 1;
+  constexpr int kCells = 16;  // of a block
+  constexpr int kLanes = 512 / kCells;  // threads that share a cell
+  constexpr int kWarps = 512 / 32;
+  constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
+  __shared__ float warp_sums[kWarps][kCells];
+
+  constexpr int tensor = 0;
+  const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+  dependency_wait();
+  float sum = 0.0f;
+  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
+    float values[kInFlight];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int row = first + i * kLanes;
+      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
+      values[i] = row < partial_rows ? load_default(partial_row + cell) : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) sum += values[i];
+  }
+#pragma unroll
+  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
+  __syncthreads();
+
+  const int column = cell % kVectors * kVector + cell / kVectors;
+  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+    float total = 0.0f;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
+    if (tensor == 0) {
+      Vec<bfloat16, 1> dweight_vec = {};
+      const float dweight_value[1] = {total};
+      pack(dweight_vec, dweight_value);
+      write_default(dweight + column, dweight_vec);
+    }
+  }
+}
+
+// rmsnorm backward, 8192 columns: 512 threads own a row; it is read once.
+NORMGEN_KERNEL void __launch_bounds__(512)
+rmsnorm_bwd_bf16_8192_block_per_row_7bf3df(
+    bfloat16* __restrict__ dx,
+    bfloat16* __restrict__ dweight,
+    const bfloat16* __restrict__ dy,
+    const bfloat16* __restrict__ x,
+    const bfloat16* __restrict__ weight,
+    const float* __restrict__ rstd,
+    long long dx_pitch,
+    long long dy_pitch,
+    long long x_pitch,
+    int rows,
+    float eps,
+    float* __restrict__ partials) {
+  constexpr int kCols = 8192;
+  constexpr int kThreadsPerRow = 512;
+  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr int kPitch = 8192;  // columns of a row of float32 sums, padded
+  __shared__ Look1 look1_slots[2][1][kWarpsPerRow];
+
+  const int lane = threadIdx.x;
+  const int slot = 0;  // this thread's row within the block
+  int parity = 0;
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+  }
+
+  // Sums over the rows of this thread, column by column.
+  float dweight_sum[kSteps][kVector] = {};
+
+  Vec<bfloat16, kVector> dy_next[kSteps];
+  Vec<bfloat16, kVector> x_next[kSteps];
+  float rstd_next;
+  // The loads of the next row travel while this one is computed.
+  const auto fetch = [&](int first_row) {
+    const int fetched_row = first_row;
+    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    rstd_next = rstd[fetched_row];
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      dy_next[step] = read_default<kVector>(dy_row + vector * kVector);
+      x_next[step] = read_default<kVector>(x_row + vector * kVector);
+    }
+  };
+  if (blockIdx.x < rows) fetch(blockIdx.x);
+
+  for (int first_row = blockIdx.x; first_row < rows; first_row += gridDim.x) {
+    const int row = first_row;
+    bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
+    const float row_rstd = rstd_next;
+
+    Vec<bfloat16, kVector> dy_held[kSteps];
+    Vec<bfloat16, kVector> x_held[kSteps];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      dy_held[step] = dy_next[step];
+      x_held[step] = x_next[step];
+    }
+
+    if (first_row + gridDim.x < rows) fetch(first_row + gridDim.x);
+
+    Look1 look1 = {0.0f};
+
+    // Look 1: sum(dxhat*xhat)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float dy_i = element(dy_held[step], i);
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float dxhat_i = dy_i * weight_i;
+        const float xhat_i = x_i * row_rstd;
+        look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+      }
+    }
+
+    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity][slot]);
+    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      float dx_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float dy_i = element(dy_held[step], i);
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float dxhat_i = dy_i * weight_i;
+        const float xhat_i = x_i * row_rstd;
+        dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
+        dweight_sum[step][i] += dy_i * xhat_i;
+      }
+      Vec<bfloat16, kVector> dx_vec;
+      pack(dx_vec, dx_values);
+      write_streaming(dx_row + vector * kVector, dx_vec);
+    }
+
+    parity ^= 1;
+  }
+
+  // One sum per column leaves the block.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
+    }
+  }
+}
+
+// Adds the partial rows of the kernel above, cell by cell and always in the same order.
+NORMGEN_KERNEL void __launch_bounds__(512)
+rmsnorm_bwd_bf16_8192_block_per_row_7bf3df_finish(
+    bfloat16* __restrict__ dweight,
+    const float* __restrict__ partials,
+    int partial_rows) {
+  constexpr int kCols = 8192;
+  constexpr int kPitch = 8192;
+  constexpr int kVector = 8;
+  constexpr int kVectors = 1024;
+  constexpr int kTensors = 1;
+  constexpr int kCells = 32;  // of a block
+  constexpr int kLanes = 512 / kCells;  // threads that share a cell
+  constexpr int kWarps = 512 / 32;
+  constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
+  __shared__ float warp_sums[kWarps][kCells];
+
+  constexpr int tensor = 0;
+  const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
   float sum = 0.0f;
   for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
     float values[kInFlight];
@@ -635,6 +1204,12 @@ struct Launch {
 };
 inline constexpr Launch kLaunch_128_warp_per_row_3061ee{256, 32, 1, 3, 4096, 0, 1, false};
 inline constexpr Launch kLaunch_128_warp_per_row_3061ee_finish{512, 1, 1, 0, 0, 16, 0, true};
+inline constexpr Launch kLaunch_768_warp_per_row_2bd7c4{128, 4, 1, 4, 12288, 0, 1, false};
+inline constexpr Launch kLaunch_768_warp_per_row_2bd7c4_finish{512, 1, 1, 0, 0, 96, 0, true};
+inline constexpr Launch kLaunch_4096_block_per_row_d4f367{512, 2, 1, 1, 32768, 0, 1, false};
+inline constexpr Launch kLaunch_4096_block_per_row_d4f367_finish{512, 1, 1, 0, 0, 256, 0, true};
+inline constexpr Launch kLaunch_8192_block_per_row_7bf3df{512, 1, 1, 1, 0, 0, 1, false};
+inline constexpr Launch kLaunch_8192_block_per_row_7bf3df_finish{512, 1, 1, 0, 0, 256, 0, false};
 inline constexpr Launch kLaunch_any_cols_block_per_row_202b13{256, 1, 1, 0, 0, 0, 1, false};
 inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 0, false};
 
@@ -647,6 +1222,9 @@ struct Shape {
 };
 inline constexpr Shape kTuned[] = {
     {65536, 128, 16, 0u, false},  // 15.46 us: warp_per_row
+    {8192, 768, 16, 0u, false},  // 12.99 us: warp_per_row
+    {4096, 4096, 16, 0u, false},  // 29.02 us: block_per_row
+    {16384, 8192, 16, 0u, false},  // 199.1 us: block_per_row
 };
 
 // Bits of `absent`: 1u weight.
@@ -767,6 +1345,21 @@ inline std::size_t rmsnorm_bwd_bf16_workspace_bytes(int rows, int cols) {
     const std::size_t needed = 0 + 512 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
+  if (cols == 768) {
+    if (k::grid(k::kLaunch_768_warp_per_row_2bd7c4, rows, &blocks) != cudaSuccess) return 0;
+    const std::size_t needed = 0 + 3072 * static_cast<std::size_t>(blocks);
+    if (needed > most) most = needed;
+  }
+  if (cols == 4096) {
+    if (k::grid(k::kLaunch_4096_block_per_row_d4f367, rows, &blocks) != cudaSuccess) return 0;
+    const std::size_t needed = 0 + 16384 * static_cast<std::size_t>(blocks);
+    if (needed > most) most = needed;
+  }
+  if (cols == 8192) {
+    if (k::grid(k::kLaunch_8192_block_per_row_7bf3df, rows, &blocks) != cudaSuccess) return 0;
+    const std::size_t needed = 0 + 32768 * static_cast<std::size_t>(blocks);
+    if (needed > most) most = needed;
+  }
   return most;
 }
 
@@ -805,6 +1398,51 @@ inline cudaError_t rmsnorm_bwd_bf16_pitched(
       return k::launch(
           k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_3061ee_finish,
           k::kLaunch_128_warp_per_row_3061ee_finish, k::kLaunch_128_warp_per_row_3061ee_finish.blocks, stream,
+          reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
+    case 1:  // 8192 x 768
+      status = k::grid(k::kLaunch_768_warp_per_row_2bd7c4, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      status = k::launch(
+          k::as_written::rmsnorm_bwd_bf16_768_warp_per_row_2bd7c4,
+          k::kLaunch_768_warp_per_row_2bd7c4, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
+          reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
+          reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
+          k::at<float>(workspace, 0));
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::as_written::rmsnorm_bwd_bf16_768_warp_per_row_2bd7c4_finish,
+          k::kLaunch_768_warp_per_row_2bd7c4_finish, k::kLaunch_768_warp_per_row_2bd7c4_finish.blocks, stream,
+          reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
+    case 2:  // 4096 x 4096
+      status = k::grid(k::kLaunch_4096_block_per_row_d4f367, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      status = k::launch(
+          k::as_written::rmsnorm_bwd_bf16_4096_block_per_row_d4f367,
+          k::kLaunch_4096_block_per_row_d4f367, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
+          reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
+          reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
+          k::at<float>(workspace, 0));
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::as_written::rmsnorm_bwd_bf16_4096_block_per_row_d4f367_finish,
+          k::kLaunch_4096_block_per_row_d4f367_finish, k::kLaunch_4096_block_per_row_d4f367_finish.blocks, stream,
+          reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
+    case 3:  // 16384 x 8192
+      status = k::grid(k::kLaunch_8192_block_per_row_7bf3df, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      status = k::launch(
+          k::as_written::rmsnorm_bwd_bf16_8192_block_per_row_7bf3df,
+          k::kLaunch_8192_block_per_row_7bf3df, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
+          reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
+          reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
+          k::at<float>(workspace, 0));
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::as_written::rmsnorm_bwd_bf16_8192_block_per_row_7bf3df_finish,
+          k::kLaunch_8192_block_per_row_7bf3df_finish, k::kLaunch_8192_block_per_row_7bf3df_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     default:
       break;

@@ -10,6 +10,7 @@
 //
 // spec      rmsnorm, sha256:b7b8183805aee90abb97a402f3890d079496a48e98c3f31ad9aa5665d42141e3
 // tuned by  normgen 0.1.0, generator revision 457246767dcb
+//           normgen 0.1.0, generator revision ca8a8c773373
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 1x4096 --op rmsnorm --dtype bf16 --cache hot
 //           normgen tune --shape 4096x4096 --op rmsnorm --dtype bf16
@@ -19,7 +20,7 @@
 //
 //   rows x cols  kernel           threads  rows/block  vector        median us  GB/s  of roof  vs default  data
 //   1 x 4096     block_per_row    256      1           bfloat16 x 8  1.262      19    71.4 %   1.36x       hot
-//   4096 x 4096  block_per_row    256      1           bfloat16 x 8  18.62      3605  95.3 %   1.02x       cold
+//   4096 x 4096  block_per_row    256      1           bfloat16 x 8  18.46      3637  96.6 %   1.03x       cold
 //   64 x 8192    block_per_row    256      1           bfloat16 x 8  1.76       1201  75.6 %   1.07x       hot
 //   1 x 16384    cluster_per_row  128      1           bfloat16 x 8  1.789      55    51.8 %   1.22x       hot
 //   (any other)  block_per_row    256      1           bfloat16      -          -     -        -           not tuned
@@ -30,7 +31,7 @@
 // The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
 // `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
 //   1 x 4096: vector=8 hold=registers unroll=0 load=streaming
-//   4096 x 4096: vector=8 hold=registers unroll=0 load=no_allocate store=streaming params=early
+//   4096 x 4096: vector=8 hold=registers unroll=0 load=streaming store=streaming
 //   64 x 8192: vector=8 hold=registers unroll=0 load=streaming
 //   1 x 16384: threads_per_row=128 cluster=4 vector=8 hold=registers unroll=0 load=streaming store=streaming
 //              params=early
@@ -96,32 +97,6 @@ __device__ __forceinline__ Word load_default(const Word* address) {
 template <typename Word>
 __device__ __forceinline__ Word load_streaming(const Word* address) {
   return __ldcs(address);
-}
-
-// Leaves no line in L1.
-__device__ __forceinline__ unsigned short load_no_allocate(const unsigned short* address) {
-  unsigned short value;
-  asm("ld.global.L1::no_allocate.u16 %0, [%1];"
-      : "=h"(value) : "l"(address));
-  return value;
-}
-__device__ __forceinline__ unsigned load_no_allocate(const unsigned* address) {
-  unsigned value;
-  asm("ld.global.L1::no_allocate.u32 %0, [%1];"
-      : "=r"(value) : "l"(address));
-  return value;
-}
-__device__ __forceinline__ uint2 load_no_allocate(const uint2* address) {
-  uint2 value;
-  asm("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
-      : "=r"(value.x), "=r"(value.y) : "l"(address));
-  return value;
-}
-__device__ __forceinline__ uint4 load_no_allocate(const uint4* address) {
-  uint4 value;
-  asm("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-      : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(address));
-  return value;
 }
 
 // Written back as usual.
@@ -221,17 +196,6 @@ __device__ __forceinline__ Vec<T, N> read_default(const T* elements) {
 #pragma unroll
   for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
     split(load_default(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
-  }
-  return vec;
-}
-
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_no_allocate(const T* elements) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-  Vec<T, N> vec;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    split(load_no_allocate(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
   }
   return vec;
 }
@@ -390,7 +354,7 @@ rmsnorm_fwd_bf16_4096_block_per_row_636837(
 
 // rmsnorm forward, 4096 columns: 256 threads own a row; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_4096_block_per_row_5d2c51(
+rmsnorm_fwd_bf16_4096_block_per_row_cd8ce8(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     const bfloat16* __restrict__ x,
@@ -420,15 +384,7 @@ rmsnorm_fwd_bf16_4096_block_per_row_5d2c51(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_no_allocate<kVector>(x_row + vector * kVector);
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    x_held[step] = read_streaming<kVector>(x_row + vector * kVector);
   }
 
   Look1 look1 = {0.0f};
@@ -454,11 +410,12 @@ rmsnorm_fwd_bf16_4096_block_per_row_5d2c51(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
+    const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
     float y_values[kVector];
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
       const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_held[step], i);
+      const float weight_i = element(weight_vec, i);
       y_values[i] = x_i * row_rstd * weight_i;
     }
     Vec<bfloat16, kVector> y_vec;
@@ -783,7 +740,7 @@ struct Launch {
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
 inline constexpr Launch kLaunch_4096_block_per_row_636837{256, 1, 1, 0, 0, 0, 0, false};
-inline constexpr Launch kLaunch_4096_block_per_row_5d2c51{256, 1, 1, 0, 0, 0, 0, false};
+inline constexpr Launch kLaunch_4096_block_per_row_cd8ce8{256, 1, 1, 0, 0, 0, 0, false};
 inline constexpr Launch kLaunch_8192_block_per_row_636837{256, 1, 1, 0, 0, 0, 0, false};
 inline constexpr Launch kLaunch_16384_cluster_per_row_907e52{128, 1, 4, 0, 0, 0, 0, false};
 inline constexpr Launch kLaunch_any_cols_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 0, false};
@@ -798,7 +755,7 @@ struct Shape {
 };
 inline constexpr Shape kTuned[] = {
     {1, 4096, 16, 0u, false},  // 1.262 us: block_per_row
-    {4096, 4096, 16, 0u, false},  // 18.62 us: block_per_row
+    {4096, 4096, 16, 0u, false},  // 18.46 us: block_per_row
     {64, 8192, 16, 0u, false},  // 1.76 us: block_per_row
     {1, 16384, 16, 0u, false},  // 1.789 us: cluster_per_row
 };
@@ -930,11 +887,11 @@ inline cudaError_t rmsnorm_fwd_bf16_pitched(
           reinterpret_cast<k::bfloat16*>(y), rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 1:  // 4096 x 4096
-      status = k::grid(k::kLaunch_4096_block_per_row_5d2c51, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_block_per_row_cd8ce8, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_4096_block_per_row_5d2c51,
-          k::kLaunch_4096_block_per_row_5d2c51, blocks, stream,
+          k::rmsnorm_fwd_bf16_4096_block_per_row_cd8ce8,
+          k::kLaunch_4096_block_per_row_cd8ce8, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 2:  // 64 x 8192

@@ -209,6 +209,7 @@ def test_faults_in_real_kernels_are_recorded_and_the_others_are_measured(
     from normgen.cuda.runtime import device_facts
 
     monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path))
+    monkeypatch.setenv("NORMGEN_CACHE_DIR", str(tmp_path / "cache"))  # results of sound kernels must not answer
     facts = device_facts(0)
     legal = some_legal(facts, 24)
     kinds = dict(zip(legal[2:20:3], KINDS, strict=True))
@@ -238,6 +239,7 @@ def test_a_worker_killed_twice_between_batches_loses_no_real_candidate(
     from normgen.cuda.runtime import device_facts
 
     monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path))
+    monkeypatch.setenv("NORMGEN_CACHE_DIR", str(tmp_path / "cache"))  # results of sound kernels must not answer
     facts = device_facts(0)
     legal = some_legal(facts, 24)
     winner, records, notes = tune_planted(monkeypatch, legal, {}, kills=2, facts=facts)
