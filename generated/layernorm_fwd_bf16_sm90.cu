@@ -12,31 +12,60 @@
 //
 // spec      layernorm, sha256:01601c5b7d824437f399d43d4f249c7b69c3030bb4d380b8dfeae0a51a6f499b
 // tuned by  normgen 0.1.0, generator revision ca8a8c773373
+//           normgen 0.1.0, generator revision fbf9ff23b6e3
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x768 --dtype bf16
+//           normgen tune --shape 8192x1000 --dtype bf16
+//           normgen tune --shape 16384x1000 --dtype bf16
+//           normgen tune --shape 16384x1023 --dtype bf16
+//           normgen tune --shape 4096x3072 --dtype bf16
 //           normgen tune --shape 4096x4096 --dtype bf16
 //           normgen tune --shape 8192x4097 --dtype bf16
+//           normgen tune --shape 4096x6144 --dtype bf16
+//           normgen tune --shape 16384x8192 --dtype bf16
+//           normgen tune --shape 2048x65536 --dtype bf16
 // note      the text below comes from another generator revision than the one that was tuned
 //
-//   rows x cols  kernel         threads  rows/block  vector        median us  GB/s  of roof  vs default  data
-//   8192 x 768   warp_per_row   128      4           bfloat16 x 8  8.242      3062  94.0 %   1.09x       cold
-//   4096 x 4096  block_per_row  128      1           bfloat16 x 4  18.03      3725  98.5 %   1.05x       cold
-//   8192 x 4097  block_per_row  256      2           bfloat16 x 2  46.49      2889  78.3 %   2.01x       cold
-//   (any other)  block_per_row  256      1           bfloat16      -          -     -        -           not tuned
+//   rows x cols   kernel           threads  rows/block  vector        median us  GB/s  of roof  vs default  data
+//   8192 x 768    warp_per_row     128      4           bfloat16 x 8  8.242      3062  94.0 %   1.09x       cold
+//   8192 x 1000   block_per_row    128      2           bfloat16 x 8  10.57      3106  93.4 %   1.09x       cold
+//   16384 x 1000  warp_per_row     64       2           bfloat16 x 8  18.55      3541  99.0 %   1.07x       cold
+//   16384 x 1023  warp_per_row     64       2           bfloat16      24.69      2721  75.5 %   1.73x       cold
+//   4096 x 3072   warp_per_row     32       1           bfloat16 x 8  14.52      3470  99.7 %   1.07x       cold
+//   4096 x 4096   block_per_row    128      1           bfloat16 x 4  18.03      3725  98.5 %   1.05x       cold
+//   8192 x 4097   block_per_row    256      2           bfloat16 x 2  46.49      2889  78.3 %   2.01x       cold
+//   4096 x 6144   block_per_row    128      1           bfloat16 x 8  26.81      3757  95.9 %   1.24x       cold
+//   16384 x 8192  block_per_row    256      1           bfloat16 x 4  132.2      4061  97.1 %   1.05x       cold
+//   2048 x 65536  cluster_per_row  512      1           bfloat16 x 4  145.9      3682  87.9 %   2.27x       cold
+//   (any other)   block_per_row    256      1           bfloat16      -          -     -        -           not tuned
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
-//           stored dtype, over adversarial rows, on the GPU: y 0.99, mean 0.0058, rstd 0.18
+//           stored dtype, over adversarial rows, on the GPU: y 0.99, mean 0.012, rstd 0.18
 //
 // The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
 // `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
 //   8192 x 768: threads_per_row=32 rows_per_block=4 vector=8 variance=sum_of_squares hold=registers unroll=0
 //               load=no_allocate store=streaming params=early
+//   8192 x 1000: threads_per_row=64 rows_per_block=2 vector=8 variance=sum_of_squares hold=registers unroll=0
+//                params=early
+//   16384 x 1000: threads_per_row=32 rows_per_block=2 vector=8 variance=sum_of_squares hold=registers unroll=0
+//                 load=no_allocate store=streaming params=early
+//   16384 x 1023: threads_per_row=32 rows_per_block=2 reduce_with=cooperative_groups variance=shifted hold=registers
+//                 unroll=0
+//   4096 x 3072: threads_per_row=32 vector=8 variance=shifted hold=shared unroll=0 load=no_allocate
 //   4096 x 4096: threads_per_row=128 vector=4 variance=sum_of_squares hold=registers unroll=0 load=no_allocate
 //                store=streaming params=early
 //   8192 x 4097: threads_per_row=128 rows_per_block=2 vector=2 variance=shifted hold=registers edges=peel unroll=0
+//   4096 x 6144: threads_per_row=128 vector=8 variance=sum_of_squares hold=registers unroll=0 load=no_allocate
+//                store=streaming params=early
+//   16384 x 8192: vector=4 variance=sum_of_squares hold=registers unroll=0 params=early
+//   2048 x 65536: threads_per_row=512 cluster=2 vector=4 variance=shifted hold=shared unroll=0 load=no_allocate
+//                 store=streaming
 #ifndef NORMGEN_LAYERNORM_FWD_BF16_SM90_CU_
 #define NORMGEN_LAYERNORM_FWD_BF16_SM90_CU_
 
+#include <cooperative_groups.h>
+#include <cooperative_groups/reduce.h>
 #ifndef __CUDACC_RTC__
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -44,8 +73,8 @@
 #include <cstddef>
 #endif
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 750
-#error "layernorm_fwd_bf16 needs sm_75 or newer: compile with -arch=sm_90"
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#error "layernorm_fwd_bf16 needs sm_90 or newer: compile with -arch=sm_90"
 #endif
 
 #ifdef __CUDACC_RTC__
@@ -55,7 +84,7 @@
 #endif
 
 namespace normgen {
-namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_75 and newer
+namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
 namespace layernorm_fwd_bf16_detail {
 
 // ---- instructions ----------------------------------------------------------------------------------------------
@@ -149,6 +178,34 @@ __device__ __forceinline__ void store_default(Word* address, Word value) {
 template <typename Word>
 __device__ __forceinline__ void store_streaming(Word* address, Word value) {
   __stcs(address, value);
+}
+
+// This block's rank among the blocks that share a row.
+__device__ __forceinline__ unsigned cluster_rank() {
+  unsigned rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// Writes `value` to where block `rank` of the cluster has the shared variable `own`.
+template <typename T>
+__device__ __forceinline__ void cluster_store(T* own, unsigned rank, const T& value) {
+  unsigned remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
+  const float* words = reinterpret_cast<const float*>(&value);
+#pragma unroll
+  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
+    asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(remote + 4 * i), "f"(words[i]) : "memory");
+  }
+}
+
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+__device__ __forceinline__ unsigned char* dynamic_shared() {
+  extern __shared__ __align__(128) unsigned char bytes[];
+  return bytes;
 }
 
 // ---- vectors of stored elements ---------------------------------------------------------------------------------
@@ -338,6 +395,32 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<kWarps>(slots[threadIdx.x % kWarps]);
 }
 
+// Every warp leaves its state in each block of the cluster, then every warp combines all of them: one barrier.
+template <int kWarps, int kCluster, typename State>
+__device__ __forceinline__ State reduce_cluster(State s, State* slots) {
+  constexpr int kStates = kWarps * kCluster;
+  s = reduce_lanes<32>(s);
+  const unsigned lane = threadIdx.x % 32;
+  if (lane < kCluster) cluster_store(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s);
+  cluster_arrive();
+  cluster_wait();
+  State total = slots[lane % kStates];
+#pragma unroll
+  for (int i = 32; i < kStates; i += 32) total = combine(total, slots[i + lane]);
+  return reduce_lanes<(kStates < 32 ? kStates : 32)>(total);
+}
+
+struct Combine {
+  template <typename State>
+  __device__ __forceinline__ State operator()(const State& a, const State& b) const { return combine(a, b); }
+};
+
+template <int kLanes, typename State>
+__device__ __forceinline__ State reduce_tile(const State& s) {
+  const auto tile = cooperative_groups::tiled_partition<kLanes>(cooperative_groups::this_thread_block());
+  return cooperative_groups::reduce(tile, s, Combine());
+}
+
 namespace sum_of_squares {
 
 // ---- row reduction ----------------------------------------------------------------------------------------------
@@ -447,6 +530,206 @@ layernorm_fwd_bf16_768_warp_per_row_9566dc(
   }
 }
 
+// layernorm forward, 1000 columns: 64 threads own a row, 2 rows a block; it is read once.
+NORMGEN_KERNEL void __launch_bounds__(128)
+layernorm_fwd_bf16_1000_block_per_row_36c8ce(
+    bfloat16* __restrict__ y,
+    float* __restrict__ mean,
+    float* __restrict__ rstd,
+    const bfloat16* __restrict__ x,
+    const bfloat16* __restrict__ weight,
+    const bfloat16* __restrict__ bias,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 1000;
+  constexpr int kThreadsPerRow = 64;
+  constexpr int kRowsPerBlock = 2;
+  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  __shared__ Look1 look1_slots[2][kWarpsPerRow];
+
+  const int lane = threadIdx.x % kThreadsPerRow;
+  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+  const int row = blockIdx.x * kRowsPerBlock + slot;
+
+  const bool active = row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < kVectors) {
+      x_held[step] = read_default<kVector>(x_row + vector * kVector);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  Vec<bfloat16, kVector> bias_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < kVectors) {
+      weight_held[step] = read_default<kVector>(weight + vector * kVector);
+      bias_held[step] = read_default<kVector>(bias + vector * kVector);
+    }
+  }
+
+  Look1 look1 = {0.0f, 0.0f};
+
+  // Look 1: sum(x), sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1.x_sum += x_i;
+        look1.x_squares += x_i * x_i;
+      }
+    }
+  }
+
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  const float row_mean = look1.x_sum / kCols;
+  const float row_var_sum = maximum(look1.x_squares - row_mean * row_mean * kCols, 0.0f);
+  const float row_var = row_var_sum / kCols;
+  const float row_rstd = rsqrtf(eps + row_var);
+
+  if (lane == 0 && active) {
+    if (mean != nullptr) mean[row] = row_mean;
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < kVectors) {
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float bias_i = element(bias_held[step], i);
+        y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write_default(y_row + vector * kVector, y_vec);
+    }
+  }
+}
+
+// layernorm forward, 1000 columns: 32 lanes of a warp own a row, 2 rows a block; it is read once.
+NORMGEN_KERNEL void __launch_bounds__(64)
+layernorm_fwd_bf16_1000_warp_per_row_19d89f(
+    bfloat16* __restrict__ y,
+    float* __restrict__ mean,
+    float* __restrict__ rstd,
+    const bfloat16* __restrict__ x,
+    const bfloat16* __restrict__ weight,
+    const bfloat16* __restrict__ bias,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 1000;
+  constexpr int kThreadsPerRow = 32;
+  constexpr int kRowsPerBlock = 2;
+  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+
+  const int lane = threadIdx.x % kThreadsPerRow;
+  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+  const int row = blockIdx.x * kRowsPerBlock + slot;
+
+  const bool active = row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < kVectors) {
+      x_held[step] = read_no_allocate<kVector>(x_row + vector * kVector);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  Vec<bfloat16, kVector> bias_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < kVectors) {
+      weight_held[step] = read_default<kVector>(weight + vector * kVector);
+      bias_held[step] = read_default<kVector>(bias + vector * kVector);
+    }
+  }
+
+  Look1 look1 = {0.0f, 0.0f};
+
+  // Look 1: sum(x), sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1.x_sum += x_i;
+        look1.x_squares += x_i * x_i;
+      }
+    }
+  }
+
+  look1 = reduce_lanes<kThreadsPerRow>(look1);
+  const float row_mean = look1.x_sum / kCols;
+  const float row_var_sum = maximum(look1.x_squares - row_mean * row_mean * kCols, 0.0f);
+  const float row_var = row_var_sum / kCols;
+  const float row_rstd = rsqrtf(eps + row_var);
+
+  if (lane == 0 && active) {
+    if (mean != nullptr) mean[row] = row_mean;
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < kVectors) {
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float bias_i = element(bias_held[step], i);
+        y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write_streaming(y_row + vector * kVector, y_vec);
+    }
+  }
+}
+
 // layernorm forward, 4096 columns: 128 threads own a row; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(128)
 layernorm_fwd_bf16_4096_block_per_row_19f3ed(
@@ -536,6 +819,184 @@ layernorm_fwd_bf16_4096_block_per_row_19f3ed(
   }
 }
 
+// layernorm forward, 6144 columns: 128 threads own a row; it is read once.
+NORMGEN_KERNEL void __launch_bounds__(128)
+layernorm_fwd_bf16_6144_block_per_row_090832(
+    bfloat16* __restrict__ y,
+    float* __restrict__ mean,
+    float* __restrict__ rstd,
+    const bfloat16* __restrict__ x,
+    const bfloat16* __restrict__ weight,
+    const bfloat16* __restrict__ bias,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 6144;
+  constexpr int kThreadsPerRow = 128;
+  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+
+  const int lane = threadIdx.x;
+  const int slot = 0;  // this thread's row within the block
+  const int row = blockIdx.x;
+
+  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    x_held[step] = read_no_allocate<kVector>(x_row + vector * kVector);
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  Vec<bfloat16, kVector> bias_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    bias_held[step] = read_default<kVector>(bias + vector * kVector);
+  }
+
+  Look1 look1 = {0.0f, 0.0f};
+
+  // Look 1: sum(x), sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      look1.x_sum += x_i;
+      look1.x_squares += x_i * x_i;
+    }
+  }
+
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  const float row_mean = look1.x_sum / kCols;
+  const float row_var_sum = maximum(look1.x_squares - row_mean * row_mean * kCols, 0.0f);
+  const float row_var = row_var_sum / kCols;
+  const float row_rstd = rsqrtf(eps + row_var);
+
+  if (lane == 0) {
+    if (mean != nullptr) mean[row] = row_mean;
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    float y_values[kVector];
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      const float weight_i = element(weight_held[step], i);
+      const float bias_i = element(bias_held[step], i);
+      y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+    }
+    Vec<bfloat16, kVector> y_vec;
+    pack(y_vec, y_values);
+    write_streaming(y_row + vector * kVector, y_vec);
+  }
+}
+
+// layernorm forward, 8192 columns: 256 threads own a row; it is read once.
+NORMGEN_KERNEL void __launch_bounds__(256)
+layernorm_fwd_bf16_8192_block_per_row_640616(
+    bfloat16* __restrict__ y,
+    float* __restrict__ mean,
+    float* __restrict__ rstd,
+    const bfloat16* __restrict__ x,
+    const bfloat16* __restrict__ weight,
+    const bfloat16* __restrict__ bias,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 8192;
+  constexpr int kThreadsPerRow = 256;
+  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+
+  const int lane = threadIdx.x;
+  const int slot = 0;  // this thread's row within the block
+  const int row = blockIdx.x;
+
+  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    x_held[step] = read_default<kVector>(x_row + vector * kVector);
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  Vec<bfloat16, kVector> bias_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    bias_held[step] = read_default<kVector>(bias + vector * kVector);
+  }
+
+  Look1 look1 = {0.0f, 0.0f};
+
+  // Look 1: sum(x), sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      look1.x_sum += x_i;
+      look1.x_squares += x_i * x_i;
+    }
+  }
+
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  const float row_mean = look1.x_sum / kCols;
+  const float row_var_sum = maximum(look1.x_squares - row_mean * row_mean * kCols, 0.0f);
+  const float row_var = row_var_sum / kCols;
+  const float row_rstd = rsqrtf(eps + row_var);
+
+  if (lane == 0) {
+    if (mean != nullptr) mean[row] = row_mean;
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    float y_values[kVector];
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      const float weight_i = element(weight_held[step], i);
+      const float bias_i = element(bias_held[step], i);
+      y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+    }
+    Vec<bfloat16, kVector> y_vec;
+    pack(y_vec, y_values);
+    write_default(y_row + vector * kVector, y_vec);
+  }
+}
+
 }  // namespace sum_of_squares
 
 namespace shifted {
@@ -555,6 +1016,180 @@ __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
 __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
   return {__shfl_xor_sync(0xffffffffu, s.x_shifted_sum, offset),
           __shfl_xor_sync(0xffffffffu, s.x_shifted_squares, offset)};
+}
+
+// layernorm forward, 1023 columns: 32 lanes of a warp own a row, 2 rows a block; it is read once.
+NORMGEN_KERNEL void __launch_bounds__(64)
+layernorm_fwd_bf16_1023_warp_per_row_c5495d(
+    bfloat16* __restrict__ y,
+    float* __restrict__ mean,
+    float* __restrict__ rstd,
+    const bfloat16* __restrict__ x,
+    const bfloat16* __restrict__ weight,
+    const bfloat16* __restrict__ bias,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 1023;
+  constexpr int kThreadsPerRow = 32;
+  constexpr int kRowsPerBlock = 2;
+  constexpr int kVector = 1;  // elements per access of 2 bytes
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+
+  const int lane = threadIdx.x % kThreadsPerRow;
+  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+  const int row = blockIdx.x * kRowsPerBlock + slot;
+
+  const bool active = row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  const float row_x_first = element(read_default<1>(x_row), 0);
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < kVectors) {
+      x_held[step] = read_default<kVector>(x_row + vector * kVector);
+    }
+  }
+
+  Look1 look1 = {0.0f, 0.0f};
+
+  // Look 1: sum(x - x_first), sum((x - x_first)**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1.x_shifted_sum += x_i - row_x_first;
+        look1.x_shifted_squares += (x_i - row_x_first) * (x_i - row_x_first);
+      }
+    }
+  }
+
+  look1 = reduce_tile<kThreadsPerRow>(look1);
+  const float row_x_shifted_mean = look1.x_shifted_sum / kCols;
+  const float row_mean = row_x_first + row_x_shifted_mean;
+  const float row_var_sum = maximum(look1.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
+  const float row_var = row_var_sum / kCols;
+  const float row_rstd = rsqrtf(eps + row_var);
+
+  if (lane == 0 && active) {
+    if (mean != nullptr) mean[row] = row_mean;
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < kVectors) {
+      const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+      const Vec<bfloat16, kVector> bias_vec = read_default<kVector>(bias + vector * kVector);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_vec, i);
+        const float bias_i = element(bias_vec, i);
+        y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write_default(y_row + vector * kVector, y_vec);
+    }
+  }
+}
+
+// layernorm forward, 3072 columns: 32 lanes of a warp own a row; it is read once.
+NORMGEN_KERNEL void __launch_bounds__(32)
+layernorm_fwd_bf16_3072_warp_per_row_533009(
+    bfloat16* __restrict__ y,
+    float* __restrict__ mean,
+    float* __restrict__ rstd,
+    const bfloat16* __restrict__ x,
+    const bfloat16* __restrict__ weight,
+    const bfloat16* __restrict__ bias,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 3072;
+  constexpr int kThreadsPerRow = 32;
+  constexpr int kThreads = 32;
+  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+
+  const int lane = threadIdx.x;
+  const int row = blockIdx.x;
+
+  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0);
+
+  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  const float row_x_first = element(read_default<1>(x_row), 0);
+
+  // The row of x is read once and waits in shared memory; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    write_default(x_shared + (step * kThreads + threadIdx.x) * kVector, read_no_allocate<kVector>(x_row + vector * kVector));
+  }
+
+  Look1 look1 = {0.0f, 0.0f};
+
+  // Look 1: sum(x - x_first), sum((x - x_first)**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_vec, i);
+      look1.x_shifted_sum += x_i - row_x_first;
+      look1.x_shifted_squares += (x_i - row_x_first) * (x_i - row_x_first);
+    }
+  }
+
+  look1 = reduce_lanes<kThreadsPerRow>(look1);
+  const float row_x_shifted_mean = look1.x_shifted_sum / kCols;
+  const float row_mean = row_x_first + row_x_shifted_mean;
+  const float row_var_sum = maximum(look1.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
+  const float row_var = row_var_sum / kCols;
+  const float row_rstd = rsqrtf(eps + row_var);
+
+  if (lane == 0) {
+    if (mean != nullptr) mean[row] = row_mean;
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+    const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+    const Vec<bfloat16, kVector> bias_vec = read_default<kVector>(bias + vector * kVector);
+    float y_values[kVector];
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_vec, i);
+      const float weight_i = element(weight_vec, i);
+      const float bias_i = element(bias_vec, i);
+      y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+    }
+    Vec<bfloat16, kVector> y_vec;
+    pack(y_vec, y_values);
+    write_default(y_row + vector * kVector, y_vec);
+  }
 }
 
 // layernorm forward, 4097 columns: 128 threads own a row, 2 rows a block; it is read once.
@@ -653,6 +1288,95 @@ layernorm_fwd_bf16_4097_block_per_row_35b597(
     Vec<bfloat16, kVector> y_vec = {};
     pack(y_vec, y_values);
     if (active) write_partial_default(y_row, column, kCols, y_vec);
+  }
+}
+
+// layernorm forward, 65536 columns: 2 blocks of 512 threads own a row; it is read once.
+NORMGEN_KERNEL void __launch_bounds__(512)
+layernorm_fwd_bf16_65536_cluster_per_row_7094fd(
+    bfloat16* __restrict__ y,
+    float* __restrict__ mean,
+    float* __restrict__ rstd,
+    const bfloat16* __restrict__ x,
+    const bfloat16* __restrict__ weight,
+    const bfloat16* __restrict__ bias,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 65536;
+  constexpr int kCluster = 2;  // blocks that share a row
+  constexpr int kThreads = 512;
+  constexpr int kWarps = kThreads / 32;
+  constexpr int kThreadsPerRow = kCluster * kThreads;
+  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  __shared__ Look1 look1_slots[kCluster * kWarps];
+
+  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
+  const int row = blockIdx.x / kCluster;
+
+  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0);
+
+  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  const float row_x_first = element(read_default<1>(x_row), 0);
+
+  // The row of x is read once and waits in shared memory; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    write_default(x_shared + (step * kThreads + threadIdx.x) * kVector, read_no_allocate<kVector>(x_row + vector * kVector));
+  }
+
+  cluster_arrive();  // a block may write to another only once that one has started
+
+  Look1 look1 = {0.0f, 0.0f};
+
+  // Look 1: sum(x - x_first), sum((x - x_first)**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_vec, i);
+      look1.x_shifted_sum += x_i - row_x_first;
+      look1.x_shifted_squares += (x_i - row_x_first) * (x_i - row_x_first);
+    }
+  }
+
+  cluster_wait();
+  look1 = reduce_cluster<kWarps, kCluster>(look1, look1_slots);
+  const float row_x_shifted_mean = look1.x_shifted_sum / kCols;
+  const float row_mean = row_x_first + row_x_shifted_mean;
+  const float row_var_sum = maximum(look1.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
+  const float row_var = row_var_sum / kCols;
+  const float row_rstd = rsqrtf(eps + row_var);
+
+  if (lane == 0) {
+    if (mean != nullptr) mean[row] = row_mean;
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+    const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+    const Vec<bfloat16, kVector> bias_vec = read_default<kVector>(bias + vector * kVector);
+    float y_values[kVector];
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_vec, i);
+      const float weight_i = element(weight_vec, i);
+      const float bias_i = element(bias_vec, i);
+      y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+    }
+    Vec<bfloat16, kVector> y_vec;
+    pack(y_vec, y_values);
+    write_streaming(y_row + vector * kVector, y_vec);
   }
 }
 
@@ -1086,8 +1810,15 @@ struct Launch {
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
 inline constexpr Launch kLaunch_768_warp_per_row_9566dc{128, 4, 1, 0, 0, 0, 0, false};
+inline constexpr Launch kLaunch_1000_block_per_row_36c8ce{128, 2, 1, 0, 0, 0, 0, false};
+inline constexpr Launch kLaunch_1000_warp_per_row_19d89f{64, 2, 1, 0, 0, 0, 0, false};
+inline constexpr Launch kLaunch_1023_warp_per_row_c5495d{64, 2, 1, 0, 0, 0, 0, false};
+inline constexpr Launch kLaunch_3072_warp_per_row_533009{32, 1, 1, 0, 6144, 0, 0, false};
 inline constexpr Launch kLaunch_4096_block_per_row_19f3ed{128, 1, 1, 0, 0, 0, 0, false};
 inline constexpr Launch kLaunch_4097_block_per_row_35b597{256, 2, 1, 0, 0, 0, 0, false};
+inline constexpr Launch kLaunch_6144_block_per_row_090832{128, 1, 1, 0, 0, 0, 0, false};
+inline constexpr Launch kLaunch_8192_block_per_row_640616{256, 1, 1, 0, 0, 0, 0, false};
+inline constexpr Launch kLaunch_65536_cluster_per_row_7094fd{512, 1, 2, 0, 65536, 0, 0, false};
 inline constexpr Launch kLaunch_any_cols_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 0, false};
 inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 0, false};
 inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 0, false};
@@ -1102,8 +1833,15 @@ struct Shape {
 };
 inline constexpr Shape kTuned[] = {
     {8192, 768, 16, 0u, false},  // 8.242 us: warp_per_row
+    {8192, 1000, 16, 0u, false},  // 10.57 us: block_per_row
+    {16384, 1000, 16, 0u, false},  // 18.55 us: warp_per_row
+    {16384, 1023, 4, 0u, false},  // 24.69 us: warp_per_row
+    {4096, 3072, 16, 0u, false},  // 14.52 us: warp_per_row
     {4096, 4096, 16, 0u, false},  // 18.03 us: block_per_row
     {8192, 4097, 2, 0u, true},  // 46.49 us: block_per_row
+    {4096, 6144, 16, 0u, false},  // 26.81 us: block_per_row
+    {16384, 8192, 16, 0u, false},  // 132.2 us: block_per_row
+    {2048, 65536, 16, 0u, false},  // 145.9 us: cluster_per_row
 };
 
 // Bits of `absent`: 1u weight, 2u bias, 4u mean, 8u rstd.
@@ -1238,7 +1976,43 @@ inline cudaError_t layernorm_fwd_bf16_pitched(
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
-    case 1:  // 4096 x 4096
+    case 1:  // 8192 x 1000
+      status = k::grid(k::kLaunch_1000_block_per_row_36c8ce, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::sum_of_squares::layernorm_fwd_bf16_1000_block_per_row_36c8ce,
+          k::kLaunch_1000_block_per_row_36c8ce, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
+          reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
+          x_pitch, rows, eps);
+    case 2:  // 16384 x 1000
+      status = k::grid(k::kLaunch_1000_warp_per_row_19d89f, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::sum_of_squares::layernorm_fwd_bf16_1000_warp_per_row_19d89f,
+          k::kLaunch_1000_warp_per_row_19d89f, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
+          reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
+          x_pitch, rows, eps);
+    case 3:  // 16384 x 1023
+      status = k::grid(k::kLaunch_1023_warp_per_row_c5495d, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::shifted::layernorm_fwd_bf16_1023_warp_per_row_c5495d,
+          k::kLaunch_1023_warp_per_row_c5495d, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
+          reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
+          x_pitch, rows, eps);
+    case 4:  // 4096 x 3072
+      status = k::grid(k::kLaunch_3072_warp_per_row_533009, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::shifted::layernorm_fwd_bf16_3072_warp_per_row_533009,
+          k::kLaunch_3072_warp_per_row_533009, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
+          reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
+          x_pitch, rows, eps);
+    case 5:  // 4096 x 4096
       status = k::grid(k::kLaunch_4096_block_per_row_19f3ed, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
@@ -1247,12 +2021,39 @@ inline cudaError_t layernorm_fwd_bf16_pitched(
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
-    case 2:  // 8192 x 4097
+    case 6:  // 8192 x 4097
       status = k::grid(k::kLaunch_4097_block_per_row_35b597, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
           k::shifted::layernorm_fwd_bf16_4097_block_per_row_35b597,
           k::kLaunch_4097_block_per_row_35b597, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
+          reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
+          x_pitch, rows, eps);
+    case 7:  // 4096 x 6144
+      status = k::grid(k::kLaunch_6144_block_per_row_090832, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::sum_of_squares::layernorm_fwd_bf16_6144_block_per_row_090832,
+          k::kLaunch_6144_block_per_row_090832, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
+          reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
+          x_pitch, rows, eps);
+    case 8:  // 16384 x 8192
+      status = k::grid(k::kLaunch_8192_block_per_row_640616, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::sum_of_squares::layernorm_fwd_bf16_8192_block_per_row_640616,
+          k::kLaunch_8192_block_per_row_640616, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
+          reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
+          x_pitch, rows, eps);
+    case 9:  // 2048 x 65536
+      status = k::grid(k::kLaunch_65536_cluster_per_row_7094fd, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::shifted::layernorm_fwd_bf16_65536_cluster_per_row_7094fd,
+          k::kLaunch_65536_cluster_per_row_7094fd, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);

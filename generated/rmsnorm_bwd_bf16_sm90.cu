@@ -11,33 +11,48 @@
 //
 // spec      rmsnorm, sha256:b7b8183805aee90abb97a402f3890d079496a48e98c3f31ad9aa5665d42141e3
 // tuned by  normgen 0.1.0, generator revision 457246767dcb
+//           normgen 0.1.0, generator revision fbf9ff23b6e3
 //           normgen 0.1.0, generator revision ca8a8c773373
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 65536x128 --op rmsnorm --dtype bf16 --direction backward
+//           normgen tune --shape 1048576x128 --op rmsnorm --dtype bf16 --direction backward
 //           normgen tune --shape 8192x768 --op rmsnorm --dtype bf16 --direction backward
+//           normgen tune --shape 65536x1024 --op rmsnorm --dtype bf16 --direction backward
 //           normgen tune --shape 4096x4096 --op rmsnorm --dtype bf16 --direction backward
+//           normgen tune --shape 4096x4097 --op rmsnorm --dtype bf16 --direction backward
 //           normgen tune --shape 16384x8192 --op rmsnorm --dtype bf16 --direction backward
+//           normgen tune --shape 2048x32768 --op rmsnorm --dtype bf16 --direction backward
 // note      the text below comes from another generator revision than the one that was tuned
 //
-//   rows x cols   kernel         threads  rows/block  vector        median us  GB/s  of roof  vs default  data
-//   65536 x 128   warp_per_row   256      32          bfloat16 x 8  15.46      3273  93.1 %   1.04x       cold
-//   8192 x 768    warp_per_row   128      4           bfloat16 x 4  12.99      2910  88.9 %   1.26x       cold
-//   4096 x 4096   block_per_row  512      2           bfloat16 x 8  29.02      3470  86.5 %   1.00x       cold
-//   16384 x 8192  block_per_row  512      1           bfloat16 x 8  199.1      4045  95.2 %   1.00x       cold
-//   (any other)   block_per_row  256      1           bfloat16      -          -     -        -           not tuned
+//   rows x cols    kernel         threads  rows/block  vector        median us  GB/s  of roof  vs default  data
+//   65536 x 128    warp_per_row   256      32          bfloat16 x 8  15.46      3273  93.1 %   1.04x       cold
+//   1048576 x 128  warp_per_row   128      16          bfloat16 x 8  201.5      4018  101.0 %  1.00x       cold
+//   8192 x 768     warp_per_row   128      4           bfloat16 x 4  12.99      2910  88.9 %   1.26x       cold
+//   65536 x 1024   block_per_row  128      2           bfloat16 x 8  100.9      3993  104.1 %  1.13x       cold
+//   4096 x 4096    block_per_row  512      2           bfloat16 x 8  29.02      3470  86.5 %   1.00x       cold
+//   4096 x 4097    block_per_row  512      2           bfloat16      39.28      2564  69.7 %   13.65x      cold
+//   16384 x 8192   block_per_row  512      1           bfloat16 x 8  199.1      4045  95.2 %   1.00x       cold
+//   2048 x 32768   block_per_row  256      1           bfloat16 x 8  152.3      2644  63.9 %   11.75x      cold
+//   (any other)    block_per_row  256      1           bfloat16      -          -     -        -           not tuned
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
-//           stored dtype, over adversarial rows, on the GPU: dx 1, dweight 0.95
+//           stored dtype, over adversarial rows, on the GPU: dx 1, dweight 0.98
 //
 // The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
 // `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
 //   65536 x 128: threads_per_row=8 rows_per_block=32 vector=8 hold=registers persistent=3 unroll=0 params=kept
 //                dependent_launch=on
+//   1048576 x 128: threads_per_row=8 rows_per_block=16 vector=8 hold=registers persistent=4 unroll=0 params=kept
+//                  dependent_launch=on
 //   8192 x 768: threads_per_row=32 rows_per_block=4 vector=4 persistent=4 unroll=0 dependent_launch=on
+//   65536 x 1024: threads_per_row=64 rows_per_block=2 vector=8 hold=registers persistent=4 stages=2 unroll=0
+//                 params=kept dependent_launch=on
 //   4096 x 4096: rows_per_block=2 vector=8 hold=registers persistent=1 stages=2 unroll=0 params=kept
 //                dependent_launch=on
+//   4096 x 4097: rows_per_block=2 hold=registers persistent=1 unroll=0
 //   16384 x 8192: threads_per_row=512 vector=8 hold=registers persistent=1 stages=2 unroll=0 store=streaming
 //                 params=kept
+//   2048 x 32768: vector=8 persistent=1 unroll=0 load=no_allocate store=streaming
 #ifndef NORMGEN_RMSNORM_BWD_BF16_SM90_CU_
 #define NORMGEN_RMSNORM_BWD_BF16_SM90_CU_
 
@@ -100,6 +115,32 @@ __device__ __forceinline__ Word load_default(const Word* address) {
 template <typename Word>
 __device__ __forceinline__ Word load_cache_global(const Word* address) {
   return __ldcg(address);
+}
+
+// Leaves no line in L1.
+__device__ __forceinline__ unsigned short load_no_allocate(const unsigned short* address) {
+  unsigned short value;
+  asm("ld.global.L1::no_allocate.u16 %0, [%1];"
+      : "=h"(value) : "l"(address));
+  return value;
+}
+__device__ __forceinline__ unsigned load_no_allocate(const unsigned* address) {
+  unsigned value;
+  asm("ld.global.L1::no_allocate.u32 %0, [%1];"
+      : "=r"(value) : "l"(address));
+  return value;
+}
+__device__ __forceinline__ uint2 load_no_allocate(const uint2* address) {
+  uint2 value;
+  asm("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+      : "=r"(value.x), "=r"(value.y) : "l"(address));
+  return value;
+}
+__device__ __forceinline__ uint4 load_no_allocate(const uint4* address) {
+  uint4 value;
+  asm("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(address));
+  return value;
 }
 
 // Written back as usual.
@@ -195,6 +236,17 @@ __device__ __forceinline__ Vec<T, N> read_default(const T* elements) {
 #pragma unroll
   for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
     split(load_default(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
+  }
+  return vec;
+}
+
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> read_no_allocate(const T* elements) {
+  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
+  Vec<T, N> vec;
+#pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
+    split(load_no_allocate(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
   }
   return vec;
 }
@@ -449,6 +501,191 @@ rmsnorm_bwd_bf16_128_warp_per_row_3061ee_finish(
   }
 }
 
+// rmsnorm backward, 128 columns: 8 lanes of a warp own a row, 16 rows a block; it is read once.
+NORMGEN_KERNEL void __launch_bounds__(128)
+rmsnorm_bwd_bf16_128_warp_per_row_764ba8(
+    bfloat16* __restrict__ dx,
+    bfloat16* __restrict__ dweight,
+    const bfloat16* __restrict__ dy,
+    const bfloat16* __restrict__ x,
+    const bfloat16* __restrict__ weight,
+    const float* __restrict__ rstd,
+    long long dx_pitch,
+    long long dy_pitch,
+    long long x_pitch,
+    int rows,
+    float eps,
+    float* __restrict__ partials) {
+  constexpr int kCols = 128;
+  constexpr int kThreadsPerRow = 8;
+  constexpr int kRowsPerBlock = 16;
+  constexpr int kThreads = 128;
+  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr int kPitch = 128;  // columns of a row of float32 sums, padded
+
+  const int lane = threadIdx.x % kThreadsPerRow;
+  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+  }
+
+  dependency_trigger();  // the finishing kernel may take its place as blocks end
+
+  // Sums over the rows of this thread, column by column.
+  float dweight_sum[kSteps][kVector] = {};
+
+  float* column_sums = reinterpret_cast<float*>(dynamic_shared() + 0);
+
+  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = row < rows;  // idle rows recompute the last row and store nothing
+    const int valid_row = active ? row : rows - 1;
+    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    const bfloat16* dy_row = dy + static_cast<long long>(valid_row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+    const float row_rstd = rstd[valid_row];
+
+    Vec<bfloat16, kVector> dy_held[kSteps];
+    Vec<bfloat16, kVector> x_held[kSteps];
+
+    // The row of dy and x is read once and waits in registers; each thread reads back its own part.
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      dy_held[step] = read_default<kVector>(dy_row + vector * kVector);
+      x_held[step] = read_default<kVector>(x_row + vector * kVector);
+    }
+
+    Look1 look1 = {0.0f};
+
+    // Look 1: sum(dxhat*xhat)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float dy_i = element(dy_held[step], i);
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float dxhat_i = dy_i * weight_i;
+        const float xhat_i = x_i * row_rstd;
+        look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+      }
+    }
+
+    look1 = reduce_lanes<kThreadsPerRow>(look1);
+    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      float dx_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float dy_i = element(dy_held[step], i);
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float dxhat_i = dy_i * weight_i;
+        const float xhat_i = x_i * row_rstd;
+        dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
+        if (active) dweight_sum[step][i] += dy_i * xhat_i;
+      }
+      Vec<bfloat16, kVector> dx_vec;
+      pack(dx_vec, dx_values);
+      if (active) write_default(dx_row + vector * kVector, dx_vec);
+    }
+  }
+
+  // Rows that share a warp.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      #pragma unroll
+      for (int offset = kThreadsPerRow; offset < 32; offset *= 2) {
+        dweight_sum[step][i] += __shfl_xor_sync(0xffffffffu, dweight_sum[step][i], offset);
+      }
+    }
+  }
+
+  // The row groups of this block leave their sums side by side ...
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (threadIdx.x % 32 < kThreadsPerRow) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        column_sums[threadIdx.x / 32 * 1 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
+      }
+    }
+  }
+
+  __syncthreads();
+  // ... and are added in a fixed order.
+  for (int cell = threadIdx.x; cell < kVectors * kVector; cell += kThreads) {
+    const float dweight_total = column_sums[cell] + column_sums[kPitch + cell] + column_sums[2 * kPitch + cell] + column_sums[3 * kPitch + cell];
+    partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + cell] = dweight_total;
+  }
+}
+
+// Adds the partial rows of the kernel above, cell by cell and always in the same order.
+NORMGEN_KERNEL void __launch_bounds__(512)
+rmsnorm_bwd_bf16_128_warp_per_row_764ba8_finish(
+    bfloat16* __restrict__ dweight,
+    const float* __restrict__ partials,
+    int partial_rows) {
+  constexpr int kCols = 128;
+  constexpr int kPitch = 128;
+  constexpr int kVector = 8;
+  constexpr int kVectors = 16;
+  constexpr int kTensors = 1;
+  constexpr int kCells = 8;  // of a block
+  constexpr int kLanes = 512 / kCells;  // threads that share a cell
+  constexpr int kWarps = 512 / 32;
+  constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
+  __shared__ float warp_sums[kWarps][kCells];
+
+  constexpr int tensor = 0;
+  const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+  dependency_wait();
+  float sum = 0.0f;
+  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
+    float values[kInFlight];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int row = first + i * kLanes;
+      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
+      values[i] = row < partial_rows ? load_default(partial_row + cell) : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) sum += values[i];
+  }
+#pragma unroll
+  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
+  __syncthreads();
+
+  const int column = cell % kVectors * kVector + cell / kVectors;
+  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+    float total = 0.0f;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
+    if (tensor == 0) {
+      Vec<bfloat16, 1> dweight_vec = {};
+      const float dweight_value[1] = {total};
+      pack(dweight_vec, dweight_value);
+      write_default(dweight + column, dweight_vec);
+    }
+  }
+}
+
 // rmsnorm backward, 768 columns: 32 lanes of a warp own a row, 4 rows a block; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(128)
 rmsnorm_bwd_bf16_768_warp_per_row_2bd7c4(
@@ -567,6 +804,198 @@ rmsnorm_bwd_bf16_768_warp_per_row_2bd7c4_finish(
   constexpr int kPitch = 768;
   constexpr int kVector = 4;
   constexpr int kVectors = 192;
+  constexpr int kTensors = 1;
+  constexpr int kCells = 8;  // of a block
+  constexpr int kLanes = 512 / kCells;  // threads that share a cell
+  constexpr int kWarps = 512 / 32;
+  constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
+  __shared__ float warp_sums[kWarps][kCells];
+
+  constexpr int tensor = 0;
+  const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+  dependency_wait();
+  float sum = 0.0f;
+  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
+    float values[kInFlight];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int row = first + i * kLanes;
+      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
+      values[i] = row < partial_rows ? load_default(partial_row + cell) : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) sum += values[i];
+  }
+#pragma unroll
+  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
+  __syncthreads();
+
+  const int column = cell % kVectors * kVector + cell / kVectors;
+  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+    float total = 0.0f;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
+    if (tensor == 0) {
+      Vec<bfloat16, 1> dweight_vec = {};
+      const float dweight_value[1] = {total};
+      pack(dweight_vec, dweight_value);
+      write_default(dweight + column, dweight_vec);
+    }
+  }
+}
+
+// rmsnorm backward, 1024 columns: 64 threads own a row, 2 rows a block; it is read once.
+NORMGEN_KERNEL void __launch_bounds__(128)
+rmsnorm_bwd_bf16_1024_block_per_row_7c50d3(
+    bfloat16* __restrict__ dx,
+    bfloat16* __restrict__ dweight,
+    const bfloat16* __restrict__ dy,
+    const bfloat16* __restrict__ x,
+    const bfloat16* __restrict__ weight,
+    const float* __restrict__ rstd,
+    long long dx_pitch,
+    long long dy_pitch,
+    long long x_pitch,
+    int rows,
+    float eps,
+    float* __restrict__ partials) {
+  constexpr int kCols = 1024;
+  constexpr int kThreadsPerRow = 64;
+  constexpr int kRowsPerBlock = 2;
+  constexpr int kThreads = 128;
+  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr int kPitch = 1024;  // columns of a row of float32 sums, padded
+  __shared__ Look1 look1_slots[2][2][kWarpsPerRow];
+
+  const int lane = threadIdx.x % kThreadsPerRow;
+  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+  int parity = 0;
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+  }
+
+  dependency_trigger();  // the finishing kernel may take its place as blocks end
+
+  // Sums over the rows of this thread, column by column.
+  float dweight_sum[kSteps][kVector] = {};
+
+  float* column_sums = reinterpret_cast<float*>(dynamic_shared() + 0);
+
+  Vec<bfloat16, kVector> dy_next[kSteps];
+  Vec<bfloat16, kVector> x_next[kSteps];
+  float rstd_next;
+  // The loads of the next row travel while this one is computed.
+  const auto fetch = [&](int first_row) {
+    const int fetched_row = min(first_row + slot, rows - 1);
+    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    rstd_next = rstd[fetched_row];
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      dy_next[step] = read_default<kVector>(dy_row + vector * kVector);
+      x_next[step] = read_default<kVector>(x_row + vector * kVector);
+    }
+  };
+  if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
+
+  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = row < rows;  // idle rows recompute the last row and store nothing
+    const int valid_row = active ? row : rows - 1;
+    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    const float row_rstd = rstd_next;
+
+    Vec<bfloat16, kVector> dy_held[kSteps];
+    Vec<bfloat16, kVector> x_held[kSteps];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      dy_held[step] = dy_next[step];
+      x_held[step] = x_next[step];
+    }
+
+    if (first_row + gridDim.x * kRowsPerBlock < rows) fetch(first_row + gridDim.x * kRowsPerBlock);
+
+    Look1 look1 = {0.0f};
+
+    // Look 1: sum(dxhat*xhat)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float dy_i = element(dy_held[step], i);
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float dxhat_i = dy_i * weight_i;
+        const float xhat_i = x_i * row_rstd;
+        look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+      }
+    }
+
+    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity][slot]);
+    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      float dx_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float dy_i = element(dy_held[step], i);
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float dxhat_i = dy_i * weight_i;
+        const float xhat_i = x_i * row_rstd;
+        dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
+        if (active) dweight_sum[step][i] += dy_i * xhat_i;
+      }
+      Vec<bfloat16, kVector> dx_vec;
+      pack(dx_vec, dx_values);
+      if (active) write_default(dx_row + vector * kVector, dx_vec);
+    }
+
+    parity ^= 1;
+  }
+
+  // The row groups of this block leave their sums side by side ...
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      column_sums[slot * 1 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
+    }
+  }
+
+  __syncthreads();
+  // ... and are added in a fixed order.
+  for (int cell = threadIdx.x; cell < kVectors * kVector; cell += kThreads) {
+    const float dweight_total = column_sums[cell] + column_sums[kPitch + cell];
+    partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + cell] = dweight_total;
+  }
+}
+
+// Adds the partial rows of the kernel above, cell by cell and always in the same order.
+NORMGEN_KERNEL void __launch_bounds__(512)
+rmsnorm_bwd_bf16_1024_block_per_row_7c50d3_finish(
+    bfloat16* __restrict__ dweight,
+    const float* __restrict__ partials,
+    int partial_rows) {
+  constexpr int kCols = 1024;
+  constexpr int kPitch = 1024;
+  constexpr int kVector = 8;
+  constexpr int kVectors = 128;
   constexpr int kTensors = 1;
   constexpr int kCells = 8;  // of a block
   constexpr int kLanes = 512 / kCells;  // threads that share a cell
@@ -800,6 +1229,182 @@ rmsnorm_bwd_bf16_4096_block_per_row_d4f367_finish(
   }
 }
 
+// rmsnorm backward, 4097 columns: 256 threads own a row, 2 rows a block; it is read once.
+NORMGEN_KERNEL void __launch_bounds__(512)
+rmsnorm_bwd_bf16_4097_block_per_row_3b8d66(
+    bfloat16* __restrict__ dx,
+    bfloat16* __restrict__ dweight,
+    const bfloat16* __restrict__ dy,
+    const bfloat16* __restrict__ x,
+    const bfloat16* __restrict__ weight,
+    const float* __restrict__ rstd,
+    long long dx_pitch,
+    long long dy_pitch,
+    long long x_pitch,
+    int rows,
+    float eps,
+    float* __restrict__ partials) {
+  constexpr int kCols = 4097;
+  constexpr int kThreadsPerRow = 256;
+  constexpr int kRowsPerBlock = 2;
+  constexpr int kThreads = 512;
+  constexpr int kVector = 1;  // elements per access of 2 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr int kPitch = 4128;  // columns of a row of float32 sums, padded
+  __shared__ Look1 look1_slots[2][2][kWarpsPerRow];
+
+  const int lane = threadIdx.x % kThreadsPerRow;
+  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+  int parity = 0;
+
+  // Sums over the rows of this thread, column by column.
+  float dweight_sum[kSteps][kVector] = {};
+
+  float* column_sums = reinterpret_cast<float*>(dynamic_shared() + 0);
+
+  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = row < rows;  // idle rows recompute the last row and store nothing
+    const int valid_row = active ? row : rows - 1;
+    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    const bfloat16* dy_row = dy + static_cast<long long>(valid_row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+    const float row_rstd = rstd[valid_row];
+
+    Vec<bfloat16, kVector> dy_held[kSteps];
+    Vec<bfloat16, kVector> x_held[kSteps];
+
+    // The row of dy and x is read once and waits in registers; each thread reads back its own part.
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (vector < kVectors) {
+        dy_held[step] = read_default<kVector>(dy_row + vector * kVector);
+        x_held[step] = read_default<kVector>(x_row + vector * kVector);
+      }
+    }
+
+    Look1 look1 = {0.0f};
+
+    // Look 1: sum(dxhat*xhat)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (vector < kVectors) {
+        const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_vec, i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = x_i * row_rstd;
+          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+        }
+      }
+    }
+
+    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity][slot], slot);
+    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (vector < kVectors) {
+        const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+        float dx_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_vec, i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = x_i * row_rstd;
+          dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
+          if (active) dweight_sum[step][i] += dy_i * xhat_i;
+        }
+        Vec<bfloat16, kVector> dx_vec;
+        pack(dx_vec, dx_values);
+        if (active) write_default(dx_row + vector * kVector, dx_vec);
+      }
+    }
+
+    parity ^= 1;
+  }
+
+  // The row groups of this block leave their sums side by side ...
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        column_sums[slot * 1 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
+      }
+    }
+  }
+
+  __syncthreads();
+  // ... and are added in a fixed order.
+  for (int cell = threadIdx.x; cell < kVectors * kVector; cell += kThreads) {
+    const float dweight_total = column_sums[cell] + column_sums[kPitch + cell];
+    partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + cell] = dweight_total;
+  }
+}
+
+// Adds the partial rows of the kernel above, cell by cell and always in the same order.
+NORMGEN_KERNEL void __launch_bounds__(512)
+rmsnorm_bwd_bf16_4097_block_per_row_3b8d66_finish(
+    bfloat16* __restrict__ dweight,
+    const float* __restrict__ partials,
+    int partial_rows) {
+  constexpr int kCols = 4097;
+  constexpr int kPitch = 4128;
+  constexpr int kVector = 1;
+  constexpr int kVectors = 4097;
+  constexpr int kTensors = 1;
+  constexpr int kCells = 16;  // of a block
+  constexpr int kLanes = 512 / kCells;  // threads that share a cell
+  constexpr int kWarps = 512 / 32;
+  constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
+  __shared__ float warp_sums[kWarps][kCells];
+
+  constexpr int tensor = 0;
+  const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+  float sum = 0.0f;
+  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
+    float values[kInFlight];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int row = first + i * kLanes;
+      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
+      values[i] = row < partial_rows ? load_default(partial_row + cell) : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) sum += values[i];
+  }
+#pragma unroll
+  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
+  __syncthreads();
+
+  const int column = cell % kVectors * kVector + cell / kVectors;
+  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+    float total = 0.0f;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
+    if (tensor == 0) {
+      Vec<bfloat16, 1> dweight_vec = {};
+      const float dweight_value[1] = {total};
+      pack(dweight_vec, dweight_value);
+      write_default(dweight + column, dweight_vec);
+    }
+  }
+}
+
 // rmsnorm backward, 8192 columns: 512 threads own a row; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(512)
 rmsnorm_bwd_bf16_8192_block_per_row_7bf3df(
@@ -936,6 +1541,154 @@ rmsnorm_bwd_bf16_8192_block_per_row_7bf3df_finish(
   constexpr int kPitch = 8192;
   constexpr int kVector = 8;
   constexpr int kVectors = 1024;
+  constexpr int kTensors = 1;
+  constexpr int kCells = 32;  // of a block
+  constexpr int kLanes = 512 / kCells;  // threads that share a cell
+  constexpr int kWarps = 512 / 32;
+  constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
+  __shared__ float warp_sums[kWarps][kCells];
+
+  constexpr int tensor = 0;
+  const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+  float sum = 0.0f;
+  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
+    float values[kInFlight];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int row = first + i * kLanes;
+      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
+      values[i] = row < partial_rows ? load_default(partial_row + cell) : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) sum += values[i];
+  }
+#pragma unroll
+  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
+  __syncthreads();
+
+  const int column = cell % kVectors * kVector + cell / kVectors;
+  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+    float total = 0.0f;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
+    if (tensor == 0) {
+      Vec<bfloat16, 1> dweight_vec = {};
+      const float dweight_value[1] = {total};
+      pack(dweight_vec, dweight_value);
+      write_default(dweight + column, dweight_vec);
+    }
+  }
+}
+
+// rmsnorm backward, 32768 columns: 256 threads own a row; it is read twice.
+NORMGEN_KERNEL void __launch_bounds__(256)
+rmsnorm_bwd_bf16_32768_block_per_row_42fa92(
+    bfloat16* __restrict__ dx,
+    bfloat16* __restrict__ dweight,
+    const bfloat16* __restrict__ dy,
+    const bfloat16* __restrict__ x,
+    const bfloat16* __restrict__ weight,
+    const float* __restrict__ rstd,
+    long long dx_pitch,
+    long long dy_pitch,
+    long long x_pitch,
+    int rows,
+    float eps,
+    float* __restrict__ partials) {
+  constexpr int kCols = 32768;
+  constexpr int kThreadsPerRow = 256;
+  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr int kPitch = 32768;  // columns of a row of float32 sums, padded
+  __shared__ Look1 look1_slots[2][1][kWarpsPerRow];
+
+  const int lane = threadIdx.x;
+  const int slot = 0;  // this thread's row within the block
+  int parity = 0;
+
+  // Sums over the rows of this thread, column by column.
+  float dweight_sum[kSteps][kVector] = {};
+
+  for (int first_row = blockIdx.x; first_row < rows; first_row += gridDim.x) {
+    const int row = first_row;
+    bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
+    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const float row_rstd = rstd[row];
+
+    Look1 look1 = {0.0f};
+
+    // Look 1: sum(dxhat*xhat)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      const Vec<bfloat16, kVector> dy_vec = read_default<kVector>(dy_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float dy_i = element(dy_vec, i);
+        const float x_i = element(x_vec, i);
+        const float weight_i = element(weight_vec, i);
+        const float dxhat_i = dy_i * weight_i;
+        const float xhat_i = x_i * row_rstd;
+        look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+      }
+    }
+
+    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity][slot]);
+    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      const Vec<bfloat16, kVector> dy_vec = read_no_allocate<kVector>(dy_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read_no_allocate<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+      float dx_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float dy_i = element(dy_vec, i);
+        const float x_i = element(x_vec, i);
+        const float weight_i = element(weight_vec, i);
+        const float dxhat_i = dy_i * weight_i;
+        const float xhat_i = x_i * row_rstd;
+        dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
+        dweight_sum[step][i] += dy_i * xhat_i;
+      }
+      Vec<bfloat16, kVector> dx_vec;
+      pack(dx_vec, dx_values);
+      write_streaming(dx_row + vector * kVector, dx_vec);
+    }
+
+    parity ^= 1;
+  }
+
+  // One sum per column leaves the block.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
+    }
+  }
+}
+
+// Adds the partial rows of the kernel above, cell by cell and always in the same order.
+NORMGEN_KERNEL void __launch_bounds__(512)
+rmsnorm_bwd_bf16_32768_block_per_row_42fa92_finish(
+    bfloat16* __restrict__ dweight,
+    const float* __restrict__ partials,
+    int partial_rows) {
+  constexpr int kCols = 32768;
+  constexpr int kPitch = 32768;
+  constexpr int kVector = 8;
+  constexpr int kVectors = 4096;
   constexpr int kTensors = 1;
   constexpr int kCells = 32;  // of a block
   constexpr int kLanes = 512 / kCells;  // threads that share a cell
@@ -1204,12 +1957,20 @@ struct Launch {
 };
 inline constexpr Launch kLaunch_128_warp_per_row_3061ee{256, 32, 1, 3, 4096, 0, 1, false};
 inline constexpr Launch kLaunch_128_warp_per_row_3061ee_finish{512, 1, 1, 0, 0, 16, 0, true};
+inline constexpr Launch kLaunch_128_warp_per_row_764ba8{128, 16, 1, 4, 2048, 0, 1, false};
+inline constexpr Launch kLaunch_128_warp_per_row_764ba8_finish{512, 1, 1, 0, 0, 16, 0, true};
 inline constexpr Launch kLaunch_768_warp_per_row_2bd7c4{128, 4, 1, 4, 12288, 0, 1, false};
 inline constexpr Launch kLaunch_768_warp_per_row_2bd7c4_finish{512, 1, 1, 0, 0, 96, 0, true};
+inline constexpr Launch kLaunch_1024_block_per_row_7c50d3{128, 2, 1, 4, 8192, 0, 1, false};
+inline constexpr Launch kLaunch_1024_block_per_row_7c50d3_finish{512, 1, 1, 0, 0, 128, 0, true};
 inline constexpr Launch kLaunch_4096_block_per_row_d4f367{512, 2, 1, 1, 32768, 0, 1, false};
 inline constexpr Launch kLaunch_4096_block_per_row_d4f367_finish{512, 1, 1, 0, 0, 256, 0, true};
+inline constexpr Launch kLaunch_4097_block_per_row_3b8d66{512, 2, 1, 1, 33024, 0, 1, false};
+inline constexpr Launch kLaunch_4097_block_per_row_3b8d66_finish{512, 1, 1, 0, 0, 258, 0, false};
 inline constexpr Launch kLaunch_8192_block_per_row_7bf3df{512, 1, 1, 1, 0, 0, 1, false};
 inline constexpr Launch kLaunch_8192_block_per_row_7bf3df_finish{512, 1, 1, 0, 0, 256, 0, false};
+inline constexpr Launch kLaunch_32768_block_per_row_42fa92{256, 1, 1, 1, 0, 0, 1, false};
+inline constexpr Launch kLaunch_32768_block_per_row_42fa92_finish{512, 1, 1, 0, 0, 1024, 0, false};
 inline constexpr Launch kLaunch_any_cols_block_per_row_202b13{256, 1, 1, 0, 0, 0, 1, false};
 inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 0, false};
 
@@ -1222,9 +1983,13 @@ struct Shape {
 };
 inline constexpr Shape kTuned[] = {
     {65536, 128, 16, 0u, false},  // 15.46 us: warp_per_row
+    {1048576, 128, 16, 0u, false},  // 201.5 us: warp_per_row
     {8192, 768, 16, 0u, false},  // 12.99 us: warp_per_row
+    {65536, 1024, 16, 0u, false},  // 100.9 us: block_per_row
     {4096, 4096, 16, 0u, false},  // 29.02 us: block_per_row
+    {4096, 4097, 4, 0u, false},  // 39.28 us: block_per_row
     {16384, 8192, 16, 0u, false},  // 199.1 us: block_per_row
+    {2048, 32768, 16, 0u, false},  // 152.3 us: block_per_row
 };
 
 // Bits of `absent`: 1u weight.
@@ -1345,9 +2110,19 @@ inline std::size_t rmsnorm_bwd_bf16_workspace_bytes(int rows, int cols) {
     const std::size_t needed = 0 + 512 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
+  if (cols == 128) {
+    if (k::grid(k::kLaunch_128_warp_per_row_764ba8, rows, &blocks) != cudaSuccess) return 0;
+    const std::size_t needed = 0 + 512 * static_cast<std::size_t>(blocks);
+    if (needed > most) most = needed;
+  }
   if (cols == 768) {
     if (k::grid(k::kLaunch_768_warp_per_row_2bd7c4, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 3072 * static_cast<std::size_t>(blocks);
+    if (needed > most) most = needed;
+  }
+  if (cols == 1024) {
+    if (k::grid(k::kLaunch_1024_block_per_row_7c50d3, rows, &blocks) != cudaSuccess) return 0;
+    const std::size_t needed = 0 + 4096 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 4096) {
@@ -1355,9 +2130,19 @@ inline std::size_t rmsnorm_bwd_bf16_workspace_bytes(int rows, int cols) {
     const std::size_t needed = 0 + 16384 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
+  if (cols == 4097) {
+    if (k::grid(k::kLaunch_4097_block_per_row_3b8d66, rows, &blocks) != cudaSuccess) return 0;
+    const std::size_t needed = 0 + 16512 * static_cast<std::size_t>(blocks);
+    if (needed > most) most = needed;
+  }
   if (cols == 8192) {
     if (k::grid(k::kLaunch_8192_block_per_row_7bf3df, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 32768 * static_cast<std::size_t>(blocks);
+    if (needed > most) most = needed;
+  }
+  if (cols == 32768) {
+    if (k::grid(k::kLaunch_32768_block_per_row_42fa92, rows, &blocks) != cudaSuccess) return 0;
+    const std::size_t needed = 0 + 131072 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   return most;
@@ -1399,7 +2184,22 @@ inline cudaError_t rmsnorm_bwd_bf16_pitched(
           k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_3061ee_finish,
           k::kLaunch_128_warp_per_row_3061ee_finish, k::kLaunch_128_warp_per_row_3061ee_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
-    case 1:  // 8192 x 768
+    case 1:  // 1048576 x 128
+      status = k::grid(k::kLaunch_128_warp_per_row_764ba8, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      status = k::launch(
+          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_764ba8,
+          k::kLaunch_128_warp_per_row_764ba8, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
+          reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
+          reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
+          k::at<float>(workspace, 0));
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_764ba8_finish,
+          k::kLaunch_128_warp_per_row_764ba8_finish, k::kLaunch_128_warp_per_row_764ba8_finish.blocks, stream,
+          reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
+    case 2:  // 8192 x 768
       status = k::grid(k::kLaunch_768_warp_per_row_2bd7c4, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
@@ -1414,7 +2214,22 @@ inline cudaError_t rmsnorm_bwd_bf16_pitched(
           k::as_written::rmsnorm_bwd_bf16_768_warp_per_row_2bd7c4_finish,
           k::kLaunch_768_warp_per_row_2bd7c4_finish, k::kLaunch_768_warp_per_row_2bd7c4_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
-    case 2:  // 4096 x 4096
+    case 3:  // 65536 x 1024
+      status = k::grid(k::kLaunch_1024_block_per_row_7c50d3, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      status = k::launch(
+          k::as_written::rmsnorm_bwd_bf16_1024_block_per_row_7c50d3,
+          k::kLaunch_1024_block_per_row_7c50d3, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
+          reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
+          reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
+          k::at<float>(workspace, 0));
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::as_written::rmsnorm_bwd_bf16_1024_block_per_row_7c50d3_finish,
+          k::kLaunch_1024_block_per_row_7c50d3_finish, k::kLaunch_1024_block_per_row_7c50d3_finish.blocks, stream,
+          reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
+    case 4:  // 4096 x 4096
       status = k::grid(k::kLaunch_4096_block_per_row_d4f367, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
@@ -1429,7 +2244,22 @@ inline cudaError_t rmsnorm_bwd_bf16_pitched(
           k::as_written::rmsnorm_bwd_bf16_4096_block_per_row_d4f367_finish,
           k::kLaunch_4096_block_per_row_d4f367_finish, k::kLaunch_4096_block_per_row_d4f367_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
-    case 3:  // 16384 x 8192
+    case 5:  // 4096 x 4097
+      status = k::grid(k::kLaunch_4097_block_per_row_3b8d66, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      status = k::launch(
+          k::as_written::rmsnorm_bwd_bf16_4097_block_per_row_3b8d66,
+          k::kLaunch_4097_block_per_row_3b8d66, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
+          reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
+          reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
+          k::at<float>(workspace, 0));
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::as_written::rmsnorm_bwd_bf16_4097_block_per_row_3b8d66_finish,
+          k::kLaunch_4097_block_per_row_3b8d66_finish, k::kLaunch_4097_block_per_row_3b8d66_finish.blocks, stream,
+          reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
+    case 6:  // 16384 x 8192
       status = k::grid(k::kLaunch_8192_block_per_row_7bf3df, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
@@ -1443,6 +2273,21 @@ inline cudaError_t rmsnorm_bwd_bf16_pitched(
       return k::launch(
           k::as_written::rmsnorm_bwd_bf16_8192_block_per_row_7bf3df_finish,
           k::kLaunch_8192_block_per_row_7bf3df_finish, k::kLaunch_8192_block_per_row_7bf3df_finish.blocks, stream,
+          reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
+    case 7:  // 2048 x 32768
+      status = k::grid(k::kLaunch_32768_block_per_row_42fa92, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      status = k::launch(
+          k::as_written::rmsnorm_bwd_bf16_32768_block_per_row_42fa92,
+          k::kLaunch_32768_block_per_row_42fa92, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
+          reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
+          reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
+          k::at<float>(workspace, 0));
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::as_written::rmsnorm_bwd_bf16_32768_block_per_row_42fa92_finish,
+          k::kLaunch_32768_block_per_row_42fa92_finish, k::kLaunch_32768_block_per_row_42fa92_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     default:
       break;

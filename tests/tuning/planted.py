@@ -13,7 +13,7 @@ from normgen.tuning import parts
 STATEMENTS = {
     "far": "*reinterpret_cast<volatile int*>(reinterpret_cast<unsigned long long>(y) + (1ull << 44)) = 1;",
     "behind": "if (blockIdx.x == 0 && threadIdx.x == 0) y[(long long)rows * COLS] = 1.0f;",
-    "endless": "for (volatile int spin = 1; spin;) {\n  }",
+    "endless": 'while (rows >= 0) asm volatile("nanosleep.u32 64;");',  # a loop without effects may be removed
     "trap": 'asm volatile("trap;");',
 }
 KINDS = (*STATEMENTS, "wrong", "shared")
