@@ -30,6 +30,7 @@ REQUIRED = (
     "rich",
     "click",
     "platformdirs",
+    "sqlalchemy",
 )
 _PROBE = b'extern "C" __global__ void probe(float* y) { y[threadIdx.x] = 1.0f; }'
 
