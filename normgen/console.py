@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from normgen.tuning.progress import Standing
 from normgen.tuning.records import Record
@@ -96,20 +96,18 @@ def _effort(result: Result) -> str:
     return f"tried       {counts} ({seconds})"
 
 
-class Terminal:
-    """Progress on stderr: one live line on a terminal, only phases and notes elsewhere."""
+class LiveLine:
+    """A context with one live area on stderr where that is a terminal, and none elsewhere."""
 
-    def __init__(self) -> None:
-        self._phase = "start"
-        self._standing: Standing | None = None
-        self._live: Any = None
+    refresh_per_second = 8.0
+    _live: Any = None
 
-    def __enter__(self) -> Terminal:
+    def __enter__(self) -> Self:
         if sys.stderr.isatty():
             from rich.console import Console
             from rich.live import Live
 
-            self._live = Live(console=Console(stderr=True), transient=True, refresh_per_second=8)
+            self._live = Live(console=Console(stderr=True), transient=True, refresh_per_second=self.refresh_per_second)
             self._live.start()
         return self
 
@@ -118,6 +116,14 @@ class Terminal:
     ) -> None:
         if self._live is not None:
             self._live.stop()
+
+
+class Terminal(LiveLine):
+    """Progress on stderr: one live line on a terminal, only phases and notes elsewhere."""
+
+    def __init__(self) -> None:
+        self._phase = "start"
+        self._standing: Standing | None = None
 
     def phase(self, name: str) -> None:
         self._phase = name

@@ -4,38 +4,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
-from normgen.console import figure, table
+from normgen.console import LiveLine, figure, table
 from normgen.tuning.result import NOT_MEASURED
 from normgen.tuning.suite_run import SuiteResult
 
 
-class SuiteTerminal:
+class SuiteTerminal(LiveLine):
     """Progress of a suite on stderr."""
+
+    refresh_per_second = 4.0
 
     def __init__(self, labels: Sequence[str]) -> None:
         self._labels = labels
         self._over: set[int] = set()
         self._places: dict[str, str] = {}
         self._phases: dict[str, str] = {}
-        self._live: Any = None
-
-    def __enter__(self) -> SuiteTerminal:
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.live import Live
-
-            self._live = Live(console=Console(stderr=True), transient=True, refresh_per_second=4)
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
 
     def event(self, place: str, facts: Mapping[str, Any]) -> None:
         """One event of a worker."""
