@@ -315,7 +315,7 @@ layernorm_bwd_f32_768_block_per_row_5b867e(
 
   __syncthreads();
   // ... and are added in a fixed order.
-  for (int cell = threadIdx.x; cell < kVectors * kVector; cell += kThreads) {
+  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
     const float dweight_total = column_sums[cell] + column_sums[2 * kPitch + cell] + column_sums[4 * kPitch + cell] + column_sums[6 * kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + cell] = dweight_total;
     const float dbias_total = column_sums[kPitch + cell] + column_sums[3 * kPitch + cell] + column_sums[5 * kPitch + cell] + column_sums[7 * kPitch + cell];
@@ -361,7 +361,7 @@ layernorm_bwd_f32_768_block_per_row_5b867e_finish(
   __syncthreads();
 
   const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+  if (threadIdx.x < kCells && cell < kCols) {
     float total = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
@@ -406,7 +406,7 @@ layernorm_bwd_f32_any_cols_block_per_row_202b13(
 
   const int lane = threadIdx.x;
   const int slot = 0;  // this thread's row within the block
-  const int vectors = (cols + kVector - 1) / kVector;
+  const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
   int parity = 0;
 
@@ -526,7 +526,7 @@ layernorm_bwd_f32_any_cols_without_bias_block_per_row_202b13(
 
   const int lane = threadIdx.x;
   const int slot = 0;  // this thread's row within the block
-  const int vectors = (cols + kVector - 1) / kVector;
+  const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
   int parity = 0;
 
@@ -659,7 +659,7 @@ layernorm_bwd_f32_any_cols_without_weight_block_per_row_202b13(
 
   const int lane = threadIdx.x;
   const int slot = 0;  // this thread's row within the block
-  const int vectors = (cols + kVector - 1) / kVector;
+  const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
   int parity = 0;
 
@@ -784,7 +784,7 @@ layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_e9df57(
   const int lane = threadIdx.x;
   const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
-  const int vectors = (cols + kVector - 1) / kVector;
+  const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
 
   float* dx_row = dx + static_cast<long long>(row) * dx_pitch;

@@ -444,7 +444,7 @@ rmsnorm_bwd_bf16_128_warp_per_row_3061ee(
 
   __syncthreads();
   // ... and are added in a fixed order.
-  for (int cell = threadIdx.x; cell < kVectors * kVector; cell += kThreads) {
+  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
     const float dweight_total = column_sums[cell] + column_sums[kPitch + cell] + column_sums[2 * kPitch + cell] + column_sums[3 * kPitch + cell] + column_sums[4 * kPitch + cell] + column_sums[5 * kPitch + cell] + column_sums[6 * kPitch + cell] + column_sums[7 * kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + cell] = dweight_total;
   }
@@ -488,7 +488,7 @@ rmsnorm_bwd_bf16_128_warp_per_row_3061ee_finish(
   __syncthreads();
 
   const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+  if (threadIdx.x < kCells && cell < kCols) {
     float total = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
@@ -629,7 +629,7 @@ rmsnorm_bwd_bf16_128_warp_per_row_764ba8(
 
   __syncthreads();
   // ... and are added in a fixed order.
-  for (int cell = threadIdx.x; cell < kVectors * kVector; cell += kThreads) {
+  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
     const float dweight_total = column_sums[cell] + column_sums[kPitch + cell] + column_sums[2 * kPitch + cell] + column_sums[3 * kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + cell] = dweight_total;
   }
@@ -673,7 +673,7 @@ rmsnorm_bwd_bf16_128_warp_per_row_764ba8_finish(
   __syncthreads();
 
   const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+  if (threadIdx.x < kCells && cell < kCols) {
     float total = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
@@ -788,7 +788,7 @@ rmsnorm_bwd_bf16_768_warp_per_row_2bd7c4(
 
   __syncthreads();
   // ... and are added in a fixed order.
-  for (int cell = threadIdx.x; cell < kVectors * kVector; cell += kThreads) {
+  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
     const float dweight_total = column_sums[cell] + column_sums[kPitch + cell] + column_sums[2 * kPitch + cell] + column_sums[3 * kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + cell] = dweight_total;
   }
@@ -832,7 +832,7 @@ rmsnorm_bwd_bf16_768_warp_per_row_2bd7c4_finish(
   __syncthreads();
 
   const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+  if (threadIdx.x < kCells && cell < kCols) {
     float total = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
@@ -980,7 +980,7 @@ rmsnorm_bwd_bf16_1024_block_per_row_7c50d3(
 
   __syncthreads();
   // ... and are added in a fixed order.
-  for (int cell = threadIdx.x; cell < kVectors * kVector; cell += kThreads) {
+  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
     const float dweight_total = column_sums[cell] + column_sums[kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + cell] = dweight_total;
   }
@@ -1024,7 +1024,7 @@ rmsnorm_bwd_bf16_1024_block_per_row_7c50d3_finish(
   __syncthreads();
 
   const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+  if (threadIdx.x < kCells && cell < kCols) {
     float total = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
@@ -1172,7 +1172,7 @@ rmsnorm_bwd_bf16_4096_block_per_row_d4f367(
 
   __syncthreads();
   // ... and are added in a fixed order.
-  for (int cell = threadIdx.x; cell < kVectors * kVector; cell += kThreads) {
+  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
     const float dweight_total = column_sums[cell] + column_sums[kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + cell] = dweight_total;
   }
@@ -1216,7 +1216,7 @@ rmsnorm_bwd_bf16_4096_block_per_row_d4f367_finish(
   __syncthreads();
 
   const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+  if (threadIdx.x < kCells && cell < kCols) {
     float total = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
@@ -1349,7 +1349,7 @@ rmsnorm_bwd_bf16_4097_block_per_row_3b8d66(
 
   __syncthreads();
   // ... and are added in a fixed order.
-  for (int cell = threadIdx.x; cell < kVectors * kVector; cell += kThreads) {
+  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
     const float dweight_total = column_sums[cell] + column_sums[kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + cell] = dweight_total;
   }
@@ -1363,8 +1363,6 @@ rmsnorm_bwd_bf16_4097_block_per_row_3b8d66_finish(
     int partial_rows) {
   constexpr int kCols = 4097;
   constexpr int kPitch = 4128;
-  constexpr int kVector = 1;
-  constexpr int kVectors = 4097;
   constexpr int kTensors = 1;
   constexpr int kCells = 16;  // of a block
   constexpr int kLanes = 512 / kCells;  // threads that share a cell
@@ -1391,8 +1389,8 @@ rmsnorm_bwd_bf16_4097_block_per_row_3b8d66_finish(
   if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
   __syncthreads();
 
-  const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+  const int column = cell;
+  if (threadIdx.x < kCells && cell < kCols) {
     float total = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
@@ -1568,7 +1566,7 @@ rmsnorm_bwd_bf16_8192_block_per_row_7bf3df_finish(
   __syncthreads();
 
   const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+  if (threadIdx.x < kCells && cell < kCols) {
     float total = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
@@ -1716,7 +1714,7 @@ rmsnorm_bwd_bf16_32768_block_per_row_42fa92_finish(
   __syncthreads();
 
   const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+  if (threadIdx.x < kCells && cell < kCols) {
     float total = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
@@ -1753,7 +1751,7 @@ rmsnorm_bwd_bf16_any_cols_block_per_row_202b13(
 
   const int lane = threadIdx.x;
   const int slot = 0;  // this thread's row within the block
-  const int vectors = (cols + kVector - 1) / kVector;
+  const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
   int parity = 0;
 
@@ -1878,7 +1876,7 @@ rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_e9df57(
   const int lane = threadIdx.x;
   const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
-  const int vectors = (cols + kVector - 1) / kVector;
+  const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
 
   bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;

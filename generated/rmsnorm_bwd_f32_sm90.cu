@@ -13,6 +13,7 @@
 // tuned by  normgen 0.1.0, generator revision fbf9ff23b6e3
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x4096 --op rmsnorm --direction backward
+// note      the text below comes from another generator revision than the one that was tuned
 //
 //   rows x cols  kernel         threads  rows/block  vector  median us  GB/s  of roof  vs default  data
 //   8192 x 4096  block_per_row  256      1           float4  100.2      4018  95.9 %   1.22x       cold
@@ -317,7 +318,7 @@ rmsnorm_bwd_f32_4096_block_per_row_420051_finish(
   __syncthreads();
 
   const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+  if (threadIdx.x < kCells && cell < kCols) {
     float total = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
@@ -354,7 +355,7 @@ rmsnorm_bwd_f32_any_cols_block_per_row_202b13(
 
   const int lane = threadIdx.x;
   const int slot = 0;  // this thread's row within the block
-  const int vectors = (cols + kVector - 1) / kVector;
+  const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
   int parity = 0;
 
@@ -479,7 +480,7 @@ rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_e9df57(
   const int lane = threadIdx.x;
   const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
-  const int vectors = (cols + kVector - 1) / kVector;
+  const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
 
   float* dx_row = dx + static_cast<long long>(row) * dx_pitch;

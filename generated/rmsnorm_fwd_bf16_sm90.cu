@@ -599,7 +599,7 @@ rmsnorm_fwd_bf16_any_cols_block_per_row_e9df57(
   const int lane = threadIdx.x;
   const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
-  const int vectors = (cols + kVector - 1) / kVector;
+  const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
@@ -668,7 +668,7 @@ rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_e9df57(
   const int lane = threadIdx.x;
   const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
-  const int vectors = (cols + kVector - 1) / kVector;
+  const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;

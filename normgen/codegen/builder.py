@@ -9,7 +9,7 @@ import re
 from dataclasses import replace
 
 from normgen.codegen.columns import WARP, ColumnSums
-from normgen.codegen.looks import Looks
+from normgen.codegen.looks import EDGE, Looks
 from normgen.codegen.module import Param
 from normgen.codegen.printer import Printer
 from normgen.codegen.view import KernelView, Loop, SectionList
@@ -23,7 +23,7 @@ def _used(view: KernelView) -> tuple[tuple[str, str, str], ...]:
     """The constants that the kernel names, directly or through another: nvcc warns about the rest."""
     sections = (*view.prologue, *view.body, *view.epilogue)
     text = [line for section in sections for line in section.texts()]
-    text += [section.guard + section.elem_guard for section in sections if isinstance(section, Loop)]
+    text += [section.guard for section in sections if isinstance(section, Loop)]
     text += [
         view.row_loop,
         view.steps,
@@ -140,7 +140,9 @@ class KernelBuilder(Looks):
         """Everything a row needs once its index is known."""
         out = SectionList()
         if self.schedule.hold == "registers" and self.held:
-            out.lines(*(f"{self.vec(h.name)} {h.name}_held[kSteps];" for h in self.held))
+            out.lines(*self.declarations(self.held, "kSteps"))
+        elif self.schedule.hold == "shared" and self.layout.edged:
+            out.lines(*(f"{self.vec(h.name, EDGE)} {h.name}_edge = {{}};" for h in self.held))
         if self.prefetches:
             self.take_fetched(out)
         else:
@@ -172,6 +174,8 @@ class KernelBuilder(Looks):
     def fetch_lines(self) -> list[str]:
         """A lambda that starts the loads of a row tile; its registers are read one trip later."""
         lines = [f"{self.vec(h.name)} {h.name}_next[kSteps];" for h in self.held]
+        if self.layout.edged:
+            lines += [f"{self.vec(h.name, EDGE)} {h.name}_edge_next = {{}};" for h in self.held]
         lines += [f"float {row.name}_next;" for row in self.fetched_rows]
         lines += [
             "// The loads of the next row travel while this one is computed.",
@@ -183,8 +187,9 @@ class KernelBuilder(Looks):
         for load in self.held:
             lines.append(f"  {self.row_pointer(self.problem.tensor(load.name), 'fetched_row')}")
         lines += [f"  {row.name}_next = {row.name}[fetched_row];" for row in self.fetched_rows]
-        reads = [f"{h.name}_next[step] = {self.read_elem(h.name, self.schedule.load)};" for h in self.held]
-        body = [*list(self.column_head)[:1], *reads]
+        body = [
+            f"{h.name}_next[step] = {self.read_elem(h.name, self.schedule.load, self.vector_site)};" for h in self.held
+        ]
         if self.guard:
             body = [f"if ({self.guard}) {{", *("  " + line for line in body), "}"]
         lines += [
@@ -193,9 +198,10 @@ class KernelBuilder(Looks):
             "    const int vector = lane + step * kThreadsPerRow;",
             *("    " + line for line in body),
             "  }",
-            "};",
         ]
-        return lines
+        if self.layout.edged:
+            lines += ["  if (has_edge) {", *("    " + line for line in self.edge_reads("{}_edge_next")), "  }"]
+        return [*lines, "};"]
 
     @property
     def first_tile(self) -> str:
@@ -208,6 +214,8 @@ class KernelBuilder(Looks):
     def take_fetched(self, out: SectionList) -> None:
         moves = tuple(f"{h.name}_held[step] = {h.name}_next[step];" for h in self.held)
         out.loop(Loop(unroll="#pragma unroll", head=moves))
+        if self.layout.edged:
+            out.lines(*(f"{h.name}_edge = {h.name}_edge_next;" for h in self.held))
         out.lines(f"if (first_row + {self.tile_stride} < rows) fetch(first_row + {self.tile_stride});")
 
     def row_index_lines(self) -> list[str]:
@@ -240,12 +248,27 @@ class KernelBuilder(Looks):
             if re.search(rf"\b{tensor.name}_row\b", text) or pivot or aligned:
                 lines.append(self.row_pointer(tensor, self.valid_row))
         if self.layout.shifted:
-            lines.append("// Elements between the aligned vector the row starts in and the row's first element.")
-            lines.append(
-                f"const int shift = static_cast<int>(reinterpret_cast<unsigned long long>({first_elem.name}_row) / "
-                f"sizeof({first_elem.dtype.ctype}) % kVector);"
-            )
+            address = f"reinterpret_cast<unsigned long long>({first_elem.name}_row)"
+            lines += [
+                "// The row's first elements, up to the first aligned vector, and its last ones belong to a lane each.",
+                f"const int shift = static_cast<int>({address} / sizeof({first_elem.dtype.ctype}) % kVector);",
+                "const int head = (kVector - shift) % kVector;",
+                f"const int vectors = ({self.cols} - head) / kVector;",
+                "const int edge = lane < head ? lane : lane + vectors * kVector;",
+                f"const bool has_edge = edge < {self.cols};",
+            ]
         return lines
+
+    def edge_lines(self) -> list[str]:
+        """The element behind the whole vectors that this lane owns, where rows start on a vector."""
+        if not self.layout.edged or self.layout.shifted:
+            return []
+        vectors = "vectors" if self.problem.any_cols else "kVectors"
+        return [
+            "// The elements behind the last whole vector belong to a lane each.",
+            f"const int edge = lane + {vectors} * kVector;",
+            f"const bool has_edge = edge < {self.cols};",
+        ]
 
     def prologue(self) -> SectionList:
         out = SectionList()
@@ -263,12 +286,12 @@ class KernelBuilder(Looks):
             start = "blockIdx.x" if whole_block else "blockIdx.x * kRowsPerBlock + slot"
             start = "blockIdx.x / kCluster" if s.cluster > 1 else start
             lines.append(f"const int row = {start};")
-        if self.problem.any_cols:
-            extra = "2 * kVector - 2" if self.layout.shifted else "kVector - 1"
-            lines.append(f"const int vectors = (cols + {extra}) / kVector;")
+        if self.problem.any_cols and self.layout.shifted:
+            lines.append("const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;")
+        elif self.problem.any_cols:
+            lines.append("const int vectors = cols / kVector;")
             lines.append("const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;")
-            if self.layout.partial:
-                lines.append("const int whole_steps = cols / kVector / kThreadsPerRow;")
+        lines += self.edge_lines()
         if self.double_slots:
             lines.append("int parity = 0;")
         out.lines(*lines)
@@ -326,12 +349,10 @@ class KernelBuilder(Looks):
         if s.threads_per_row > WARP and s.reduce_with != "shared_tree" and s.cluster == 1:
             rows.append(("kWarpsPerRow", "kThreadsPerRow / 32", ""))
         if not problem.any_cols:
-            top = "(kCols + 2 * kVector - 2) / kVector" if self.layout.shifted else "(kCols + kVector - 1) / kVector"
-            exact = "kCols / kVector"
-            rows.append(("kVectors", top if self.layout.partial else exact, "per row"))
+            rows.append(("kVectors", "kCols / kVector", "per row"))
             rows.append(("kSteps", "(kVectors + kThreadsPerRow - 1) / kThreadsPerRow", "vectors a thread owns"))
-            if self.layout.partial:
-                rows.append(("kWholeSteps", "kCols / kVector / kThreadsPerRow", "steps with complete vectors only"))
+            if self.layout.shifted:
+                rows.append(("kWholeSteps", "(kVectors - 2) / kThreadsPerRow", "a vector a thread, and one behind it"))
         return (*rows, *self.columns.constants())
 
     def shared_lines(self) -> tuple[str, ...]:

@@ -144,16 +144,13 @@ def vectors_of(problem: Problem, schedule: Schedule, program: RowProgram) -> Vec
     if schedule.hold == "reload":
         elem_reads.append("default")
     reads = sorted({*elem_reads, "default"})
-    partial = schedule.edges != "exact"
     writes = [schedule.store] if any(t.is_written for t in problem.elem_tensors) else []
     shared_writes = ["default"] if schedule.hold == "shared" or program.col_reduces else []
     return Vectors(
         ctypes=tuple(sorted({t.dtype.ctype for t in problem.tensors})),
         reads=tuple(reads),
         writes=tuple(sorted({*writes, *shared_writes})),
-        partial_reads=tuple(reads) if partial else (),
-        partial_writes=tuple(sorted(set(writes))) if partial else (),
-        shifted_reads=("default",) if schedule.edges == "peel" and problem.align % 16 == 0 else (),
+        windows=("default",) if schedule.edges == "peel" and problem.parameter_bytes else (),
     )
 
 

@@ -107,9 +107,7 @@ class Vectors:
     ctypes: tuple[str, ...]
     reads: tuple[str, ...]
     writes: tuple[str, ...]
-    partial_reads: tuple[str, ...] = ()
-    partial_writes: tuple[str, ...] = ()
-    shifted_reads: tuple[str, ...] = ()
+    windows: tuple[str, ...] = ()
 
     def __or__(self, other: Vectors) -> Vectors:
         def both(name: str) -> tuple[str, ...]:
@@ -125,10 +123,7 @@ class Vectors:
                 ctypes=self.ctypes,
                 reads=self.reads,
                 writes=self.writes,
-                partial=bool(self.partial_reads or self.partial_writes),
-                partial_reads=self.partial_reads,
-                partial_writes=self.partial_writes,
-                shifted=bool(self.shifted_reads),
+                windows=self.windows,
             )
         )
 

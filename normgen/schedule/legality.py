@@ -23,8 +23,8 @@ def held_register_limit(s: Schedule, device: Device) -> int:
 
 
 def vectors_per_row(problem: Problem, s: Schedule) -> int:
-    """The most vectors one row can touch; a peeled row may start inside a vector."""
-    return -(-(problem.cols + (s.vector - 1 if s.edges == "peel" else 0)) // s.vector)
+    """The most whole vectors a row has; what is left of it, its edge, is owned element by element."""
+    return problem.cols // s.vector
 
 
 def steps_per_lane(problem: Problem, s: Schedule) -> int:
@@ -57,7 +57,7 @@ def sums_in_registers(problem: Problem, s: Schedule) -> int:
 def shared_bytes(problem: Problem, s: Schedule) -> int:
     """Dynamic shared memory of a block: held rows, then column sums."""
     held = s.threads * held_bytes_per_thread(problem, s) if s.hold == "shared" else 0
-    columns = column_outputs(problem) * 4 * (vectors_per_row(problem, s) * s.vector + 31)
+    columns = column_outputs(problem) * 4 * (problem.cols + 31)
     if s.columns == "shared_atomic":
         return held + columns
     groups = s.threads // max(32, s.threads_per_row)
@@ -100,6 +100,11 @@ def _edges(problem: Problem, s: Schedule, _: Device) -> str | None:
         return "cols is divisible by the vector: nothing to mask"
     if s.edges == "masked" and s.vector == 1:
         return "vectors of one element have no tail"
+    edge = {"exact": 0, "masked": s.vector - 1, "peel": 2 * s.vector - 2}[s.edges]
+    if s.edges != "exact" and problem.cols < s.vector:
+        return f"a row of {problem.cols} elements has no vector of {s.vector}"
+    if edge > s.threads_per_row * s.cluster:
+        return f"up to {edge} elements outside of the whole vectors need a lane each"
     if s.edges == "peel":
         if s.vector == 1:
             return "vectors of one element need no peeled head"
