@@ -171,6 +171,16 @@ class KernelBuilder(Looks):
     def fetched_rows(self) -> list[Load]:
         return [ld for ld in self.program.loads if ld.kind is Kind.ROW and not ld.first_of]
 
+    @property
+    def fetched_row(self) -> str:
+        if not self.idle_rows:
+            return "first_row"
+        return (
+            "first_row + slot < rows ? first_row + slot : own_row"
+            if self.one_shift
+            else "min(first_row + slot, rows - 1)"
+        )
+
     def fetch_lines(self) -> list[str]:
         """A lambda that starts the loads of a row tile; its registers are read one trip later."""
         lines = [f"{self.vec(h.name)} {h.name}_next[kSteps];" for h in self.held]
@@ -180,9 +190,7 @@ class KernelBuilder(Looks):
         lines += [
             "// The loads of the next row travel while this one is computed.",
             "const auto fetch = [&](int first_row) {",
-            "  const int fetched_row = min(first_row + slot, rows - 1);"
-            if self.idle_rows
-            else "  const int fetched_row = first_row;",
+            f"  const int fetched_row = {self.fetched_row};",
         ]
         for load in self.held:
             lines.append(f"  {self.row_pointer(self.problem.tensor(load.name), 'fetched_row')}")
@@ -190,6 +198,7 @@ class KernelBuilder(Looks):
         body = [
             f"{h.name}_next[step] = {self.read_elem(h.name, self.schedule.load, self.vector_site)};" for h in self.held
         ]
+        body = [*self.column_line(body), *body]
         if self.guard:
             body = [f"if ({self.guard}) {{", *("  " + line for line in body), "}"]
         lines += [
@@ -223,8 +232,10 @@ class KernelBuilder(Looks):
         if self.loops_rows:
             lines.append("const int row = first_row + slot;" if self.idle_rows else "const int row = first_row;")
         if self.idle_rows:
-            lines.append("const bool active = row < rows;  // idle rows recompute the last row and store nothing")
-            lines.append("const int valid_row = active ? row : rows - 1;")
+            other = "own_row" if self.one_shift else "rows - 1"
+            what = "their lane's first row" if self.one_shift else "the last row"
+            lines.append(f"const bool active = row < rows;  // idle rows recompute {what} and store nothing")
+            lines.append(f"const int valid_row = active ? row : {other};")
         return lines
 
     @property
@@ -240,27 +251,42 @@ class KernelBuilder(Looks):
 
     def pointer_lines(self, text: str) -> list[str]:
         """Row starts of the elem tensors that `text` reads or writes."""
-        first_elem = next(t for t in self.problem.elem_tensors if not t.is_written)
         lines = []
         for tensor in self.problem.elem_tensors:
             pivot = any(ld.first_of == tensor.name for ld in self.program.loads)
-            aligned = self.layout.shifted and tensor is first_elem
+            aligned = self.layout.shifted and not self.one_shift and tensor is self.first_elem
             if re.search(rf"\b{tensor.name}_row\b", text) or pivot or aligned:
                 lines.append(self.row_pointer(tensor, self.valid_row))
-        if self.layout.shifted:
-            address = f"reinterpret_cast<unsigned long long>({first_elem.name}_row)"
-            lines += [
-                "// The row's first elements, up to the first aligned vector, and its last ones belong to a lane each.",
-                f"const int shift = static_cast<int>({address} / sizeof({first_elem.dtype.ctype}) % kVector);",
-                "const int head = (kVector - shift) % kVector;",
-                f"const int vectors = ({self.cols} - head) / kVector;",
-                "const int edge = lane < head ? lane : lane + vectors * kVector;",
-                f"const bool has_edge = edge < {self.cols};",
-            ]
+        if self.layout.shifted and not self.one_shift:
+            lines += self.shift_lines(f"{self.first_elem.name}_row")
         return lines
 
+    @property
+    def first_elem(self) -> TensorUse:
+        return next(t for t in self.problem.elem_tensors if not t.is_written)
+
+    def shift_lines(self, row: str) -> list[str]:
+        """How the row at pointer `row` is cut."""
+        address = f"reinterpret_cast<unsigned long long>({row})"
+        return [
+            "// A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.",
+            f"const int shift = static_cast<int>({address} / sizeof({self.first_elem.dtype.ctype}) % kVector);",
+            "const int head = (kVector - shift) % kVector;",
+            f"const int vectors = ({self.cols} - head) / kVector;",
+            "const int edge = lane < head ? lane : lane + vectors * kVector;",
+            f"const bool has_edge = edge < {self.cols};",
+        ]
+
     def edge_lines(self) -> list[str]:
-        """The element behind the whole vectors that this lane owns, where rows start on a vector."""
+        """The element outside of the whole vectors that this lane owns in every row."""
+        if self.one_shift:
+            x = self.first_elem.name
+            first = f"min(static_cast<int>({self.first_tile} + slot), rows - 1)" if self.idle_rows else self.first_tile
+            return [
+                "// The grid's stride is a multiple of the vector: all rows of this lane shift alike.",
+                f"const int own_row = {first};",
+                *self.shift_lines(f"{x} + static_cast<long long>(own_row) * {x}_pitch"),
+            ]
         if not self.layout.edged or self.layout.shifted:
             return []
         vectors = "vectors" if self.problem.any_cols else "kVectors"

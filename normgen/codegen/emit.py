@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from normgen.codegen import prelude
@@ -119,6 +120,7 @@ def launch_of(builder: KernelBuilder) -> Launch:
         cluster=s.cluster,
         persistent=s.persistent,
         shared_bytes=builder.shared_bytes,
+        period=s.vector // math.gcd(s.vector, s.rows_per_block) if builder.one_shift else 1,
         min_blocks=1 if builder.columns else 0,
     )
 

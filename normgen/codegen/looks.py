@@ -198,6 +198,11 @@ class Looks:
         return f"Vec<{self.ctype(tensor)}, {site.width if site else 'kVector'}>"
 
     @property
+    def one_shift(self) -> bool:
+        """Whether all rows of a lane shift alike: the grid's stride is a multiple of the vector (Launch.period)."""
+        return self.layout.shifted and self.schedule.persistent > 0
+
+    @property
     def vector_site(self) -> Site:
         return SHIFTED if self.layout.shifted else ALIGNED
 
@@ -210,7 +215,9 @@ class Looks:
 
     def read_param(self, tensor: str, site: Site) -> str:
         if site is SHIFTED:  # such a row meets the parameters between two of their vectors
-            inside = "false" if self.problem.any_cols else "step < kWholeSteps"
+            # A parameter off the 16-byte grid may start within its first word.
+            inside = "step < kWholeSteps" if self.problem.align % 16 == 0 else "step > 0 && step < kWholeSteps"
+            inside = "false" if self.problem.any_cols else inside
             return f"read_window<kVector>({tensor}, column, {self.cols}, {inside})"
         return f"read_default<{site.width}>({tensor} + {site.at})"
 

@@ -174,7 +174,7 @@ def _launch_line(problem: Problem, kernel: Kernel) -> LaunchLine:
 
 def launch_values(s: Launch) -> str:
     """The initialiser of the template's struct Launch."""
-    sizes = (s.threads, s.rows_per_block, s.cluster, s.persistent, s.shared_bytes, s.blocks, s.min_blocks)
+    sizes = (s.threads, s.rows_per_block, s.cluster, s.persistent, s.shared_bytes, s.blocks, s.period, s.min_blocks)
     return ", ".join([*map(str, sizes), "true" if s.dependent else "false"])
 
 

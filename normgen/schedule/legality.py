@@ -114,6 +114,8 @@ def _edges(problem: Problem, s: Schedule, _: Device) -> str | None:
             return "a peeled head needs all elem tensors of one element size, so that their rows shift alike"
         if s.vector * problem.dtype.bytes > 16:
             return "a peeled head aligns to at most 16 bytes"
+        if s.persistent and s.cluster > 1:
+            return "clusters that fit the device are not a multiple of the vector: rows would shift from trip to trip"
     return None
 
 
@@ -148,8 +150,6 @@ def _params_registers(problem: Problem, s: Schedule, device: Device) -> str | No
         return None
     if param_bytes_per_thread(problem, s) == 0:
         return "there are no column parameters to load early"
-    if s.params == "kept" and s.edges == "peel":
-        return "kept parameters meet every row at another shift when the head is peeled"
     if s.hold != "registers" and param_bytes_per_thread(problem, s) // 4 > held_register_limit(s, device):
         return "the column parameters of a thread do not fit its registers"
     return None
@@ -202,8 +202,8 @@ def _copy(_: Problem, s: Schedule, __: Device) -> str | None:
         return "asynchronous copies are not built yet"
     if s.stages > 2:
         return "more than two rows in flight need an asynchronous copy"
-    if s.stages > 1 and (s.hold != "registers" or s.edges == "peel"):
-        return "the next row travels in registers, at the same columns: hold = registers, edges = exact or masked"
+    if s.stages > 1 and s.hold != "registers":
+        return "the next row travels in registers: hold = registers"
     return None
 
 
