@@ -18,6 +18,8 @@ from normgen.program.ir import Load, Map, RowProgram
 from normgen.schedule.schedule import Schedule
 from normgen.spec import Kind
 
+STARTED = "a block may write to another only once that one has started"
+
 
 def _used(view: KernelView) -> tuple[tuple[str, str, str], ...]:
     """The constants that the kernel names, directly or through another: nvcc warns about the rest."""
@@ -90,7 +92,8 @@ class KernelBuilder(Looks):
         state = self.states[look]
         width = self.schedule.threads_per_row
         if self.schedule.cluster > 1:
-            return f"{state.variable} = reduce_cluster<kWarps, kCluster>({state.variable}, {state.variable}_slots);"
+            slots = f"{state.variable}_slots[parity]" if self.double_slots else f"{state.variable}_slots"
+            return f"{state.variable} = reduce_cluster<kWarps, kCluster>({state.variable}, {slots});"
         if width == 1:
             return ""
         if self.schedule.reduce_with == "shared_tree":
@@ -116,10 +119,29 @@ class KernelBuilder(Looks):
 
     @property
     def double_slots(self) -> bool:
-        """With a single barrier per row, a fast warp could overwrite slots a slow warp still reads: alternate them."""
+        """With a single barrier per row, a fast warp could overwrite slots a slow warp still reads: alternate them.
+
+        With more, the row's last barrier stands between the reads of its first slots and the next row's writes.
+        """
         if not self.loops_rows or len(self.groups) != 1:
             return False
+        if self.schedule.cluster > 1:
+            return self.schedule.persistent > 0
         return self.schedule.threads_per_row > WARP and self.schedule.reduce_with != "shared_tree"
+
+    @property
+    def cluster_loops(self) -> bool:
+        """Whether clusters walk rows and exchange states in each."""
+        return self.schedule.cluster > 1 and self.schedule.persistent > 0 and bool(self.states)
+
+    @property
+    def walker(self) -> str:
+        """Which of the walkers of rows this block is, or belongs to: a cluster walks as one."""
+        return "blockIdx.x / kCluster" if self.schedule.cluster > 1 else "blockIdx.x"
+
+    @property
+    def walkers(self) -> str:
+        return "gridDim.x / kCluster" if self.schedule.cluster > 1 else "gridDim.x"
 
     # ---- the kernel --------------------------------------------------------------------------------------------
 
@@ -149,18 +171,22 @@ class KernelBuilder(Looks):
             self.load_loops(out)
         if self.schedule.params == "early":
             self.param_loops(out)
-        if self.schedule.cluster > 1 and self.states:
-            out.lines("cluster_arrive();  // a block may write to another only once that one has started")
+        if self.schedule.cluster > 1 and self.states and not self.cluster_loops:
+            out.lines(f"cluster_arrive();  // {STARTED}")
         for look, state in enumerate(self.states):
             out.lines(f"{state.type} {state.variable} = {{{', '.join(state.identity)}}};")
             out.loop(self.look_loop(look))
             reduce = [line for line in (self.reduce_line(look),) if line]
-            if self.schedule.cluster > 1 and look == 0:
+            if self.schedule.cluster > 1 and look == 0 and not self.cluster_loops:
                 reduce.insert(0, "cluster_wait();")
             out.lines(*reduce, *self.row_lines(look + 1))
         out.lines(*self.row_store_lines())
         if self.elem_stores or self.columns:
             out.loop(self.look_loop(len(self.groups)))
+        if self.cluster_loops and self.double_slots:
+            out.lines(
+                "// These slots are written again two rows on, behind the next row's barrier: every block has read them then.",
+            )
         if self.double_slots:
             out.lines("parity ^= 1;")
         return out
@@ -214,11 +240,11 @@ class KernelBuilder(Looks):
 
     @property
     def first_tile(self) -> str:
-        return "blockIdx.x * kRowsPerBlock" if self.idle_rows else "blockIdx.x"
+        return "blockIdx.x * kRowsPerBlock" if self.idle_rows else self.walker
 
     @property
     def tile_stride(self) -> str:
-        return "gridDim.x * kRowsPerBlock" if self.idle_rows else "gridDim.x"
+        return "gridDim.x * kRowsPerBlock" if self.idle_rows else self.walkers
 
     def take_fetched(self, out: SectionList) -> None:
         moves = tuple(f"{h.name}_held[step] = {h.name}_next[step];" for h in self.held)
@@ -309,8 +335,7 @@ class KernelBuilder(Looks):
             slot = "0" if whole_block else "threadIdx.x / kThreadsPerRow"
             lines.append(f"const int slot = {slot};  // this thread's row within the block")
         if not self.loops_rows:
-            start = "blockIdx.x" if whole_block else "blockIdx.x * kRowsPerBlock + slot"
-            start = "blockIdx.x / kCluster" if s.cluster > 1 else start
+            start = self.walker if whole_block else "blockIdx.x * kRowsPerBlock + slot"
             lines.append(f"const int row = {start};")
         if self.problem.any_cols and self.layout.shifted:
             lines.append("const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;")
@@ -320,6 +345,8 @@ class KernelBuilder(Looks):
         lines += self.edge_lines()
         if self.double_slots:
             lines.append("int parity = 0;")
+        if self.cluster_loops:
+            lines.append(f"cluster_arrive();  // {STARTED}")
         out.lines(*lines)
         if self.schedule.hold == "shared" and self.held:
             out.lines(*self.shared_pointers())
@@ -330,6 +357,8 @@ class KernelBuilder(Looks):
         self.columns.prologue(out)
         if self.prefetches:
             out.lines(*self.fetch_lines(), f"if ({self.first_tile} < rows) fetch({self.first_tile});")
+        if self.cluster_loops:
+            out.lines("cluster_wait();")
         return out
 
     def epilogue(self) -> SectionList:
@@ -384,7 +413,8 @@ class KernelBuilder(Looks):
     def shared_lines(self) -> tuple[str, ...]:
         s = self.schedule
         if s.cluster > 1:
-            return tuple(f"__shared__ {st.type} {st.variable}_slots[kCluster * kWarps];" for st in self.states)
+            twice = "[2]" if self.double_slots else ""
+            return tuple(f"__shared__ {st.type} {st.variable}_slots{twice}[kCluster * kWarps];" for st in self.states)
         if s.threads_per_row == 1:
             return ()
         if s.reduce_with == "shared_tree":

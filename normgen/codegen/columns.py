@@ -94,7 +94,9 @@ class ColumnSums:
 
     @property
     def block_bytes(self) -> int:
-        return len(self.reduces) * self.pitch * 4 if self and self.how in DETERMINISTIC else 0
+        """A block's part of its partial row; the blocks of a cluster fill one together, each at its own columns."""
+        row = len(self.reduces) * self.pitch * 4 if self and self.how in DETERMINISTIC else 0
+        return row // self.b.schedule.cluster
 
     def params(self) -> list[Param]:
         if not self:
@@ -261,7 +263,7 @@ class ColumnSums:
         for index, name in enumerate(self.names):
             value = sum_.format(name)
             if self.how in DETERMINISTIC:
-                row = f"static_cast<long long>(blockIdx.x) * {len(self.names)} * kPitch"
+                row = f"static_cast<long long>({self.b.walker}) * {len(self.names)} * kPitch"
                 lines.append(f"partials[{row} + {self.start(index)}{cell}] = {value};")
             else:
                 lines.append(f"atomicAdd(sums + {self.start(index)}{cell}, {value});")
@@ -335,10 +337,11 @@ class ColumnSums:
             return None
         name = f"{self.b.name}_finish"
         outputs = [self.b.problem.tensor(s.tensor) for s in self.stores]
+        cluster = self.b.schedule.cluster
         params = [
             *(Param(name=t.name, ctype=f"{t.dtype.ctype}*", source=Source.TENSOR, key=t.name) for t in outputs),
             Param(name="partials", ctype="const float*", source=Source.WORKSPACE),
-            Param(name="partial_rows", ctype="int", source=Source.BLOCKS),
+            Param(name="blocks" if cluster > 1 else "partial_rows", ctype="int", source=Source.BLOCKS),
         ]
         layout = self.b.layout
         columns = next((c for c in (32, 16) if self.pitch // c * len(outputs) >= FINISH_BLOCKS), 8)
@@ -353,6 +356,7 @@ class ColumnSums:
             "vectors": layout.vectors,
             "threads": FINISH_THREADS,
             "dependent": dependent,
+            "cluster": cluster,
             "columns": columns,
             "column": self._column_of_cell(),
             "outputs": [{"name": s.tensor, "lines": self.write_lines(s, "total")} for s in self.stores],

@@ -46,6 +46,11 @@ class Launch:
     period: int = 1  # a persistent grid that loops has a multiple of so many blocks: its rows shift alike, trip by trip
     min_blocks: int = 0  # blocks to launch even for 0 rows: column sums of nothing are zeros, and must be written
 
+    @property
+    def loops_clusters(self) -> bool:
+        """Whether whole clusters walk rows: a launch has no more of them than fit the device at a time."""
+        return self.cluster > 1 and self.persistent > 0
+
     def grid(self, *, rows: int, sm_count: int) -> int:
         """Blocks in x for that many rows; 0: nothing to launch."""
         if self.blocks:

@@ -164,10 +164,12 @@ def _cluster(problem: Problem, s: Schedule, device: Device) -> str | None:
         return "a cluster shares one row: rows_per_block = 1 and whole warps"
     if s.reduce_with != "shuffle":
         return "clusters combine with shuffles and distributed shared memory"
-    if problem.any_cols or column_outputs(problem):
-        return "a cluster shares rows of a fixed length, and column sums are not taken across its blocks"
-    if s.persistent:
-        return "a cluster of a persistent grid would overwrite states its neighbours still read"
+    if problem.any_cols:
+        return "a cluster shares rows of a fixed length: cols is a run-time value"
+    if column_outputs(problem) and s.columns == "shared_atomic":
+        return (
+            "a block of a cluster meets a part of the columns: its row of sums in shared memory would be mostly zeros"
+        )
     return None
 
 
@@ -180,7 +182,12 @@ def _persistent(problem: Problem, s: Schedule, device: Device) -> str | None:
         return None
     tiles = -(-problem.rows // s.rows_per_block)
     columns = column_outputs(problem) > 0
-    if tiles <= s.persistent * device.sm_count and not problem.any_cols and s.persistent > 1 and not columns:
+    if (
+        tiles <= max(1, s.persistent * device.sm_count // s.cluster)
+        and not problem.any_cols
+        and s.persistent > 1
+        and not columns
+    ):
         return "the grid would have no row to loop over"
     if s.persistent * s.threads > device.threads_per_sm:
         return f"{s.persistent} blocks of {s.threads} threads exceed the {device.threads_per_sm} threads of an SM"
@@ -296,11 +303,22 @@ def searched_tile(problem: Problem, s: Schedule, _: Device) -> str | None:
 
 
 def searched_cluster(problem: Problem, s: Schedule, device: Device) -> str | None:
-    """Search policy: a cluster pays where one block cannot hold the row or rows are fewer than SMs."""
+    """Search policy: a cluster pays where one block cannot hold the row or rows are fewer than SMs.
+
+    Column sums take registers too, and a cluster leaves fewer partial rows: clusters from half a block's row on.
+    """
     if s.cluster == 1:
         return None
     if s.threads_per_row < 128:
         return "not searched: clusters of blocks below 128 threads"
+    if column_outputs(problem):
+        if problem.cols * problem.dtype.bytes < 8192 and problem.rows >= 4 * device.sm_count:
+            return "not searched: column sums over clusters for rows below 8 KiB, unless there are few rows"
+        if not s.persistent:
+            return "not searched: clusters that do not loop over rows, with column sums"
+        return None
+    if s.persistent:
+        return "not searched: a persistent grid of clusters without column sums"
     small = problem.cols * problem.dtype.bytes < 32768 and problem.rows * 2 > device.sm_count
     if small or problem.any_cols:
         return "not searched: clusters for rows that one block holds, unless rows are fewer than half the SMs"
