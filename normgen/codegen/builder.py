@@ -406,7 +406,9 @@ class KernelBuilder(Looks):
         reads = len(self.look_loads) if s.hold == "reload" else 1
         per_block = f", {s.rows_per_block} rows a block" if s.rows_per_block > 1 else ""
         times = {1: "once", 2: "twice"}.get(reads, f"{reads} times")
-        first = f"{self.problem.spec.name} {self.problem.direction.value}, {size}: {owner}{per_block}; it is read {times}."
+        first = (
+            f"{self.problem.spec.name} {self.problem.direction.value}, {size}: {owner}{per_block}; it is read {times}."
+        )
         return (first, *self.chain_comment()) if s.chained else (first,)
 
     def view(self) -> KernelView:

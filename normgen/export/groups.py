@@ -197,7 +197,7 @@ def _base(problem: Problem) -> Problem:
 
 
 def _name(base: Problem) -> str:
-    """layernorm_fwd_bf16, with whatever makes another signature named after it: _weight_f32, _without_mean, or another contract."""
+    """layernorm_fwd_bf16, with whatever makes another signature named after it: _weight_f32, _accumulate."""
     default = problem_for(base.spec, shape=(1, 1), dtype=base.dtype.name, direction=base.direction.value)
     usual = {t.name: t.dtype for t in default.tensors}
     others = {t.name: t.dtype for t in base.tensors if usual.get(t.name, F32) != t.dtype}

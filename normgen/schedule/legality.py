@@ -191,7 +191,9 @@ def _dependent_launch(problem: Problem, s: Schedule, device: Device) -> str | No
     if s.dependent_launch == "on" and (not column_outputs(problem) or s.columns != "partials_two_kernels"):
         return "there is no second kernel to start early"
     if s.dependent_launch == "loads" and (s.persistent or column_outputs(problem) or s.hold == "reload"):
-        return "the next kernel starts after the loads of a row that is read as a whole and is the only one of its block"
+        return (
+            "the next kernel starts after the loads of a row that is read as a whole and is the only one of its block"
+        )
     return None
 
 

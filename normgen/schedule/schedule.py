@@ -10,7 +10,6 @@ from typing import Any
 
 from normgen.errors import UsageError, did_you_mean
 
-
 CHAINED = ("start", "loads", "end")  # dependent launch of every kernel, by where it lets the next one start
 
 
@@ -35,9 +34,10 @@ class Schedule:
     params           early | late | kept: when the column parameters are read
     blocks_per_sm    launch bound: the least number of blocks that must fit an SM; 0 = none
     columns          how column reductions (dweight, dbias) are summed over blocks
-    dependent_launch off | on | start | loads | end: programmatic dependent launch (sm_90+). on: only the second kernel of
-                     a call starts while the first one ends; the others: every kernel starts while the one in front of
-                     it in the stream ends, and lets the next one start as it starts, has asked for its row, or ends
+    dependent_launch off | on | start | loads | end: programmatic dependent launch (sm_90+). on: only a call's second
+                     kernel starts while its first one ends; the others: every kernel starts while the one in front
+                     of it in the stream ends, and lets the next one start when it starts, has asked for its row, or
+                     ends
     """
 
     threads_per_row: int = 256

@@ -1,4 +1,4 @@
-"""Kernels that start while the kernels in front of them end: what they touch before they wait, and what they compute."""
+"""Kernels that start while those in front of them end: what they touch before they wait, and what they compute."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FORWARD: dict[str, dict[str, object]] = {
     "reload": {"threads_per_row": 64, "vector": 2, "hold": "reload"},
     "cluster": {"threads_per_row": 64, "vector": 2, "cluster": 4, "params": "early", **IN_REGISTERS},
     "row loop": {"threads_per_row": 64, "vector": 4, "persistent": 2, "params": "kept", **IN_REGISTERS},
-    "rows in flight": {"threads_per_row": 64, "vector": 4, "persistent": 2, "stages": 2, "params": "kept", **IN_REGISTERS},
+    "in flight": {"threads_per_row": 64, "vector": 4, "persistent": 2, "stages": 2, "params": "kept", **IN_REGISTERS},
     "tree": {"threads_per_row": 64, "vector": 4, "reduce_with": "shared_tree", "params": "early", **IN_REGISTERS},
 }  # fmt: skip
 PEELED: dict[str, object] = {"threads_per_row": 64, "vector": 4, "edges": "peel", "params": "early", **IN_REGISTERS}
@@ -100,7 +100,7 @@ needs_nvrtc = pytest.mark.skipif(not _nvrtc_loads(), reason="NVRTC does not load
 
 
 def steps(module: Module) -> str:
-    """wait, trigger, loads (`nc` for the non-coherent cache) and stores of the module's PTX, in the order of its text."""
+    """wait, trigger, loads (`nc`: through the non-coherent cache) and stores of the PTX, in the order of its text."""
     short = {"griddepcontrol.wait": "wait", "griddepcontrol.launch_dependents": "trigger"}
     found = re.findall(r"(griddepcontrol\.\w+|ld\.global\.nc|ld\.global|st\.global)", ptx(module, 90))
     words = [short.get(word, word) for word in found]

@@ -43,7 +43,9 @@ def test_every_kind_of_fault_has_been_planted() -> None:
 
 def test_a_thread_of_a_dependent_launch_that_never_waits_is_reported() -> None:
     """A kernel behind it may rely on its end: it must imply the end of the kernels in front."""
-    text = 'extern "C" __global__ void __launch_bounds__(64) silent(int rows) { if (threadIdx.x > 3) dependency_wait(); }'
+    text = (
+        'extern "C" __global__ void __launch_bounds__(64) silent(int rows) { if (threadIdx.x > 3) dependency_wait(); }'
+    )
     lazy = module(text, kernel("silent", [ROWS], threads=64, blocks=1, dependent=True))
     run = build(lazy).run({}, rows=4, cols=60)
     assert [fault.kind for fault in run.faults] == [FaultKind.TOO_EARLY]
