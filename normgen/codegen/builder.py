@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from normgen.codegen.columns import WARP, ColumnSums
 from normgen.codegen.looks import EDGE, Looks
-from normgen.codegen.module import Param
+from normgen.codegen.module import Param, Source
 from normgen.codegen.printer import Printer
 from normgen.codegen.view import KernelView, Loop, SectionList
 from normgen.problem import Problem, TensorUse
@@ -38,10 +38,6 @@ def _used(view: KernelView) -> tuple[tuple[str, str, str], ...]:
         if any(re.search(rf"\b{constant[0]}\b", line) for line in readers):
             kept.insert(0, constant)
     return tuple(kept)
-
-
-def _declare(param: Param) -> str:
-    return f"{param.ctype} __restrict__ {param.name}" if param.ctype.endswith("*") else f"{param.ctype} {param.name}"
 
 
 class KernelBuilder(Looks):
@@ -143,6 +139,19 @@ class KernelBuilder(Looks):
     def walkers(self) -> str:
         return "gridDim.x / kCluster" if self.schedule.cluster > 1 else "gridDim.x"
 
+    def declare(self, param: Param) -> str:
+        """A parameter of the kernel, `__restrict__` where that is true while kernels in front of this one still run.
+
+        To the compiler it means memory that nobody else touches: it reads inputs through the non-coherent cache
+        (ld.global.nc), and may move accesses over a wait that tells of another kernel's writes. It also moves the
+        parameters' early reads behind the wait (ptxas 13, sm_90).
+        """
+        restricted = param.ctype.endswith("*")
+        if self.schedule.chained:
+            written = param.source is Source.TENSOR and "const" not in param.ctype and not self.problem.accumulate
+            restricted = written or (param.stable and not self.reads_params_ahead)
+        return f"{param.ctype}{' __restrict__' if restricted else ''} {param.name}"
+
     # ---- the kernel --------------------------------------------------------------------------------------------
 
     @property
@@ -154,7 +163,12 @@ class KernelBuilder(Looks):
         work = self.work()
         text = "\n".join(line for section in work.sections for line in section.texts())
         out = SectionList()
-        out.lines(*self.row_index_lines(), *self.pointer_lines(text), *self.row_lines(0))
+        places = [*self.row_index_lines(), *self.pointer_lines(text)]
+        if self.schedule.chained and not self.loops_rows:
+            out.lines(*places)
+            self.start_of_chain(out)
+            places = []
+        out.lines(*places, *self.row_lines(0))
         out.sections += work.sections
         return out
 
@@ -169,8 +183,10 @@ class KernelBuilder(Looks):
             self.take_fetched(out)
         else:
             self.load_loops(out)
-        if self.schedule.params == "early":
+        if self.schedule.params == "early" and not self.reads_params_ahead:
             self.param_loops(out)
+        if self.schedule.dependent_launch == "loads":
+            out.lines("dependency_trigger();  // the next kernel may start: this one has asked for its row")
         if self.schedule.cluster > 1 and self.states and not self.cluster_loops:
             out.lines(f"cluster_arrive();  // {STARTED}")
         for look, state in enumerate(self.states):
@@ -190,6 +206,32 @@ class KernelBuilder(Looks):
         if self.double_slots:
             out.lines("parity ^= 1;")
         return out
+
+    # ---- dependent launch --------------------------------------------------------------------------------------
+
+    @property
+    def reads_params_ahead(self) -> bool:
+        """Column parameters are read before the kernels in front have ended: the caller promises they do not change."""
+        where = "kept" if self.loops_rows else "early"
+        stable = all(load.name in self.problem.stable_tensors for load in self.early_params)
+        return self.schedule.chained and self.schedule.params == where and stable
+
+    def start_of_chain(self, out: SectionList) -> None:
+        """Wait for the kernels in front, before the first access to anything they may write or still read.
+
+        All threads wait, so that the end of this kernel implies the end of those: whoever waits for this one may
+        rely on it, even if this one let it start first.
+        """
+        if self.schedule.dependent_launch == "start":
+            out.lines("dependency_trigger();  // the next kernel may take its place, and waits there")
+        if self.reads_params_ahead:
+            self.param_loops(out)
+        out.lines("dependency_wait();  // nothing before it depends on the kernels in front of this one")
+
+    def chain_comment(self) -> tuple[str, ...]:
+        ahead = " and ".join(load.name for load in self.early_params) if self.reads_params_ahead else ""
+        early = f"; {ahead} may be read before it has ended" if ahead else ""
+        return (f"It may start while the kernel in front of it in the stream ends{early}.",)
 
     # ---- rows in flight ----------------------------------------------------------------------------------------
 
@@ -350,7 +392,9 @@ class KernelBuilder(Looks):
         out.lines(*lines)
         if self.schedule.hold == "shared" and self.held:
             out.lines(*self.shared_pointers())
-        if s.params == "kept":
+        if s.chained and self.loops_rows:
+            self.start_of_chain(out)
+        if s.params == "kept" and not self.reads_params_ahead:
             self.param_loops(out)
         if s.dependent_launch == "on":
             out.lines("dependency_trigger();  // the finishing kernel may take its place as blocks end")
@@ -364,6 +408,8 @@ class KernelBuilder(Looks):
     def epilogue(self) -> SectionList:
         out = SectionList()
         self.columns.epilogue(out)
+        if self.schedule.dependent_launch == "end":
+            out.lines("dependency_trigger();  // the next kernel may start")
         return out
 
     def shared_pointers(self) -> list[str]:
@@ -437,9 +483,10 @@ class KernelBuilder(Looks):
         reads = len(self.look_loads) if s.hold == "reload" else 1
         per_block = f", {s.rows_per_block} rows a block" if s.rows_per_block > 1 else ""
         times = {1: "once", 2: "twice"}.get(reads, f"{reads} times")
-        return (
-            f"{self.problem.spec.name} {self.problem.direction.value}, {size}: {owner}{per_block}; it is read {times}.",
+        first = (
+            f"{self.problem.spec.name} {self.problem.direction.value}, {size}: {owner}{per_block}; it is read {times}."
         )
+        return (first, *self.chain_comment()) if s.chained else (first,)
 
     def view(self) -> KernelView:
         s = self.schedule
@@ -448,7 +495,7 @@ class KernelBuilder(Looks):
         view = KernelView(
             name=self.name,
             comment=self.comment(),
-            params=tuple(_declare(p) for p in self.params),
+            params=tuple(self.declare(p) for p in self.params),
             launch_bounds=bounds,
             constants=self.constants(),
             shared=self.shared_lines(),

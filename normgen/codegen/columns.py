@@ -345,7 +345,7 @@ class ColumnSums:
         ]
         layout = self.b.layout
         columns = next((c for c in (32, 16) if self.pitch // c * len(outputs) >= FINISH_BLOCKS), 8)
-        dependent = self.b.schedule.dependent_launch == "on"
+        dependent = self.b.schedule.dependent_launch != "off"
         launch = Launch(threads=FINISH_THREADS, blocks=self.pitch // columns * len(outputs), dependent=dependent)
         view: dict[str, object] = {
             "name": name,
@@ -357,6 +357,8 @@ class ColumnSums:
             "threads": FINISH_THREADS,
             "dependent": dependent,
             "cluster": cluster,
+            "triggers": self.b.schedule.dependent_launch == "start",
+            "declared": [self.b.declare(param) for param in params],
             "columns": columns,
             "column": self._column_of_cell(),
             "outputs": [{"name": s.tensor, "lines": self.write_lines(s, "total")} for s in self.stores],

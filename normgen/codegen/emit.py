@@ -122,6 +122,7 @@ def launch_of(builder: KernelBuilder) -> Launch:
         shared_bytes=builder.shared_bytes,
         period=s.vector // math.gcd(s.vector, s.rows_per_block) if builder.one_shift else 1,
         min_blocks=1 if builder.columns else 0,
+        dependent=s.chained,
     )
 
 
@@ -157,7 +158,7 @@ def vectors_of(problem: Problem, schedule: Schedule, program: RowProgram) -> Vec
 
 
 def min_arch(schedule: Schedule) -> int:
-    if schedule.cluster > 1 or schedule.copy == "bulk" or schedule.dependent_launch == "on":
+    if schedule.cluster > 1 or schedule.copy == "bulk" or schedule.dependent_launch != "off":
         return 90
     hints = {schedule.load, schedule.store}
     return 80 if schedule.copy == "cp_async" or hints & {"evict_first", "evict_last"} else 75

@@ -179,7 +179,8 @@ class Looks:
         params = []
         for t in self.problem.tensors:
             const = "" if t.is_written else "const "
-            params.append(Param(name=t.name, ctype=f"{const}{t.dtype.ctype}*", source=Source.TENSOR, key=t.name))
+            ctype, stable = f"{const}{t.dtype.ctype}*", t.name in self.problem.stable_tensors
+            params.append(Param(name=t.name, ctype=ctype, source=Source.TENSOR, key=t.name, stable=stable))
         for t in self.problem.elem_tensors:
             params.append(Param(name=f"{t.name}_pitch", ctype="long long", source=Source.PITCH, key=t.name))
         params.append(Param(name="rows", ctype="int", source=Source.ROWS))

@@ -30,6 +30,7 @@ class Param:
     source: Source
     key: str = ""
     offset: int = 0
+    stable: bool = False  # a dependent launch may read it while kernels before it still run: none of them writes it
 
 
 @dataclass(frozen=True, kw_only=True)

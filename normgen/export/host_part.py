@@ -302,6 +302,12 @@ def _doc(group: Group, workspace: bool) -> list[str]:
         said.append(
             f"May be null: {', '.join(null)}." + " A parameter that is null has no gradient." * _backward(group)
         )
+    if problem.stable_tensors:
+        named = " and ".join(t.name for t in problem.tensors if t.name in problem.stable_tensors)
+        said.append(
+            f"The caller promises that nothing which may still run on `stream` at the call writes {named}: kernels "
+            "launched early (programmatic dependent launch) read them before the kernels in front have ended."
+        )
     if workspace:
         said.append(f"workspace: {group.name}_workspace_bytes(rows, cols) bytes, aligned as by cudaMalloc.")
     said.append(

@@ -220,8 +220,9 @@ def predict(
     columns = _columns_us(problem, s, device, blocks, c)
     ragged = (math.ceil(waves) - waves) / waves if waves > 1 else 0.0
     tail = c.tail_share * (tile_us + ragged * min(bound, tile_us))
+    launch = c.launch_us * (c.chained if s.chained else 1.0)
     return Cost(
-        us=c.launch_us + bound * factor + columns + tail,
+        us=launch + bound * factor + columns + tail,
         memory_us=memory,
         latency_us=latency,
         issue_us=issue,

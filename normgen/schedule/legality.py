@@ -13,6 +13,7 @@ from normgen.problem import Problem
 from normgen.schedule.schedule import Schedule
 
 _NO_COLUMNS = Schedule().columns
+CHAINED_BYTES = 16 << 20  # a launch that moves as much takes 4 µs or more on any GPU with dependent launches
 Rule = Callable[[Problem, Schedule, Device], str | None]
 
 
@@ -199,8 +200,12 @@ def _dependent_launch(problem: Problem, s: Schedule, device: Device) -> str | No
         return None
     if device.arch < 90:
         return "programmatic dependent launch needs sm_90"
-    if not column_outputs(problem) or s.columns != "partials_two_kernels":
+    if s.dependent_launch == "on" and (not column_outputs(problem) or s.columns != "partials_two_kernels"):
         return "there is no second kernel to start early"
+    if s.dependent_launch == "loads" and (s.persistent or column_outputs(problem) or s.hold == "reload"):
+        return (
+            "the next kernel starts after the loads of a row that is read as a whole and is the only one of its block"
+        )
     return None
 
 
@@ -324,6 +329,17 @@ def searched_cluster(problem: Problem, s: Schedule, device: Device) -> str | Non
         return "not searched: clusters for rows that one block holds, unless rows are fewer than half the SMs"
     if steps_per_lane(problem, s) > 16:
         return "not searched: clusters with more than 16 vectors a thread"
+    return None
+
+
+def searched_launch(problem: Problem, s: Schedule, _: Device) -> str | None:
+    """Search policy: a chain of launches pays where a launch takes no longer than starting it."""
+    if not s.chained:
+        return None
+    if problem.compulsory_bytes >= CHAINED_BYTES:
+        return "not searched: every kernel launched early where a launch moves 16 MB or more"
+    if (s.load, s.store) != ("default", "default"):
+        return "not searched: every kernel launched early, with hints"
     return None
 
 

@@ -20,10 +20,11 @@ from normgen.schedule.legality import (
     plain_only,
     refusal,
     searched_cluster,
+    searched_launch,
     searched_tile,
     steps_per_lane,
 )
-from normgen.schedule.schedule import KNOBS, Schedule
+from normgen.schedule.schedule import CHAINED, KNOBS, Schedule
 from normgen.spec import Kind
 
 # What a spec that says nothing searches. Knobs that are not listed keep the schedule's default.
@@ -43,6 +44,7 @@ DEFAULT_KNOBS: dict[str, tuple[Any, ...]] = {
     "store": ("default", "streaming"),
     "params": ("late", "early", "kept"),
     "blocks_per_sm": (0,),
+    "dependent_launch": ("off", *CHAINED),
 }
 # Backward programs with column reductions: a persistent grid that keeps column sums in registers.
 BACKWARD_KNOBS: dict[str, tuple[Any, ...]] = {
@@ -59,7 +61,7 @@ BACKWARD_KNOBS: dict[str, tuple[Any, ...]] = {
     "load": ("default", "no_allocate"),
     "store": ("default", "streaming"),
     "params": ("late", "kept"),
-    "dependent_launch": ("off", "on"),
+    "dependent_launch": ("off", "on", "start", "end"),
 }
 STRUCTURAL_KNOBS = (
     "threads_per_row",
@@ -132,7 +134,7 @@ def space(problem: Problem, device: Device) -> Space:
                 {n: v[:1] for n, v in values.items()} | {"unroll": values["unroll"]} if plain is not None else values
             )
             for schedule in _points(base, FREE_KNOBS, lists):
-                reason = refusal(problem, schedule, device, FREE)
+                reason = refusal(problem, schedule, device, (*FREE, searched_launch))
                 if reason is None:
                     legal.append(schedule)
                 else:

@@ -95,5 +95,5 @@ NORMGEN_INLINE void cluster_store(Value* own_shared_address, unsigned rank, Valu
 NORMGEN_INLINE void cluster_arrive() { normgen_cpu_cluster_arrive(); }
 NORMGEN_INLINE void cluster_wait() { normgen_cpu_cluster_wait(); }
 NORMGEN_INLINE void named_barrier(int id, int threads) { normgen_cpu_named_barrier(id, threads); }
-NORMGEN_INLINE void dependency_wait() {}
+NORMGEN_INLINE void dependency_wait() { normgen_cpu_dependency_wait(); }
 NORMGEN_INLINE void dependency_trigger() {}
