@@ -1936,25 +1936,26 @@ struct Launch {
   int persistent;      // blocks per SM of a grid that loops over rows; 0: one block (or cluster) per tile of rows
   int shared_bytes;    // dynamic shared memory
   int blocks;          // a fixed grid; 0: by rows
+  int period;          // a grid that loops over rows has a multiple of so many blocks
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_768_warp_per_row_9f6823{128, 4, 1, 4, 24576, 0, 1, false};
-inline constexpr Launch kLaunch_768_warp_per_row_9f6823_finish{512, 1, 1, 0, 0, 192, 0, false};
-inline constexpr Launch kLaunch_1024_block_per_row_5a1def{128, 2, 1, 4, 16384, 0, 1, false};
-inline constexpr Launch kLaunch_1024_block_per_row_5a1def_finish{512, 1, 1, 0, 0, 256, 0, false};
-inline constexpr Launch kLaunch_1024_block_per_row_94ff81{256, 4, 1, 2, 32768, 0, 1, false};
-inline constexpr Launch kLaunch_1024_block_per_row_94ff81_finish{512, 1, 1, 0, 0, 256, 0, false};
-inline constexpr Launch kLaunch_4096_block_per_row_14b60c{512, 2, 1, 1, 65536, 0, 1, false};
-inline constexpr Launch kLaunch_4096_block_per_row_14b60c_finish{512, 1, 1, 0, 0, 256, 0, false};
-inline constexpr Launch kLaunch_8192_block_per_row_519190{512, 1, 1, 1, 0, 0, 1, false};
-inline constexpr Launch kLaunch_8192_block_per_row_519190_finish{512, 1, 1, 0, 0, 512, 0, false};
-inline constexpr Launch kLaunch_16384_block_per_row_3fa7b1{512, 1, 1, 1, 0, 0, 1, false};
-inline constexpr Launch kLaunch_16384_block_per_row_3fa7b1_finish{512, 1, 1, 0, 0, 1024, 0, true};
-inline constexpr Launch kLaunch_any_cols_block_per_row_202b13{256, 1, 1, 0, 0, 0, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_202b13{256, 1, 1, 0, 0, 0, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_202b13{256, 1, 1, 0, 0, 0, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 0, false};
+inline constexpr Launch kLaunch_768_warp_per_row_9f6823{128, 4, 1, 4, 24576, 0, 1, 1, false};
+inline constexpr Launch kLaunch_768_warp_per_row_9f6823_finish{512, 1, 1, 0, 0, 192, 1, 0, false};
+inline constexpr Launch kLaunch_1024_block_per_row_5a1def{128, 2, 1, 4, 16384, 0, 1, 1, false};
+inline constexpr Launch kLaunch_1024_block_per_row_5a1def_finish{512, 1, 1, 0, 0, 256, 1, 0, false};
+inline constexpr Launch kLaunch_1024_block_per_row_94ff81{256, 4, 1, 2, 32768, 0, 1, 1, false};
+inline constexpr Launch kLaunch_1024_block_per_row_94ff81_finish{512, 1, 1, 0, 0, 256, 1, 0, false};
+inline constexpr Launch kLaunch_4096_block_per_row_14b60c{512, 2, 1, 1, 65536, 0, 1, 1, false};
+inline constexpr Launch kLaunch_4096_block_per_row_14b60c_finish{512, 1, 1, 0, 0, 256, 1, 0, false};
+inline constexpr Launch kLaunch_8192_block_per_row_519190{512, 1, 1, 1, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_8192_block_per_row_519190_finish{512, 1, 1, 0, 0, 512, 1, 0, false};
+inline constexpr Launch kLaunch_16384_block_per_row_3fa7b1{512, 1, 1, 1, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_16384_block_per_row_3fa7b1_finish{512, 1, 1, 0, 0, 1024, 1, 0, true};
+inline constexpr Launch kLaunch_any_cols_block_per_row_202b13{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_202b13{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_202b13{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -2021,7 +2022,8 @@ constexpr long long blocks_for(Launch shape, int rows, int sm_count) {
   long long tiles = (static_cast<long long>(rows) + shape.rows_per_block - 1) / shape.rows_per_block;
   if (shape.persistent > 0) {
     const long long resident = static_cast<long long>(shape.persistent) * sm_count / shape.cluster;
-    const long long most = resident < 1 ? 1 : resident;
+    const long long whole = resident - resident % shape.period;
+    const long long most = whole < shape.period ? shape.period : whole;
     if (tiles > most) tiles = most;
   }
   return (tiles < shape.min_blocks ? shape.min_blocks : tiles) * shape.cluster;

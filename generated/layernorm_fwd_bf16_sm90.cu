@@ -1192,7 +1192,7 @@ layernorm_fwd_bf16_4097_block_per_row_35b597(
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  // The row's first elements, up to the first aligned vector, and its last ones belong to a lane each.
+  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
   const int vectors = (kCols - head) / kVector;
@@ -1799,23 +1799,24 @@ struct Launch {
   int persistent;      // blocks per SM of a grid that loops over rows; 0: one block (or cluster) per tile of rows
   int shared_bytes;    // dynamic shared memory
   int blocks;          // a fixed grid; 0: by rows
+  int period;          // a grid that loops over rows has a multiple of so many blocks
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_768_warp_per_row_9566dc{128, 4, 1, 0, 0, 0, 0, false};
-inline constexpr Launch kLaunch_1000_block_per_row_36c8ce{128, 2, 1, 0, 0, 0, 0, false};
-inline constexpr Launch kLaunch_1000_warp_per_row_19d89f{64, 2, 1, 0, 0, 0, 0, false};
-inline constexpr Launch kLaunch_1023_warp_per_row_c5495d{64, 2, 1, 0, 0, 0, 0, false};
-inline constexpr Launch kLaunch_3072_warp_per_row_533009{32, 1, 1, 0, 6144, 0, 0, false};
-inline constexpr Launch kLaunch_4096_block_per_row_19f3ed{128, 1, 1, 0, 0, 0, 0, false};
-inline constexpr Launch kLaunch_4097_block_per_row_35b597{256, 2, 1, 0, 0, 0, 0, false};
-inline constexpr Launch kLaunch_6144_block_per_row_090832{128, 1, 1, 0, 0, 0, 0, false};
-inline constexpr Launch kLaunch_8192_block_per_row_640616{256, 1, 1, 0, 0, 0, 0, false};
-inline constexpr Launch kLaunch_65536_cluster_per_row_7094fd{512, 1, 2, 0, 65536, 0, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 0, false};
+inline constexpr Launch kLaunch_768_warp_per_row_9566dc{128, 4, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_1000_block_per_row_36c8ce{128, 2, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_1000_warp_per_row_19d89f{64, 2, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_1023_warp_per_row_c5495d{64, 2, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_3072_warp_per_row_533009{32, 1, 1, 0, 6144, 0, 1, 0, false};
+inline constexpr Launch kLaunch_4096_block_per_row_19f3ed{128, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_4097_block_per_row_35b597{256, 2, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_6144_block_per_row_090832{128, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_8192_block_per_row_640616{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_65536_cluster_per_row_7094fd{512, 1, 2, 0, 65536, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -1881,7 +1882,8 @@ constexpr long long blocks_for(Launch shape, int rows, int sm_count) {
   long long tiles = (static_cast<long long>(rows) + shape.rows_per_block - 1) / shape.rows_per_block;
   if (shape.persistent > 0) {
     const long long resident = static_cast<long long>(shape.persistent) * sm_count / shape.cluster;
-    const long long most = resident < 1 ? 1 : resident;
+    const long long whole = resident - resident % shape.period;
+    const long long most = whole < shape.period ? shape.period : whole;
     if (tiles > most) tiles = most;
   }
   return (tiles < shape.min_blocks ? shape.min_blocks : tiles) * shape.cluster;

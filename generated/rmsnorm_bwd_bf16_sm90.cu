@@ -1950,27 +1950,28 @@ struct Launch {
   int persistent;      // blocks per SM of a grid that loops over rows; 0: one block (or cluster) per tile of rows
   int shared_bytes;    // dynamic shared memory
   int blocks;          // a fixed grid; 0: by rows
+  int period;          // a grid that loops over rows has a multiple of so many blocks
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_128_warp_per_row_3061ee{256, 32, 1, 3, 4096, 0, 1, false};
-inline constexpr Launch kLaunch_128_warp_per_row_3061ee_finish{512, 1, 1, 0, 0, 16, 0, true};
-inline constexpr Launch kLaunch_128_warp_per_row_764ba8{128, 16, 1, 4, 2048, 0, 1, false};
-inline constexpr Launch kLaunch_128_warp_per_row_764ba8_finish{512, 1, 1, 0, 0, 16, 0, true};
-inline constexpr Launch kLaunch_768_warp_per_row_2bd7c4{128, 4, 1, 4, 12288, 0, 1, false};
-inline constexpr Launch kLaunch_768_warp_per_row_2bd7c4_finish{512, 1, 1, 0, 0, 96, 0, true};
-inline constexpr Launch kLaunch_1024_block_per_row_7c50d3{128, 2, 1, 4, 8192, 0, 1, false};
-inline constexpr Launch kLaunch_1024_block_per_row_7c50d3_finish{512, 1, 1, 0, 0, 128, 0, true};
-inline constexpr Launch kLaunch_4096_block_per_row_d4f367{512, 2, 1, 1, 32768, 0, 1, false};
-inline constexpr Launch kLaunch_4096_block_per_row_d4f367_finish{512, 1, 1, 0, 0, 256, 0, true};
-inline constexpr Launch kLaunch_4097_block_per_row_3b8d66{512, 2, 1, 1, 33024, 0, 1, false};
-inline constexpr Launch kLaunch_4097_block_per_row_3b8d66_finish{512, 1, 1, 0, 0, 258, 0, false};
-inline constexpr Launch kLaunch_8192_block_per_row_7bf3df{512, 1, 1, 1, 0, 0, 1, false};
-inline constexpr Launch kLaunch_8192_block_per_row_7bf3df_finish{512, 1, 1, 0, 0, 256, 0, false};
-inline constexpr Launch kLaunch_32768_block_per_row_42fa92{256, 1, 1, 1, 0, 0, 1, false};
-inline constexpr Launch kLaunch_32768_block_per_row_42fa92_finish{512, 1, 1, 0, 0, 1024, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_202b13{256, 1, 1, 0, 0, 0, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 0, false};
+inline constexpr Launch kLaunch_128_warp_per_row_3061ee{256, 32, 1, 3, 4096, 0, 1, 1, false};
+inline constexpr Launch kLaunch_128_warp_per_row_3061ee_finish{512, 1, 1, 0, 0, 16, 1, 0, true};
+inline constexpr Launch kLaunch_128_warp_per_row_764ba8{128, 16, 1, 4, 2048, 0, 1, 1, false};
+inline constexpr Launch kLaunch_128_warp_per_row_764ba8_finish{512, 1, 1, 0, 0, 16, 1, 0, true};
+inline constexpr Launch kLaunch_768_warp_per_row_2bd7c4{128, 4, 1, 4, 12288, 0, 1, 1, false};
+inline constexpr Launch kLaunch_768_warp_per_row_2bd7c4_finish{512, 1, 1, 0, 0, 96, 1, 0, true};
+inline constexpr Launch kLaunch_1024_block_per_row_7c50d3{128, 2, 1, 4, 8192, 0, 1, 1, false};
+inline constexpr Launch kLaunch_1024_block_per_row_7c50d3_finish{512, 1, 1, 0, 0, 128, 1, 0, true};
+inline constexpr Launch kLaunch_4096_block_per_row_d4f367{512, 2, 1, 1, 32768, 0, 1, 1, false};
+inline constexpr Launch kLaunch_4096_block_per_row_d4f367_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
+inline constexpr Launch kLaunch_4097_block_per_row_3b8d66{512, 2, 1, 1, 33024, 0, 1, 1, false};
+inline constexpr Launch kLaunch_4097_block_per_row_3b8d66_finish{512, 1, 1, 0, 0, 258, 1, 0, false};
+inline constexpr Launch kLaunch_8192_block_per_row_7bf3df{512, 1, 1, 1, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_8192_block_per_row_7bf3df_finish{512, 1, 1, 0, 0, 256, 1, 0, false};
+inline constexpr Launch kLaunch_32768_block_per_row_42fa92{256, 1, 1, 1, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_32768_block_per_row_42fa92_finish{512, 1, 1, 0, 0, 1024, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_block_per_row_202b13{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -2039,7 +2040,8 @@ constexpr long long blocks_for(Launch shape, int rows, int sm_count) {
   long long tiles = (static_cast<long long>(rows) + shape.rows_per_block - 1) / shape.rows_per_block;
   if (shape.persistent > 0) {
     const long long resident = static_cast<long long>(shape.persistent) * sm_count / shape.cluster;
-    const long long most = resident < 1 ? 1 : resident;
+    const long long whole = resident - resident % shape.period;
+    const long long most = whole < shape.period ? shape.period : whole;
     if (tiles > most) tiles = most;
   }
   return (tiles < shape.min_blocks ? shape.min_blocks : tiles) * shape.cluster;

@@ -200,9 +200,7 @@ class KernelBuilder(Looks):
         if self.elem_stores or self.columns:
             out.loop(self.look_loop(len(self.groups)))
         if self.cluster_loops and self.double_slots:
-            out.lines(
-                "// These slots are written again two rows on, behind the next row's barrier: every block has read them then.",
-            )
+            out.lines("// These slots are written again two rows on, behind a barrier: every block has read them then.")
         if self.double_slots:
             out.lines("parity ^= 1;")
         return out

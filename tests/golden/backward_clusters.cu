@@ -302,7 +302,7 @@ layernorm_bwd_bf16_4096_cluster_per_row_125841(
       write_default(dx_row + vector * kVector, dx_vec);
     }
 
-    // These slots are written again two rows on, behind the next row's barrier: every block has read them then.
+    // These slots are written again two rows on, behind a barrier: every block has read them then.
 
     parity ^= 1;
   }
@@ -358,7 +358,7 @@ layernorm_bwd_bf16_4096_cluster_per_row_125841_finish(
   __syncthreads();
 
   const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+  if (threadIdx.x < kCells && cell < kCols) {
     float total = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];

@@ -219,7 +219,7 @@ log_softmax_fwd_bf16_any_cols_block_per_row_e88fbc(
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  // The row's first elements, up to the first aligned vector, and its last ones belong to a lane each.
+  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
   const int vectors = (cols - head) / kVector;
