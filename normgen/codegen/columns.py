@@ -62,8 +62,13 @@ class ColumnSums:
     @property
     def in_shared(self) -> bool:
         """Whether the block adds up in shared memory at all."""
-        side_by_side = self.in_registers and self.b.schedule.rows_per_block > 1
-        return bool(self) and (self.how == "shared_atomic" or side_by_side)
+        regroups = self.in_registers and (self.b.schedule.rows_per_block > 1 or self.shifted)
+        return bool(self) and (self.how == "shared_atomic" or regroups)
+
+    @property
+    def shifted(self) -> bool:
+        """Whether threads own other columns in the next block, or in the next row group: cells are columns."""
+        return self.b.layout.shifted
 
     @property
     def by_ticket(self) -> bool:
@@ -74,7 +79,9 @@ class ColumnSums:
     def groups(self) -> int:
         """Row groups of a block that keep sums of their own; rows within one warp are added by shuffles."""
         s = self.b.schedule
-        return max(1, s.threads // max(WARP, s.threads_per_row)) if self.in_registers else 1
+        if not self.in_registers:
+            return 1
+        return s.rows_per_block if self.shifted else max(1, s.threads // max(WARP, s.threads_per_row))
 
     @property
     def shared_bytes(self) -> int:
@@ -170,15 +177,17 @@ class ColumnSums:
     def _leave_registers(self, out: SectionList) -> None:
         """Registers -> shared memory, one row of sums per group -> one sum per cell leaves the block."""
         s = self.b.schedule
-        if s.threads_per_row < WARP:
+        shares_warp = s.threads_per_row < WARP and not self.shifted
+        if shares_warp:
             self._add_rows_of_warp(out)
-        group = "slot" if s.threads_per_row >= WARP else "threadIdx.x / 32"
+        group = "threadIdx.x / 32" if shares_warp else "slot" if s.rows_per_block > 1 else "0"
+        cell = "column + i" if self.shifted else "i * kVectors + vector"
         elem = tuple(
-            f"column_sums[{group} * {len(self.names)} * kPitch + {self.start(index)}i * kVectors + vector]"
+            f"column_sums[{group} * {len(self.names)} * kPitch + {self.start(index)}{cell}]"
             f" = {name}_sum[step][i];"
             for index, name in enumerate(self.names)
         )
-        first_rows = "threadIdx.x % 32 < kThreadsPerRow" if s.threads_per_row < WARP else ""
+        first_rows = "threadIdx.x % 32 < kThreadsPerRow" if shares_warp else ""
         edge = tuple(
             f"{f'if ({first_rows}) ' if first_rows else ''}column_sums[{group} * {len(self.names)} * kPitch + "
             f"{self.start(index)}edge] = {name}_edge_sum;"
@@ -189,6 +198,7 @@ class ColumnSums:
                 comment="The row groups of this block leave their sums side by side ...",
                 unroll="#pragma unroll",
                 guard=" && ".join(g for g in (self._guard, first_rows) if g),
+                head=self.b.column_line(elem),
                 elem=elem,
                 edge=edge if self.b.layout.edged else (),
             )
@@ -211,7 +221,7 @@ class ColumnSums:
 
     @property
     def _guard(self) -> str:
-        return "vector < kVectors" if self.b.layout.ragged else ""
+        return self.b.guard
 
     def _add_rows_of_warp(self, out: SectionList) -> None:
         sums = [f"{name}_sum[step][i]" for name in self.names]
@@ -271,7 +281,7 @@ class ColumnSums:
 
     @property
     def element_major(self) -> bool:
-        return self.in_registers and self.b.layout.vector > 1
+        return self.in_registers and self.b.layout.vector > 1 and not self.shifted
 
     def _column_of_cell(self) -> str:
         if not self.element_major:
@@ -304,7 +314,7 @@ class ColumnSums:
                 lines += [
                     f"    float {name}_total = 0.0f;",
                     "    #pragma unroll 8",
-                    "    for (int block = 0; block < gridDim.x; ++block) {",
+                    f"    for (int block = 0; block < {self.b.walkers}; ++block) {",
                     f"      {name}_total += load_cache_global(partials + {row} + {self.start(index)}cell);",
                     "    }",
                 ]

@@ -61,8 +61,9 @@ def shared_bytes(problem: Problem, s: Schedule) -> int:
     columns = column_outputs(problem) * 4 * (problem.cols + 31)
     if s.columns == "shared_atomic":
         return held + columns
-    groups = s.threads // max(32, s.threads_per_row)
-    return held + (columns * groups if s.columns != "atomic" and s.rows_per_block > 1 else 0)
+    groups = s.rows_per_block if s.edges == "peel" else s.threads // max(32, s.threads_per_row)
+    regroups = s.columns != "atomic" and (s.rows_per_block > 1 or s.edges == "peel")
+    return held + (columns * groups if regroups else 0)
 
 
 def _block_size(_: Problem, s: Schedule, __: Device) -> str | None:
@@ -228,8 +229,6 @@ def _columns(problem: Problem, s: Schedule, _: Device) -> str | None:
         return None
     if not s.persistent:
         return "column sums in registers pay only over many rows of one block: persistent >= 1"
-    if s.edges == "peel":
-        return "column sums in registers need every row at the same columns: edges = exact or masked"
     if s.hold != "registers" and s.unroll != 0:
         return "column sums in registers need a completely unrolled row (unroll = 0)"
     return None
