@@ -87,9 +87,11 @@ class KernelBuilder(Looks):
     def reduce_line(self, look: int) -> str:
         state = self.states[look]
         width = self.schedule.threads_per_row
+        if self.cluster_loops:
+            places = f"{state.variable}_slots[trip % 2], &{state.variable}_full[trip % 2], trip / 2 % 2"
+            return f"{state.variable} = exchange_cluster<kWarps, kCluster>({state.variable}, {places});"
         if self.schedule.cluster > 1:
-            slots = f"{state.variable}_slots[parity]" if self.double_slots else f"{state.variable}_slots"
-            return f"{state.variable} = reduce_cluster<kWarps, kCluster>({state.variable}, {slots});"
+            return f"{state.variable} = reduce_cluster<kWarps, kCluster>({state.variable}, {state.variable}_slots);"
         if width == 1:
             return ""
         if self.schedule.reduce_with == "shared_tree":
@@ -115,14 +117,9 @@ class KernelBuilder(Looks):
 
     @property
     def double_slots(self) -> bool:
-        """With a single barrier per row, a fast warp could overwrite slots a slow warp still reads: alternate them.
-
-        With more, the row's last barrier stands between the reads of its first slots and the next row's writes.
-        """
-        if not self.loops_rows or len(self.groups) != 1:
+        """With a single barrier per row, a fast warp could overwrite slots a slow warp still reads: alternate them."""
+        if not self.loops_rows or len(self.groups) != 1 or self.schedule.cluster > 1:
             return False
-        if self.schedule.cluster > 1:
-            return self.schedule.persistent > 0
         return self.schedule.threads_per_row > WARP and self.schedule.reduce_with != "shared_tree"
 
     @property
@@ -199,10 +196,10 @@ class KernelBuilder(Looks):
         out.lines(*self.row_store_lines())
         if self.elem_stores or self.columns:
             out.loop(self.look_loop(len(self.groups)))
-        if self.cluster_loops and self.double_slots:
-            out.lines("// These slots are written again two rows on, behind a barrier: every block has read them then.")
         if self.double_slots:
             out.lines("parity ^= 1;")
+        if self.cluster_loops:
+            out.lines("++trip;")
         return out
 
     # ---- dependent launch --------------------------------------------------------------------------------------
@@ -386,7 +383,7 @@ class KernelBuilder(Looks):
         if self.double_slots:
             lines.append("int parity = 0;")
         if self.cluster_loops:
-            lines.append(f"cluster_arrive();  // {STARTED}")
+            lines += self.exchange_lines()
         out.lines(*lines)
         if self.schedule.hold == "shared" and self.held:
             out.lines(*self.shared_pointers())
@@ -402,6 +399,18 @@ class KernelBuilder(Looks):
         if self.cluster_loops:
             out.lines("cluster_wait();")
         return out
+
+    def exchange_lines(self) -> list[str]:
+        """What clusters that walk rows set up before the first exchange."""
+        barriers = [f"{st.variable}_full + {i}" for st in self.states for i in range(2)]
+        return [
+            "unsigned trip = 0;",
+            "if (threadIdx.x == 0) {",
+            *(f"  mbarrier_init({barrier}, 1);" for barrier in barriers),
+            "  mbarrier_cluster_fence();",
+            "}",
+            f"cluster_arrive();  // {STARTED}",
+        ]
 
     def epilogue(self) -> SectionList:
         out = SectionList()
@@ -457,8 +466,10 @@ class KernelBuilder(Looks):
     def shared_lines(self) -> tuple[str, ...]:
         s = self.schedule
         if s.cluster > 1:
-            twice = "[2]" if self.double_slots else ""
-            return tuple(f"__shared__ {st.type} {st.variable}_slots{twice}[kCluster * kWarps];" for st in self.states)
+            twice = "[2]" if self.cluster_loops else ""
+            slots = [f"__shared__ {st.type} {st.variable}_slots{twice}[kCluster * kWarps];" for st in self.states]
+            full = [f"__shared__ unsigned long long {st.variable}_full[2];" for st in self.states if twice]
+            return (*slots, *full)
         if s.threads_per_row == 1:
             return ()
         if s.reduce_with == "shared_tree":

@@ -183,8 +183,7 @@ class ColumnSums:
         group = "threadIdx.x / 32" if shares_warp else "slot" if s.rows_per_block > 1 else "0"
         cell = "column + i" if self.shifted else "i * kVectors + vector"
         elem = tuple(
-            f"column_sums[{group} * {len(self.names)} * kPitch + {self.start(index)}{cell}]"
-            f" = {name}_sum[step][i];"
+            f"column_sums[{group} * {len(self.names)} * kPitch + {self.start(index)}{cell}] = {name}_sum[step][i];"
             for index, name in enumerate(self.names)
         )
         first_rows = "threadIdx.x % 32 < kThreadsPerRow" if shares_warp else ""
@@ -314,7 +313,7 @@ class ColumnSums:
                 lines += [
                     f"    float {name}_total = 0.0f;",
                     "    #pragma unroll 8",
-                    f"    for (int block = 0; block < {self.b.walkers}; ++block) {",
+                    f"    for (int block = 0; block < {self.b.walkers}; ++block) {{",
                     f"      {name}_total += load_cache_global(partials + {row} + {self.start(index)}cell);",
                     "    }",
                 ]

@@ -129,7 +129,7 @@ def launch_of(builder: KernelBuilder) -> Launch:
 def reduction_method(schedule: Schedule, *, row_barriers: bool) -> str:
     """Which tree of reduce.cu.j2 combines the threads of a row; `_rows`: with a barrier for each row side by side."""
     if schedule.cluster > 1:
-        return "cluster"
+        return "cluster_rows" if schedule.persistent else "cluster"
     if schedule.threads_per_row == 1:
         return "none"
     if schedule.reduce_with == "shared_tree":
