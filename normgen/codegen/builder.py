@@ -186,6 +186,9 @@ class KernelBuilder(Looks):
             out.lines("dependency_trigger();  // the next kernel may start: this one has asked for its row")
         if self.schedule.cluster > 1 and self.states and not self.cluster_loops:
             out.lines(f"cluster_arrive();  // {STARTED}")
+        if self.schedule.params == "packed":
+            narrow = [p for p in self.early_params if self.problem.tensor(p.name).dtype.bytes < 4]
+            out.loop(Loop(unroll="#pragma unroll", head=tuple(f"stay_packed({p.name}_held[step]);" for p in narrow)))
         for look, state in enumerate(self.states):
             out.lines(f"{state.type} {state.variable} = {{{', '.join(state.identity)}}};")
             out.loop(self.look_loop(look))
@@ -207,9 +210,9 @@ class KernelBuilder(Looks):
     @property
     def reads_params_ahead(self) -> bool:
         """Column parameters are read before the kernels in front have ended: the caller promises they do not change."""
-        where = "kept" if self.loops_rows else "early"
+        ahead = self.schedule.keeps_params if self.loops_rows else self.schedule.params == "early"
         stable = all(load.name in self.problem.stable_tensors for load in self.early_params)
-        return self.schedule.chained and self.schedule.params == where and stable
+        return self.schedule.chained and ahead and stable
 
     def start_of_chain(self, out: SectionList) -> None:
         """Wait for the kernels in front, before the first access to anything they may write or still read.
@@ -389,7 +392,7 @@ class KernelBuilder(Looks):
             out.lines(*self.shared_pointers())
         if s.chained and self.loops_rows:
             self.start_of_chain(out)
-        if s.params == "kept" and not self.reads_params_ahead:
+        if s.keeps_params and not self.reads_params_ahead:
             self.param_loops(out)
         if s.dependent_launch == "on":
             out.lines("dependency_trigger();  // the finishing kernel may take its place as blocks end")

@@ -173,7 +173,7 @@ def _factor(problem: Problem, s: Schedule, c: Constants) -> float:
     """Hints, the place of parameters, the shape of a block: factors that were measured, not derived."""
     factor = {"streaming": c.load_streaming, "no_allocate": c.load_no_allocate}.get(s.load, 1.0)
     factor *= c.store_streaming if s.store == "streaming" else 1.0
-    factor *= {"early": c.params_early, "kept": c.params_kept}.get(s.params, 1.0)
+    factor *= {"early": c.params_early, "kept": c.params_kept, "packed": c.params_kept}.get(s.params, 1.0)
     lanes = s.threads_per_row * s.cluster * steps_per_lane(problem, s) * s.vector
     factor *= float((lanes / problem.cols) ** c.idle_exponent)
     factor *= 1 + c.side_by_side * math.log2(s.rows_per_block) * (s.threads > 64)
