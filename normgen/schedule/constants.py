@@ -60,7 +60,7 @@ class Constants:
     vector_registers: float = 1.6
     sum_registers: float = 1.4
     second_kernel_us: float = 2.0
-    last_block_us: float = 0.03
+    last_tile_us: float = 0.03
     atomics_per_us: float = 80_000.0
 
     def as_dict(self) -> dict[str, float]:

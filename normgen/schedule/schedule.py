@@ -31,7 +31,7 @@ class Schedule:
     load, store      cache hints of the elem tensors
     params           early | late | kept: when the column parameters are read
     blocks_per_sm    launch bound: the least number of blocks that must fit an SM; 0 = none
-    columns          how column reductions (dweight, dbias) are summed over blocks
+    columns          how column reductions (dweight, dbias) are summed over blocks, see DETERMINISTIC_COLUMNS
     dependent_launch off | on: a second kernel starts while the first one ends (programmatic dependent launch, sm_90+)
     """
 
@@ -85,6 +85,9 @@ class Schedule:
         return " ".join(shown) or "default"
 
 
+# The ways to sum columns that give the same bits in every run: each sum in a fixed order, no atomics on sums.
+DETERMINISTIC_COLUMNS = ("partials_two_kernels", "partials_last_tile")
+
 KNOBS: dict[str, tuple[Any, ...]] = {
     "threads_per_row": (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
     "rows_per_block": (1, 2, 4, 8, 16, 32, 64, 128, 256),
@@ -105,7 +108,7 @@ KNOBS: dict[str, tuple[Any, ...]] = {
     "blocks_per_sm": (0, 1, 2, 3, 4, 6, 8),
     "columns": (
         "partials_two_kernels",
-        "partials_last_block",
+        "partials_last_tile",
         "register_atomic",
         "shared_atomic",
         "atomic",
