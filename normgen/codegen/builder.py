@@ -453,7 +453,7 @@ class KernelBuilder(Looks):
             rows.append(("kThreadsPerRow", str(s.threads_per_row), ""))
         if s.rows_per_block > 1:
             rows.append(("kRowsPerBlock", str(s.rows_per_block), ""))
-        if (s.hold == "shared" or self.columns.in_shared) and s.cluster == 1:
+        if (s.hold == "shared" or self.columns.in_shared or self.columns.by_tile) and s.cluster == 1:
             rows.append(("kThreads", str(s.threads), ""))
         width = s.vector * first.bytes
         rows.append(("kVector", str(s.vector), f"elements per access of {width} bytes"))

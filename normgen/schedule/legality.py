@@ -56,15 +56,37 @@ def sums_in_registers(problem: Problem, s: Schedule) -> int:
     return column_outputs(problem) * steps_per_lane(problem, s) * s.vector
 
 
+def sums_pitch(problem: Problem) -> int:
+    """Float32 cells of one column reduction's row of sums: whole 128-byte lines."""
+    return -(-problem.cols // 32) * 32
+
+
+def last_tile_sums(problem: Problem) -> int:
+    """Cells of a column tile that a last arriver adds: 128 at a time, and at most 8 tiles to visit."""
+    return max(128, -(-column_outputs(problem) * sums_pitch(problem) // (8 * 128)) * 128)
+
+
+def last_tiles(problem: Problem) -> int:
+    return -(-column_outputs(problem) * sums_pitch(problem) // last_tile_sums(problem))
+
+
+def sums_shared_bytes(problem: Problem, s: Schedule) -> int:
+    """Shared memory of a block's column sums: its row groups side by side; then the warps of a last arriver."""
+    if not column_outputs(problem):
+        return 0
+    row = column_outputs(problem) * sums_pitch(problem) * 4
+    if s.columns == "shared_atomic":
+        return row
+    groups = s.rows_per_block if s.edges == "peel" else s.threads // max(32, s.threads_per_row)
+    if s.columns == "atomic" or (s.rows_per_block == 1 and s.edges != "peel"):
+        groups = 0
+    return max(groups * row, 16 * s.threads if s.columns == "partials_last_tile" else 0)
+
+
 def shared_bytes(problem: Problem, s: Schedule) -> int:
     """Dynamic shared memory of a block: held rows, then column sums."""
     held = s.threads * held_bytes_per_thread(problem, s) if s.hold == "shared" else 0
-    columns = column_outputs(problem) * 4 * (problem.cols + 31)
-    if s.columns == "shared_atomic":
-        return held + columns
-    groups = s.rows_per_block if s.edges == "peel" else s.threads // max(32, s.threads_per_row)
-    regroups = s.columns != "atomic" and (s.rows_per_block > 1 or s.edges == "peel")
-    return held + (columns * groups if regroups else 0)
+    return held + sums_shared_bytes(problem, s)
 
 
 def _block_size(_: Problem, s: Schedule, __: Device) -> str | None:

@@ -60,7 +60,7 @@ BACKWARD_KNOBS: dict[str, tuple[Any, ...]] = {
     "edges": ("exact", "masked", "peel"),
     "persistent": (0, 1, 2, 3, 4),
     "stages": (1, 2),
-    "columns": ("partials_two_kernels", "partials_last_block", "register_atomic", "shared_atomic", "atomic"),
+    "columns": ("partials_two_kernels", "partials_last_tile", "register_atomic", "shared_atomic", "atomic"),
     "unroll": (0, 1),
     "load": ("default", "no_allocate"),
     "store": ("default", "streaming"),
