@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from normgen.codegen.module import Kernel, Launch, Module, Param, Source
@@ -55,7 +56,20 @@ class LoadedKernel:
         return self.kernel.launch.cluster > 1 or self._dependent_launch
 
     def grid(self, rows: int) -> int:
-        return self.kernel.launch.grid(rows=rows, sm_count=self.sm_count)
+        """Blocks to launch; of a persistent grid no more clusters than fit the device at a time.
+
+        Clusters lie within one of the device's SM groups, whose sizes need not be multiples of theirs: 132 SMs need not
+        hold 33 clusters of 4, and one that waits for another to end would double the time.
+        """
+        launch = self.kernel.launch
+        blocks = launch.grid(rows=rows, sm_count=self.sm_count)
+        if not launch.loops_clusters:
+            return blocks
+        return min(blocks, self._resident_clusters * launch.cluster)
+
+    @cached_property
+    def _resident_clusters(self) -> int:
+        return max(1, self.active_clusters())
 
     def config(self) -> Any:
         """A cuLaunchKernelEx configuration with everything but grid and stream filled in."""

@@ -89,6 +89,16 @@ KERNELS = {
         },
         direction="backward",
     ),
+    "backward_clusters": named(
+        "layernorm",
+        "4096x4096",
+        "bf16",
+        {
+            **{"threads_per_row": 128, "cluster": 2, "vector": 8, "persistent": 2, "stages": 2, "params": "kept"},
+            **IN_REGISTERS,
+        },
+        direction="backward",
+    ),
     "backward_last_block": named(
         "rmsnorm",
         "8192x768",

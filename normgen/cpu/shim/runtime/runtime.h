@@ -127,6 +127,19 @@ struct Copy {
   uint32_t bytes;
 };
 
+constexpr int kMaxSent = 16;  // bytes of one value
+
+struct Sent {  // a value on its way into a block's shared memory
+  uintptr_t to;
+  uint32_t bytes;
+  unsigned char value[kMaxSent];
+};
+
+struct Knowledge {  // all that the threads of a warp did before `clock` has happened; warp counts over the cluster
+  int warp;
+  uint64_t clock;
+};
+
 struct Mbarrier {
   uint32_t count = 0;
   int64_t pending = 0, missing_bytes = 0;
@@ -134,6 +147,9 @@ struct Mbarrier {
   std::vector<int> arrivals;  // events of the phase under way
   int completed = -1;         // event of the last completed phase
   std::vector<Copy> copies;
+  std::vector<Sent> sent;
+  std::vector<Knowledge> told;   // by those who sent in the phase under way
+  std::vector<uint64_t> known;   // what completed phases tell: a clock for each warp of the cluster
 };
 
 struct Block;
@@ -163,6 +179,7 @@ struct Fiber {
   uint64_t warp_clock;  // of the last __syncwarp of the whole warp
   uint64_t cluster_phase;
   bool cluster_arrived;
+  std::vector<uint64_t> known;  // by warp of the cluster: the clock up to which values received tell of its accesses
   std::vector<Copy> uncommitted;
   std::deque<std::vector<Copy>> groups;
   int lane() const { return thread % kWarp; }
@@ -235,6 +252,8 @@ size_t shadow_index(uintptr_t address);
 void mark_in_flight(const Copy& copy, uintptr_t pc);
 void land(const Copy& copy, uint64_t thread);
 void check_remote_write(Block& target, size_t index, size_t bytes, uintptr_t pc);
+void mark_sent(Block& target, size_t index, size_t bytes, uintptr_t pc);
+void land_bytes(Block& block, size_t index, size_t bytes, uint64_t thread);
 void poison_shared(Block& block);
 
 // order.cpp
@@ -242,6 +261,10 @@ bool is_ordered(uint64_t stamp, const Fiber& reader);
 int add_event(Block& block, std::vector<Lanes> lanes, std::vector<int> before, bool asynchronous);
 uint64_t tick();
 uint64_t my_stamp();
+
+// barriers.cpp
+Block& block_of_cluster(uintptr_t address, unsigned rank, uintptr_t pc);
+unsigned char* shared_of(Block& target, uintptr_t own);
 
 // warp.cpp, async.cpp
 void recheck_warp(Block& block, int warp);
