@@ -52,7 +52,9 @@ BACKWARD: dict[str, dict[str, object]] = {
 def legal(problem: Problem, knobs: dict[str, object]) -> list[Case]:
     """The schedule with every place of the trigger that it allows."""
     schedules = [Schedule(**{**knobs, "dependent_launch": place}) for place in CHAINED]
-    return [(problem, s) for s in schedules if refusal(problem, s, DEVICE) is None]
+    found = [(problem, s) for s in schedules if refusal(problem, s, DEVICE) is None]
+    assert found, [refusal(problem, s, DEVICE) for s in schedules]
+    return found
 
 
 def forward_cases(op: str, *, stable: bool) -> list[Case]:
