@@ -245,7 +245,8 @@ def _has_parameters(problem: Problem) -> bool:
 
 
 def _with_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
-    """Defaults of programs with column sums: in registers beside the row, then of rows read again, then by atomics.
+    """Defaults of programs with column sums: in registers beside the row, over a cluster if need be; then of rows
+    read again; then by atomics.
 
     512 threads an SM leave each 128 registers; rows of a block or more have the next row in flight, narrower rows
     have their neighbours to hide behind (8192x768 to 16384x8192 bf16 on an H200). Atomics a row cost ten times as
@@ -254,7 +255,7 @@ def _with_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
     kept = "kept" if _has_parameters(problem) else "late"
     dependent = "end" if device.arch >= 90 else "off"
     clusters = (1, 2, 4, 8, 16) if device.arch >= 90 else (1,)
-    for cut in (cut for cluster in clusters for cut in _cut(problem, "registers", cluster)):
+    for cut in itertools.chain.from_iterable(_cut(problem, "registers", cluster) for cluster in clusters):
         if held_bytes_per_thread(problem, cut) <= 256:
             persistent = max(1, 512 // cut.threads)
             sums = replace(cut, persistent=persistent, dependent_launch=dependent)

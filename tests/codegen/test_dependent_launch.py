@@ -32,6 +32,8 @@ FORWARD: dict[str, dict[str, object]] = {
     "shared": {"threads_per_row": 64, "vector": 4, "hold": "shared", "params": "early", "unroll": 1},
     "reload": {"threads_per_row": 64, "vector": 2, "hold": "reload"},
     "cluster": {"threads_per_row": 64, "vector": 2, "cluster": 4, "params": "early", **IN_REGISTERS},
+    "clusters that walk": {"threads_per_row": 64, "vector": 2, "cluster": 2, "persistent": 1, "params": "kept",
+                           **IN_REGISTERS},
     "row loop": {"threads_per_row": 64, "vector": 4, "persistent": 2, "params": "kept", **IN_REGISTERS},
     "in flight": {"threads_per_row": 64, "vector": 4, "persistent": 2, "stages": 2, "params": "kept", **IN_REGISTERS},
     "tree": {"threads_per_row": 64, "vector": 4, "reduce_with": "shared_tree", "params": "early", **IN_REGISTERS},
@@ -39,6 +41,7 @@ FORWARD: dict[str, dict[str, object]] = {
 PEELED: dict[str, object] = {"threads_per_row": 64, "vector": 4, "edges": "peel", "params": "early", **IN_REGISTERS}
 BACKWARD: dict[str, dict[str, object]] = {
     "two kernels": {"persistent": 2, "stages": 2, "params": "kept", "columns": "partials_two_kernels", **IN_REGISTERS},
+    "clusters": {"persistent": 1, "cluster": 2, "params": "kept", "columns": "partials_two_kernels", **IN_REGISTERS},
     "last block": {"persistent": 2, "columns": "partials_last_block", **IN_REGISTERS},
     "register atomics": {"persistent": 1, "params": "kept", "columns": "register_atomic", **IN_REGISTERS},
     "shared atomics": {"columns": "shared_atomic", "hold": "reload"},
@@ -49,14 +52,16 @@ BACKWARD: dict[str, dict[str, object]] = {
 def legal(problem: Problem, knobs: dict[str, object]) -> list[Case]:
     """The schedule with every place of the trigger that it allows."""
     schedules = [Schedule(**{**knobs, "dependent_launch": place}) for place in CHAINED]
-    return [(problem, s) for s in schedules if refusal(problem, s, DEVICE) is None]
+    found = [(problem, s) for s in schedules if refusal(problem, s, DEVICE) is None]
+    assert found, [refusal(problem, s, DEVICE) for s in schedules]
+    return found
 
 
 def forward_cases(op: str, *, stable: bool) -> list[Case]:
     problem = problem_for(load(op), shape=(9, 512), dtype="f32", stable_parameters=stable)
     odd = problem_for(load(op), shape=(7, 509), dtype="f32", stable_parameters=stable, align=4)
     cases = [case for knobs in FORWARD.values() for case in legal(problem, knobs)]
-    return cases + legal(odd, PEELED)
+    return [*cases, *legal(odd, PEELED), *legal(odd, {**PEELED, "persistent": 2, "params": "kept"})]
 
 
 def backward_cases(op: str, *, stable: bool) -> list[Case]:

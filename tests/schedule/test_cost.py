@@ -156,3 +156,12 @@ def test_constants_survive_their_file_and_a_wrong_file_is_refused(tmp_path: Path
     path.write_text("{}")
     with pytest.raises(UsageError, match="constants"):
         read_constants(path)
+
+
+def test_an_early_start_hides_part_of_a_launch_and_nothing_else() -> None:
+    problem = asked("rmsnorm", "16x4096", "bf16")
+    alone = told(problem, schedule(256, 1, 8))
+    chained = told(problem, schedule(256, 1, 8, dependent_launch="start"))
+    constants = constants_of(H200)
+    assert alone.us - chained.us == pytest.approx(constants.launch_us * (1 - constants.chained))
+    assert replace(chained, us=alone.us) == alone
