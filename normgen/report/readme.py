@@ -48,7 +48,7 @@ def results_part(root: Path) -> str:
     records = [(file.stem, record) for file in files for record in read(file).records]
     if not records:
         return "No results are shipped yet.\n"
-    head = ("GPU", "op", "shape", "dtype", "cache", "µs", "GB/s", "x roof", "kernel")
+    head = ("GPU", "op", "shape", "dtype", "cache", "µs", "GB/s", "x roof", "x copy", "kernel")
     return _table(head, [_result(gpu, record) for gpu, record in records])
 
 
@@ -65,6 +65,7 @@ def _result(gpu: str, record: Record) -> tuple[str, ...]:
         us if record.measured else f"{us} (predicted, not measured)",
         f"{record.gb_per_s:.0f}" if record.gb_per_s else "",
         roof,
+        f"{record.to_copy:.2f}" if record.to_copy else "",
         record.schedule.strategy,
     )
 

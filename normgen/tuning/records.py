@@ -8,6 +8,7 @@ outcome        ok | illegal | compile_error | launch_error | timeout | wrong_res
 measured       false: no GPU ran this, `predicted_us` is the cost model's word
 times_us       n, median, p05, p95, low, high (95 % interval of the median) in µs a launch
 roof_us        a copy of the same number of bytes, best of two ways, in the same run
+roofs_us       each of the two, copy (a memcpy node) and elementwise (a kernel); absent from older records
 bytes, gb_per_s, percent_of_roof, default_us (the default schedule, same run)
 error          largest error per written tensor, as a fraction of its bound
 resources      per kernel: registers, spill_bytes, static_shared_bytes, ...
@@ -124,6 +125,7 @@ class Record:
     times_us: Times | None = None
     predicted_us: float | None = None
     roof_us: float | None = None
+    roofs_us: Mapping[str, float] = field(default_factory=dict, hash=False)
     bytes: int = 0
     default_us: float | None = None
     error: Mapping[str, float] = field(default_factory=dict, hash=False)
@@ -151,6 +153,12 @@ class Record:
     def percent_of_roof(self) -> float | None:
         return 100.0 * self.roof_us / self.us if self.us and self.roof_us else None
 
+    @property
+    def to_copy(self) -> float | None:
+        """The time over that of a memcpy node of the same bytes; None where the run did not keep it."""
+        copy_us = self.roofs_us.get("copy")
+        return self.us / copy_us if self.us and copy_us else None
+
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values in the fixed key order of the file format."""
         key = self.problem.as_dict()
@@ -158,6 +166,7 @@ class Record:
             "times_us": asdict(self.times_us) if self.times_us else None,
             "predicted_us": self.predicted_us,
             "roof_us": self.roof_us,
+            **({"roofs_us": dict(self.roofs_us)} if self.roofs_us else {}),
             "bytes": self.bytes,
             "gb_per_s": self.gb_per_s,
             "percent_of_roof": self.percent_of_roof,
@@ -186,6 +195,7 @@ class Record:
 
 
 _PROBLEM_FIELDS = ("op", "spec_sha256", "direction", "rows", "cols", "pitch", "align", "any_cols", "accumulate")
+_OPTIONAL = ("roofs_us",)  # younger than the first records
 _DERIVED = ("schema", "gb_per_s", "percent_of_roof", "dtypes")
 _PLAIN = (
     *("measured", "predicted_us", "roof_us", "bytes", "default_us", "error", "device"),
@@ -209,8 +219,8 @@ def from_dict(data: Mapping[str, Any]) -> Record:
     if data.get("schema") != SCHEMA:
         raise ValueError(f"schema {data.get('schema')!r}, this version reads {SCHEMA}")
     known = {*_PROBLEM_FIELDS, *_DERIVED, *_PLAIN, "cache", "schedule", "outcome", "times_us", "resources"}
-    if set(data) != known:
-        unknown, missing = sorted(set(data) - known), sorted(known - set(data))
+    if not known <= set(data) <= {*known, *_OPTIONAL}:
+        unknown, missing = sorted(set(data) - known - set(_OPTIONAL)), sorted(known - set(data))
         raise ValueError(f"unknown keys: {unknown}, missing keys: {missing}")
     try:
         key = ProblemKey(dtypes=tuple(data["dtypes"].items()), **{name: data[name] for name in _PROBLEM_FIELDS})
@@ -221,7 +231,7 @@ def from_dict(data: Mapping[str, Any]) -> Record:
             outcome=Outcome(data["outcome"]),
             times_us=Times(**data["times_us"]) if data["times_us"] else None,
             resources=tuple(data["resources"]),
-            **{name: data[name] for name in _PLAIN},
+            **{name: data[name] for name in (*_PLAIN, *_OPTIONAL) if name in data},
         )
     except (TypeError, AttributeError) as error:
         raise ValueError(f"a field has the wrong form: {error}") from None

@@ -43,6 +43,29 @@ def test_ratios_are_paired_and_against_the_better_roof_and_the_best_right_peer(f
     assert first.gb_per_s == pytest.approx((2 * 4096 * 4096 * 2 + 2 * 4096) / 18.0e-6 / 1e9, rel=0.02)
 
 
+def test_both_copies_are_kept_and_the_memcpy_node_has_a_ratio_of_its_own(found: Results) -> None:
+    second = found.entries[1]
+    assert second.roofs_us == pytest.approx({"copy": 140.0, "elementwise": 128.0}, rel=0.03)
+    assert second.roof_us == min(second.roofs_us.values())
+    assert second.ours.to_copy is not None
+    assert second.ours.to_copy.median == pytest.approx(130.0 / 140.0, rel=0.01)
+    head, _, line = results_table(found).splitlines()[:3]
+    at = head.index("x copy")
+    assert float(line[at : at + 6]) == pytest.approx(second.ours.to_copy.median, abs=1e-3)
+
+
+def test_results_written_before_both_copies_were_kept_still_read(found: Results) -> None:
+    data = json.loads(json.dumps(found.as_dict()))
+    for entry in data["entries"]:
+        del entry["roofs_us"]
+        for provider in (entry["ours"], *entry["peers"].values()):
+            del provider["to_copy"]
+    old = from_json(json.dumps(data))
+    assert old.entries[0].roofs_us == {}
+    assert old.entries[0].ours.to_copy is None
+    assert old.entries[0].ours.to_roof == from_json(json.dumps(found.as_dict())).entries[0].ours.to_roof
+
+
 def test_the_summary_of_a_suite_is_over_the_entries_that_can_be_compared(found: Results) -> None:
     ratios = [e.faster.median for e in found.entries[:3] if e.faster]
     assert found.compared == found.entries[:3]

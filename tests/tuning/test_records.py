@@ -47,6 +47,17 @@ def test_a_line_reads_back_as_the_record_it_was() -> None:
     assert parse_line(line).line() == line
 
 
+def test_both_copies_of_a_roof_are_kept_and_an_older_line_without_them_stays_as_it_was() -> None:
+    both = record(us=14.0, roofs_us={"copy": 14.5, "elementwise": 13.7})
+    assert parse_line(both.line()) == both
+    assert parse_line(both.line()).roofs_us == both.roofs_us
+    assert both.to_copy == pytest.approx(14.0 / 14.5)
+    older = record().line()
+    assert "roofs_us" not in older
+    assert parse_line(older).to_copy is None
+    assert parse_line(older).line() == older
+
+
 def test_a_failure_and_a_prediction_survive_the_trip_too() -> None:
     failed = record(outcome=Outcome.WRONG_RESULT, measured=False, times_us=None, reason="y[3, 7] is 2.0\nnot 1.0")
     predicted = record(outcome=Outcome.PREDICTED, measured=False, times_us=None, roof_us=None, default_us=None)
