@@ -192,12 +192,12 @@ def schedule_for(
             if result.interrupted:
                 raise KeyboardInterrupt
             return result.record.schedule, ""
-    if found.record is None:
+    if found.record is None or found.schedule is None:
         return parts.default_schedule(entry.problem, facts), "default schedule"
     if not found.exact:
-        return found.record.schedule, found.reason
+        return found.schedule, found.reason
     other = "" if found.record.cache is entry.cache else f"tuned {found.record.cache.value}"
-    return found.record.schedule, other if found.record.measured else "predicted schedule"
+    return found.schedule, other if found.record.measured else "predicted schedule"
 
 
 def _is_exact(found: Lookup, entry: Entry) -> bool:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -108,9 +108,6 @@ class ProblemKey:
             self.any_cols,
             self.accumulate,
         )
-
-    def same_but_rows(self, other: ProblemKey) -> bool:
-        return replace(self, rows=0) == replace(other, rows=0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -111,7 +111,8 @@ def test_the_schedule_is_the_best_record_of_the_files_given(tmp_path: Path) -> N
     first, second, _ = run_suite(suite(), Wish(peers=(), records=(file,))).entries
     assert first.ours.schedule == best.as_dict()
     assert first.ours.note == ""
-    assert second.ours.note == "default schedule"
+    assert second.ours.note == "tuned for 96x256, the nearest to 64x512, fitted"
+    assert second.ours.schedule == {**best.as_dict(), "threads_per_row": 64}
     file.write_text(record(best, 1.0, Cache.HOT).line())
     assert run_suite(suite(), Wish(peers=(), records=(file,))).entries[0].ours.note == "tuned hot"
     file.write_text("{}\n")
