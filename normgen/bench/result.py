@@ -134,9 +134,9 @@ class Results:
         """Plain JSON values, floats to five significant digits; see the module's docstring."""
         fields = {name: getattr(self, name) for name in _RESULT_FIELDS}
         mean = {"geometric_mean": self.geometric_mean}
-        plain = _plain({"schema": SCHEMA, **fields, **mean, "entries": [asdict(e) for e in self.entries]})
-        assert isinstance(plain, dict)
-        return plain
+        found = plain({"schema": SCHEMA, **fields, **mean, "entries": [asdict(e) for e in self.entries]})
+        assert isinstance(found, dict)
+        return found
 
 
 _RESULT_FIELDS = ("suite", "summary", "device", "versions", "options", "started", "seconds", "finished", "note")
@@ -172,11 +172,12 @@ def _provider(data: Mapping[str, Any]) -> Provider:
     return Provider(**{**data, **built})
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """The value as JSON knows it: floats to five significant digits, NaN and infinity as null."""
     if isinstance(value, float):
         return float(f"{value:.5g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _plain(v) for key, v in value.items()}
+        return {str(key): plain(v) for key, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     return value

@@ -24,7 +24,7 @@ from normgen.schedule.schedule import Schedule
 from normgen.tuning import parts
 from normgen.tuning.bench import DeviceLostError
 from normgen.tuning.progress import Progress, Silent
-from normgen.tuning.store import Lookup, adopt, lookup, read, record_folders
+from normgen.tuning.store import Lookup, adopt, lookup, read_whole, record_folders
 from normgen.tuning.tuner import environment, tune
 
 INTERRUPTED, DEVICE_LOST, TIME_LIMIT = "interrupted", "device lost", "time limit reached"
@@ -210,10 +210,7 @@ def record_places(files: Sequence[Path], facts: Device) -> Iterator[tuple[Path, 
     """The folders to look records up in, the given files' first. Raises UsageError for a damaged line."""
     with tempfile.TemporaryDirectory(prefix="normgen-bench-") as temporary:
         for file in files:
-            reading = read(file)
-            if reading.damaged:
-                raise UsageError("every line of a record file must be a record", received=str(reading.damaged[0]))
-            for record in reading.records:
+            for record in read_whole(file):
                 if record.device.get("name") == facts.name:
                     adopt(record, Path(temporary), facts)
         yield (*((Path(temporary),) if files else ()), *record_folders())

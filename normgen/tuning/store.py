@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 
 from normgen.device import TARGETS, Device
+from normgen.errors import UsageError
 from normgen.problem import Problem
 from normgen.schedule.schedule import Schedule
 from normgen.tuning.nearest import Neighbour, nearest
@@ -140,6 +141,14 @@ def read(path: Path) -> Reading:
         except ValueError as error:
             damaged.append(Damaged(path=path, line=number, why=str(error), text=line))
     return Reading(records=tuple(records), damaged=tuple(damaged))
+
+
+def read_whole(path: Path) -> tuple[Record, ...]:
+    """Every record of a file that somebody named: a damaged line raises UsageError instead of being set aside."""
+    reading = read(path)
+    if reading.damaged:
+        raise UsageError("every line of a record file must be a record", received=str(reading.damaged[0]))
+    return reading.records
 
 
 def adopt(record: Record, folder: Path, device: Device, *, force: bool = False) -> bool:
