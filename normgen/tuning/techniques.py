@@ -70,7 +70,8 @@ class Technique:
 
     @property
     def summary(self) -> str:
-        return SUMMARIES[self.name]
+        """What it does; of a knob's new value that nobody described, its name."""
+        return SUMMARIES.get(self.name, self.name)
 
     def is_in(self, schedule: Schedule, problem: Problem) -> bool:
         """Whether the schedule uses it; a way of summing columns is used where there are column sums."""
