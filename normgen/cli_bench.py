@@ -17,6 +17,8 @@ from normgen.errors import UsageError
 @click.option("--peers", help="torch,compile,liger,quack,triton or none (default: every installed one).")
 @click.option("--json", "json_to", help="File the results are written to after every entry; - prints them at the end.")
 @click.option("--only", help="Entries whose label contains this: 'rmsnorm*bf16'.")
+@click.option("--skip", help="Entries whose label does not contain this.")
+@click.option("--resume", is_flag=True, help="Go on with the file of --json: what has a time there is kept.")
 @click.option("--tune", "is_tuning", is_flag=True, help="Tune entries without an exact record first.")
 @click.option("--budget", default="20s", show_default=True, help="Time for each tuning.")
 @click.option("--limit", help="Begin no entry after this time: 8m.")

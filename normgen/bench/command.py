@@ -35,6 +35,8 @@ def run(
     peers: tuple[str, ...] | None,
     json_to: str | None,
     only: str | None,
+    skip: str | None,
+    resume: bool,
     budget_s: float | None,
     limit_s: float | None,
     records: tuple[Path, ...],
@@ -48,9 +50,14 @@ def run(
     chosen = load_suite(suite)
     if only:
         chosen = chosen.only(only)
+    if skip:
+        chosen = chosen.skip(skip)
     if picture is not None:
         plots.require_matplotlib()
     file = _file_of(json_to)
+    if resume and file is None:
+        raise UsageError("--resume goes on with the results of a file", hint="--json FILE names it")
+    before = _recorded(file) if resume and file is not None and file.exists() else None
     wish = Wish(
         peers=None if peers is None else check_names(peers),
         options=Options(compile_mode=compile_mode),
@@ -63,7 +70,12 @@ def run(
 
     with Terminal() as progress:
         results = runner.run_suite(
-            chosen, wish, device=device, progress=progress, on_results=lambda found: _save(file, found)
+            chosen,
+            wish,
+            device=device,
+            progress=progress,
+            before=before,
+            on_results=lambda found: _save(file, found),
         )
     _save(file, results)
     _show(results, json_to, picture)
@@ -166,12 +178,16 @@ def _conclude(found: Transfer | Ablation, file: Path | None, json_to: str | None
 
 def show_recorded(recorded: Path, *, json_to: str | None, picture: Path | None) -> int:
     """Print and draw what an earlier run wrote."""
-    try:
-        text = recorded.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError("cannot read the results file", received=f"{recorded}: {error}") from None
-    _show(from_json(text, file=str(recorded)), json_to, picture)
+    _show(_recorded(recorded), json_to, picture)
     return 0
+
+
+def _recorded(file: Path) -> Results:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError("cannot read the results file", received=f"{file}: {error}") from None
+    return from_json(text, file=str(file))
 
 
 def _show(results: Results, json_to: str | None, picture: Path | None) -> None:
