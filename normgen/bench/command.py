@@ -67,7 +67,6 @@ def run(
         seed=seed,
         limit_s=limit_s,
     )
-
     with Terminal() as progress:
         results = runner.run_suite(
             chosen,

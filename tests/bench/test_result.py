@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from normgen.bench.plot import panels, plot
+from normgen.bench.plot import panels, plot, size_text
 from normgen.bench.result import Results, from_json, geometric_mean
 from normgen.bench.table import OURS, results_table, results_text, short
 from normgen.errors import UsageError
@@ -127,9 +128,33 @@ def test_a_plot_has_a_panel_for_each_operation_and_a_line_for_each_provider(foun
     assert list(drawn) == ["rmsnorm forward bf16 cold"]
     lines = drawn["rmsnorm forward bf16 cold"]
     assert set(lines) == {OURS, "torch", "compile"}
-    assert [cols for cols, _ in lines[OURS]] == [4096, 8192, 131072]
-    assert [cols for cols, _ in lines["compile"]] == [4096, 8192]
-    assert lines[OURS][0][1] == pytest.approx(100 * 17.6 / 18.0, rel=0.01)
+    assert [cols for cols, _ in lines[OURS].line] == [4096, 8192, 131072]
+    assert [cols for cols, _ in lines["compile"].line] == [4096, 8192]
+    assert lines[OURS].line[0][1] == pytest.approx(100 * 17.6 / 18.0, rel=0.01)
+
+
+def test_a_line_goes_through_the_median_of_each_cols_and_leaves_other_rows_beside_it(found: Results) -> None:
+    first = found.entries[0]
+    assert first.ours.times_us is not None
+    slower = replace(first.ours, times_us=first.ours.times_us.scaled(2.0))
+    entries = (
+        first,
+        replace(first, ours=slower, rows=1),
+        replace(first, ours=slower, rows=2),
+        replace(first, cols=4097, pitch=4097),
+        replace(first, pitch=4098),
+        replace(first, align=2),
+    )
+    curve = panels(replace(found, entries=entries))["rmsnorm forward bf16 cold"][OURS]
+    whole = first.percent_of_roof(first.ours)
+    assert whole is not None
+    assert len(curve.whole) == 3
+    assert curve.line == [(4096, pytest.approx(whole / 2))]
+    assert [cols for cols, _ in curve.odd] == [4096, 4096, 4097]
+
+
+def test_cols_are_named_as_people_do() -> None:
+    assert [size_text(n) for n in (64, 1000, 1024, 131072, 1 << 20)] == ["64", "1000", "1K", "128K", "1M"]
 
 
 def test_a_plot_is_written_where_matplotlib_is_installed(found: Results, tmp_path: Path) -> None:
