@@ -20,10 +20,11 @@ from normgen.schedule.schedule import KNOBS, Schedule
 from normgen.tuning.records import Cache, ProblemKey, Record
 
 OCTAVE_OF_COLS = 4.0
-OTHER_EDGES = 2.0  # rows of whole 16-byte vectors against rows that are not
+WIDER = 2.0  # tuned for wider accesses than these rows allow: peeled or masked they mostly stay
+NARROWER = 5.0  # tuned for narrower ones than these rows allow: they would stay narrow
 OTHER_CACHE = 1.0
 OTHER_STATISTICS = 0.25
-FARTHEST = 8.0  # 4 x the cols, 256 x the rows: the default schedule knows as much
+FARTHEST = 6.0  # 2.8 x the cols, 64 x the rows: the default schedule knows as much
 VECTOR_BYTES = 16
 
 
@@ -70,7 +71,8 @@ def distance(tuned: ProblemKey, problem: Problem) -> float:
     """In octaves of rows; see the module's docstring."""
     own, statistics, size = ProblemKey.of(problem), _statistics(problem), problem.dtype.bytes
     far = _octaves(tuned.rows, own.rows) + OCTAVE_OF_COLS * _octaves(tuned.cols, own.cols)
-    far += OTHER_EDGES if _vector_bytes(tuned, size) != _vector_bytes(own, size) else 0.0
+    there, here = _vector_bytes(tuned, size), _vector_bytes(own, size)
+    far += WIDER if there > here else NARROWER if there < here else 0.0
     return far + (OTHER_STATISTICS if tuned.present & statistics != own.present & statistics else 0.0)
 
 
