@@ -24,6 +24,7 @@ WIDER = 2.0  # tuned for wider accesses than these rows allow: peeled or masked 
 NARROWER = 5.0  # tuned for narrower ones than these rows allow: they would stay narrow
 OTHER_CACHE = 1.0
 OTHER_STATISTICS = 0.25
+OTHER_PROMISE = 0.25  # stable parameters: a launch may begin earlier
 FARTHEST = 6.0  # 2.8 x the cols, 64 x the rows: the default schedule knows as much
 VECTOR_BYTES = 16
 
@@ -57,14 +58,15 @@ def nearest(problem: Problem, device: Device, records: Iterable[Record], *, cach
 
 
 def is_same_kind(tuned: ProblemKey, problem: Problem) -> bool:
-    """Whether two problems differ in shape, layout and statistics at most."""
+    """Whether two problems differ in shape, layout and statistics at most; a promise is no less than the tuned one."""
     statistics = _statistics(problem)
 
     def kind(key: ProblemKey) -> tuple[object, ...]:
         dtypes = tuple((name, dtype) for name, dtype in key.dtypes if name not in statistics)
         return key.op, key.spec_sha256, key.direction, dtypes, key.any_cols, key.accumulate
 
-    return kind(tuned) == kind(ProblemKey.of(problem))
+    kept = problem.stable_parameters or not tuned.stable_parameters
+    return kept and kind(tuned) == kind(ProblemKey.of(problem))
 
 
 def distance(tuned: ProblemKey, problem: Problem) -> float:
@@ -73,6 +75,7 @@ def distance(tuned: ProblemKey, problem: Problem) -> float:
     far = _octaves(tuned.rows, own.rows) + OCTAVE_OF_COLS * _octaves(tuned.cols, own.cols)
     there, here = _vector_bytes(tuned, size), _vector_bytes(own, size)
     far += WIDER if there > here else NARROWER if there < here else 0.0
+    far += OTHER_PROMISE if tuned.stable_parameters != own.stable_parameters else 0.0
     return far + (OTHER_STATISTICS if tuned.present & statistics != own.present & statistics else 0.0)
 
 

@@ -13,7 +13,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -180,12 +180,13 @@ def lookup(
     """The best record for a problem on a GPU model.
 
     First the exact problem, then the nearest one in rows and cols whose schedule fits (`tuning.nearest`). Measured
-    records come before predicted ones, the asked cache policy before the other. A record of another text of the
-    spec is a miss, with that reason.
+    records come before predicted ones, the asked cache policy before the other. A problem that promises stable
+    parameters takes records without the promise when there are none with it. A record of another text of the spec is
+    a miss, with that reason.
     """
     key = ProblemKey.of(problem)
     found = list(_records(device, record_folders() if folders is None else folders))
-    exact = [r for r in found if r.problem == key and r.outcome.is_usable]
+    exact = _of_problem(key, found) or _of_problem(replace(key, stable_parameters=False), found)
 
     def order(record: Record) -> tuple[bool, bool, float]:
         return not record.measured, record.cache is not cache, record.us or float("inf")
@@ -204,6 +205,10 @@ def best_record(
 ) -> Record | None:
     """`lookup(...)`'s record: the exact problem's, else the nearest one's whose schedule fits, else None."""
     return lookup(problem, device, cache=cache, folders=folders).record
+
+
+def _of_problem(key: ProblemKey, records: Iterable[Record]) -> list[Record]:
+    return [r for r in records if r.problem == key and r.outcome.is_usable]
 
 
 def _slot(record: Record) -> tuple[object, ...]:

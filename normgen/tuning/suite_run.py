@@ -117,6 +117,7 @@ def tune_arguments(entry: Entry) -> dict[str, Any]:
         "without": list(problem.absent),
         "pitch": problem.pitch,
         "align": problem.align,
+        "stable_parameters": problem.stable_parameters,
         "cache": entry.cache.value,
     }
 

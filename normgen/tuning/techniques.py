@@ -56,6 +56,9 @@ SUMMARIES = {
     "columns=shared_atomic": "column sums: shared memory, then one atomic a column and block",
     "columns=atomic": "column sums: an atomic for each element",
     "dependent_launch=on": "the second kernel starts while the first one ends",
+    "dependent_launch=start": "every kernel starts while the one in front ends; it lets the next one start at once",
+    "dependent_launch=loads": "the same; the next one starts when this one has asked for its row",
+    "dependent_launch=end": "the same; the next one starts when this one ends",
     "row_barriers": "rows side by side in a block, each of several warps with its own barrier",
 }
 

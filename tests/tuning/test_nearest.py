@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import pytest
 
@@ -77,6 +78,14 @@ def test_a_statistic_more_or_less_is_a_neighbour_at_the_same_shape() -> None:
     bare = make("16x4096", without=["rstd"])
     assert nearest_shape(make("16x4096"), tuned(bare)) == (16, 4096)
     assert 0 < distance(ProblemKey.of(bare), make("16x4096")) < distance(ProblemKey.of(make("8x4096")), make("16x4096"))
+
+
+def test_a_promise_may_be_left_unused_but_not_taken_for_given() -> None:
+    plain, stable = make("16x4096"), replace(make("16x4096"), stable_parameters=True)
+    asked = replace(make("8x4096"), stable_parameters=True)
+    assert nearest_shape(make("8x4096"), tuned(stable)) is None
+    assert nearest_shape(asked, tuned(plain)) == (16, 4096)
+    assert distance(ProblemKey.of(stable), asked) < distance(ProblemKey.of(plain), asked)
 
 
 def test_rows_of_whole_vectors_are_nearer_to_their_like() -> None:
