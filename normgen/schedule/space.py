@@ -15,6 +15,7 @@ from normgen.program.rewrites import applicable
 from normgen.program.source import written_program
 from normgen.schedule.legality import (
     FREE,
+    ONE_KNOB,
     STRUCTURAL,
     column_outputs,
     held_bytes_per_thread,
@@ -142,12 +143,12 @@ def space(problem: Problem, device: Device) -> Space:
             plain = plain_only(problem, base)
             if plain is not None:
                 _count(refusals, plain, base)
-            if plain is not None and base.persistent:
+            if plain is not None and base.persistent > (1 if column_outputs(problem) else 0):
                 continue
             lists = (
                 {n: v[:1] for n, v in values.items()} | {"unroll": values["unroll"]} if plain is not None else values
             )
-            for schedule in _points(base, FREE_KNOBS, lists):
+            for schedule in _points(base, FREE_KNOBS, _promising(problem, base, device, lists, refusals)):
                 reason = refusal(problem, schedule, device, (*FREE, searched_launch))
                 if reason is None:
                     legal.append(schedule)
@@ -157,6 +158,29 @@ def space(problem: Problem, device: Device) -> Space:
     return Space(problem=problem, device=device, legal=tuple(legal), refusals=tuple(ordered))
 
 
+def _promising(
+    problem: Problem,
+    base: Schedule,
+    device: Device,
+    values: Mapping[str, tuple[Any, ...]],
+    refusals: dict[str, Refusal],
+) -> dict[str, tuple[Any, ...]]:
+    """`values` without those that no other free knob can make legal: most points of a space need not be visited.
+
+    A rule that names one free knob and structure alone refuses its value at all points of `base`.
+    """
+    left = dict(values)
+    for name in ONE_KNOB:
+        for value in values[name]:
+            example = replace(base, **{name: value})
+            reason = next((r for rule in ONE_KNOB[name] if (r := rule(problem, example, device)) is not None), None)
+            if reason is not None and len(left[name]) > 1:
+                left[name] = tuple(v for v in left[name] if v != value)
+                points = math.prod(len(left[n]) for n in FREE_KNOBS if n != name)
+                _count(refusals, reason, example, points)
+    return left
+
+
 def _points(base: Schedule, names: tuple[str, ...], values: Mapping[str, tuple[Any, ...]]) -> Iterator[Schedule]:
     knobs = dict(vars(base))  # dataclasses.replace looks at every field again for each point
     for combination in itertools.product(*(values[n] for n in names)):
@@ -164,11 +188,11 @@ def _points(base: Schedule, names: tuple[str, ...], values: Mapping[str, tuple[A
         yield Schedule(**knobs)
 
 
-def _count(refusals: dict[str, Refusal], reason: str, schedule: Schedule) -> None:
+def _count(refusals: dict[str, Refusal], reason: str, schedule: Schedule, points: int = 1) -> None:
     if reason in refusals:
-        refusals[reason].count += 1
+        refusals[reason].count += points
     else:
-        refusals[reason] = Refusal(reason=reason, count=1, example=schedule)
+        refusals[reason] = Refusal(reason=reason, count=points, example=schedule)
 
 
 def default_schedule(problem: Problem, device: Device) -> Schedule:

@@ -164,14 +164,15 @@ def test_a_first_kernel_starts_early_only_where_that_is_asked_for() -> None:
     assert dependent == {"off": [False, False], "on": [False, True], "start": [True, True], "end": [True, True]}
 
 
-def test_only_short_launches_are_searched_with_an_early_start_and_the_space_does_not_grow_threefold() -> None:
-    for shape, is_searched in (("16x4096", True), ("4096x4096", False)):
-        problem = problem_for(load("rmsnorm"), shape=shape, dtype="bf16")
-        assert (problem.compulsory_bytes < CHAINED_BYTES) is is_searched
-        found = space(problem, H200).legal
-        chained = [schedule for schedule in found if schedule.chained]
-        assert {s.dependent_launch for s in chained} == (set(CHAINED) if is_searched else set())
-        assert len(found) <= 3 * (len(found) - len(chained))
+@pytest.mark.parametrize(("shape", "is_searched"), [("16x4096", True), ("4096x4096", True), ("16384x8192", False)])
+def test_launches_that_move_less_than_the_limit_are_searched_with_an_early_start(shape: str, is_searched: bool) -> None:
+    problem = problem_for(load("rmsnorm"), shape=shape, dtype="bf16")
+    assert (problem.compulsory_bytes < CHAINED_BYTES) is is_searched
+    found = space(problem, H200).legal
+    chained = [schedule for schedule in found if schedule.chained]
+    assert {s.dependent_launch for s in chained} <= ({"start", "loads"} if is_searched else set())
+    assert bool(chained) is is_searched
+    assert len(found) <= 3 * (len(found) - len(chained))
 
 
 def test_an_older_gpu_has_no_dependent_launch() -> None:
