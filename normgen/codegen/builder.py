@@ -168,6 +168,9 @@ class KernelBuilder(DependentLaunch):
             out.lines("dependency_trigger();  // the next kernel may start: this one has asked for its row")
         if self.schedule.cluster > 1 and self.states and not self.cluster_loops:
             out.lines(f"cluster_arrive();  // {STARTED}")
+        if self.schedule.params == "packed":
+            narrow = [p for p in self.early_params if self.problem.tensor(p.name).dtype.bytes < 4]
+            out.loop(Loop(unroll="#pragma unroll", head=tuple(f"stay_packed({p.name}_held[step]);" for p in narrow)))
         for look, state in enumerate(self.states):
             out.lines(f"{state.type} {state.variable} = {{{', '.join(state.identity)}}};")
             out.loop(self.look_loop(look))
@@ -345,7 +348,7 @@ class KernelBuilder(DependentLaunch):
             out.lines(*self.shared_pointers())
         if s.chained and self.loops_rows:
             self.start_of_chain(out)
-        if s.params == "kept" and not self.reads_params_ahead:
+        if s.keeps_params and not self.reads_params_ahead:
             self.param_loops(out)
         if s.dependent_launch == "on":
             out.lines("dependency_trigger();  // the finishing kernel may take its place as blocks end")
@@ -406,7 +409,7 @@ class KernelBuilder(DependentLaunch):
             rows.append(("kThreadsPerRow", str(s.threads_per_row), ""))
         if s.rows_per_block > 1:
             rows.append(("kRowsPerBlock", str(s.rows_per_block), ""))
-        if (s.hold == "shared" or self.columns.in_shared) and s.cluster == 1:
+        if (s.hold == "shared" or self.columns.in_shared or self.columns.by_tile) and s.cluster == 1:
             rows.append(("kThreads", str(s.threads), ""))
         width = s.vector * first.bytes
         rows.append(("kVector", str(s.vector), f"elements per access of {width} bytes"))

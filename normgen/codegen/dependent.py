@@ -31,9 +31,9 @@ class DependentLaunch(Looks):
     @property
     def reads_params_ahead(self) -> bool:
         """Column parameters are read before the kernels in front have ended: the caller promises they do not change."""
-        where = "kept" if self.loops_rows else "early"
+        ahead = self.schedule.keeps_params if self.loops_rows else self.schedule.params == "early"
         stable = all(load.name in self.problem.stable_tensors for load in self.early_params)
-        return self.schedule.chained and self.schedule.params == where and stable
+        return self.schedule.chained and ahead and stable
 
     def start_of_chain(self, out: SectionList) -> None:
         """Wait for the kernels in front, before the first access to anything they may write or still read.

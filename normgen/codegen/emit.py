@@ -153,6 +153,7 @@ def vectors_of(problem: Problem, schedule: Schedule, program: RowProgram) -> Vec
         ctypes=tuple(sorted({t.dtype.ctype for t in problem.tensors})),
         reads=tuple(reads),
         writes=tuple(sorted({*writes, *shared_writes})),
+        packed=("opaque",) if schedule.params == "packed" else (),
         windows=("default",) if schedule.edges == "peel" and problem.parameter_bytes else (),
     )
 

@@ -90,7 +90,7 @@ def instructions(*, dtypes: Iterable[str], loads: Iterable[str], stores: Iterabl
 def instructions_of(text: str, dtypes: Iterable[str]) -> str:
     """The hardware instructions that `text` calls."""
     features = ["extremum"] if re.search(r"\b(maximum|minimum)\(", text) else []
-    features += [name for name in ("dynamic_shared", "named_barrier") if f"{name}(" in text]
+    features += [name for name in ("dynamic_shared", "named_barrier", "opaque") if f"{name}(" in text]
     features += ["cluster"] if "cluster_rank()" in text else []
     features += ["cluster_send", "mbarrier"] if "cluster_send(" in text else []
     features += ["dependent_launch"] if "dependency_wait()" in text else []
@@ -110,6 +110,7 @@ class Vectors:
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     windows: tuple[str, ...] = ()
+    packed: tuple[str, ...] = ()
 
     def __or__(self, other: Vectors) -> Vectors:
         def both(name: str) -> tuple[str, ...]:
@@ -126,6 +127,7 @@ class Vectors:
                 reads=self.reads,
                 writes=self.writes,
                 windows=self.windows,
+                packed=self.packed,
             )
         )
 

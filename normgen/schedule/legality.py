@@ -11,6 +11,7 @@ from collections.abc import Callable
 from normgen.device import Device
 from normgen.problem import Problem
 from normgen.schedule.schedule import Schedule
+from normgen.spec import Kind
 
 _NO_COLUMNS = Schedule().columns
 CHAINED_BYTES = 16 << 20  # a launch that moves as much takes 4 µs or more on any GPU with dependent launches
@@ -55,15 +56,37 @@ def sums_in_registers(problem: Problem, s: Schedule) -> int:
     return column_outputs(problem) * steps_per_lane(problem, s) * s.vector
 
 
+def sums_pitch(problem: Problem) -> int:
+    """Float32 cells of one column reduction's row of sums: whole 128-byte lines."""
+    return -(-problem.cols // 32) * 32
+
+
+def last_tile_sums(problem: Problem) -> int:
+    """Cells of a column tile that a last arriver adds: 128 at a time, and at most 8 tiles to visit."""
+    return max(128, -(-column_outputs(problem) * sums_pitch(problem) // (8 * 128)) * 128)
+
+
+def last_tiles(problem: Problem) -> int:
+    return -(-column_outputs(problem) * sums_pitch(problem) // last_tile_sums(problem))
+
+
+def sums_shared_bytes(problem: Problem, s: Schedule) -> int:
+    """Shared memory of a block's column sums: its row groups side by side; then the warps of a last arriver."""
+    if not column_outputs(problem):
+        return 0
+    row = column_outputs(problem) * sums_pitch(problem) * 4
+    if s.columns == "shared_atomic":
+        return row
+    groups = s.rows_per_block if s.edges == "peel" else s.threads // max(32, s.threads_per_row)
+    if s.columns == "atomic" or (s.rows_per_block == 1 and s.edges != "peel"):
+        groups = 0
+    return max(groups * row, 16 * s.threads if s.columns == "partials_last_tile" else 0)
+
+
 def shared_bytes(problem: Problem, s: Schedule) -> int:
     """Dynamic shared memory of a block: held rows, then column sums."""
     held = s.threads * held_bytes_per_thread(problem, s) if s.hold == "shared" else 0
-    columns = column_outputs(problem) * 4 * (problem.cols + 31)
-    if s.columns == "shared_atomic":
-        return held + columns
-    groups = s.rows_per_block if s.edges == "peel" else s.threads // max(32, s.threads_per_row)
-    regroups = s.columns != "atomic" and (s.rows_per_block > 1 or s.edges == "peel")
-    return held + (columns * groups if regroups else 0)
+    return held + sums_shared_bytes(problem, s)
 
 
 def _block_size(_: Problem, s: Schedule, __: Device) -> str | None:
@@ -152,6 +175,8 @@ def _params_registers(problem: Problem, s: Schedule, device: Device) -> str | No
         return None
     if param_bytes_per_thread(problem, s) == 0:
         return "there are no column parameters to load early"
+    if s.params == "packed" and all(t.dtype.bytes > 2 for t in problem.tensors if t.kind is Kind.COL):
+        return "column parameters of 32 bits are kept as they are stored: params = kept"
     if s.hold != "registers" and param_bytes_per_thread(problem, s) // 4 > held_register_limit(s, device):
         return "the column parameters of a thread do not fit its registers"
     return None
@@ -177,7 +202,7 @@ def _cluster(problem: Problem, s: Schedule, device: Device) -> str | None:
 
 def _persistent(problem: Problem, s: Schedule, device: Device) -> str | None:
     if not s.persistent:
-        if s.params == "kept":
+        if s.keeps_params:
             return "parameters are kept across rows only by a persistent grid"
         if s.stages > 1:
             return "several rows in flight need a persistent grid"
@@ -301,6 +326,11 @@ def searched_tile(problem: Problem, s: Schedule, _: Device) -> str | None:
     limit = 512 if column_outputs(problem) else 256  # row groups of a block share one row of column sums
     if s.rows_per_block > 1 and s.threads > limit:
         return f"not searched: several rows side by side beyond {limit} threads a block"
+    forward = not column_outputs(problem)
+    if forward and s.persistent and not (512 if s.edges == "peel" else 1024) <= s.persistent * s.threads <= 1024:
+        return "not searched: a persistent grid with less than 512 or more than 1024 threads an SM"
+    if forward and s.stages > 1 and s.edges != "peel":
+        return "not searched: the next row in registers, of aligned rows that leave no column sums"
     if column_outputs(problem) and s.persistent * s.threads > 768 and s.hold == "registers":
         return "not searched: more than 768 resident threads an SM, with column sums in registers"
     return None

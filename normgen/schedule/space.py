@@ -38,14 +38,15 @@ DEFAULT_KNOBS: dict[str, tuple[Any, ...]] = {
     "vector": (1, 2, 4, 8),
     "hold": ("registers", "shared", "reload"),
     "edges": ("exact", "masked", "peel"),
-    "persistent": (0, 4),
+    "persistent": (0, 2, 4, 8, 16),
+    "stages": (1, 2),
     "reduce_with": ("shuffle", "cooperative_groups", "shared_tree"),
     "variance": ("two_pass", "sum_of_squares", "shifted", "welford"),
     "softmax": ("two_pass", "online"),
     "unroll": (0, 1, 4),
     "load": ("default", "streaming", "no_allocate"),
     "store": ("default", "streaming"),
-    "params": ("late", "early", "kept"),
+    "params": ("late", "early", "kept", "packed"),
     "blocks_per_sm": (0,),
     "dependent_launch": ("off", *CHAINED),
 }
@@ -59,7 +60,7 @@ BACKWARD_KNOBS: dict[str, tuple[Any, ...]] = {
     "edges": ("exact", "masked", "peel"),
     "persistent": (0, 1, 2, 3, 4),
     "stages": (1, 2),
-    "columns": ("partials_two_kernels", "partials_last_block", "register_atomic", "shared_atomic", "atomic"),
+    "columns": ("partials_two_kernels", "partials_last_tile", "register_atomic", "shared_atomic", "atomic"),
     "unroll": (0, 1),
     "load": ("default", "no_allocate"),
     "store": ("default", "streaming"),
@@ -113,8 +114,18 @@ def knob_values(problem: Problem, rewrites: Mapping[str, tuple[str, ...]]) -> di
         if name in ("variance", "softmax"):
             applicable = rewrites.get(name, ())
             searched = tuple(v for v in searched if v in applicable) or (getattr(default, name),)
+        if name == "params":
+            searched = tuple(v for v in searched if v in _params_values(problem)) or (default.params,)
         values[name] = tuple(searched)
     return values
+
+
+def _params_values(problem: Problem) -> tuple[str, ...]:
+    """Values of `params` that mean something: 32-bit parameters have no packed form."""
+    if not problem.parameter_bytes:
+        return ("late",)
+    narrow = any(t.dtype.bytes < 4 for t in problem.tensors if t.kind is Kind.COL and not t.is_written)
+    return ("late", "early", "kept", "packed") if narrow else ("late", "early", "kept")
 
 
 def space(problem: Problem, device: Device) -> Space:
@@ -242,9 +253,9 @@ def _with_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
     much there as rows read again (2048x16384, 2048x32768 bf16).
     """
     kept = "kept" if _has_parameters(problem) else "late"
-    dependent = "on" if device.arch >= 90 else "off"
+    dependent = "end" if device.arch >= 90 else "off"
     clusters = (1, 2, 4, 8, 16) if device.arch >= 90 else (1,)
-    for cut in itertools.chain.from_iterable(_cut(problem, "registers", cluster) for cluster in clusters):
+    for cut in (cut for cluster in clusters for cut in _cut(problem, "registers", cluster)):
         if held_bytes_per_thread(problem, cut) <= 256:
             persistent = max(1, 512 // cut.threads)
             sums = replace(cut, persistent=persistent, dependent_launch=dependent)
