@@ -12,6 +12,7 @@ from normgen.codegen.columns import WARP, ColumnSums
 from normgen.codegen.looks import Looks
 from normgen.codegen.module import Param
 from normgen.codegen.printer import Printer
+from normgen.codegen.ring import Ring
 from normgen.codegen.view import KernelView, Loop, SectionList
 from normgen.problem import Problem, TensorUse
 from normgen.program.ir import Load, Map, RowProgram
@@ -48,6 +49,7 @@ class KernelBuilder(Looks):
     def __init__(self, problem: Problem, program: RowProgram, schedule: Schedule, name: str) -> None:
         super().__init__(problem, program, schedule, name)
         self.columns = ColumnSums(self)
+        self.ring = Ring(self)
 
     @property
     def loops_rows(self) -> bool:
@@ -70,7 +72,7 @@ class KernelBuilder(Looks):
 
     def row_load(self, load: Load) -> str:
         if not load.first_of:
-            return f"{load.name}_next" if self.prefetches else f"{load.name}[{self.valid_row}]"
+            return f"{load.name}_next" if self.prefetches or self.ring.in_loop else f"{load.name}[{self.valid_row}]"
         of_row = self.kinds[load.first_of] is Kind.ELEM
         return f"element(read_default<1>({load.first_of}{'_row' if of_row else ''}), 0)"
 
@@ -126,42 +128,60 @@ class KernelBuilder(Looks):
     @property
     def prefetches(self) -> bool:
         """The next row travels to registers while this one is computed."""
-        return self.schedule.stages > 1 and self.schedule.hold == "registers"
+        return self.schedule.stages > 1 and self.schedule.hold == "registers" and not self.ring
 
     def body(self) -> SectionList:
         work = self.work()
         text = "\n".join(line for section in work.sections for line in section.texts())
         out = SectionList()
-        out.lines(*self.row_index_lines(), *self.pointer_lines(text), *self.row_lines(0))
+        row_values = [*self.row_lines(0), *self.ring.next_row_values()]
+        out.lines(*self.row_index_lines(), *self.pointer_lines(text), *row_values)
         out.sections += work.sections
         return out
 
     def work(self) -> SectionList:
         """Everything a row needs once its index is known."""
         out = SectionList()
-        if self.schedule.hold == "registers" and self.held:
-            out.lines(*(f"{self.vec(h.name)} {h.name}_held[kSteps];" for h in self.held))
+        if self.schedule.hold in ("registers", "hybrid") and self.held:
+            steps = "kSteps" if self.schedule.hold == "registers" else "kHeldSteps"
+            out.lines(*(f"{self.vec(h.name)} {h.name}_held[{steps}];" for h in self.held))
+        if self.ring:
+            self.ring.start(out)
         if self.prefetches:
             self.take_fetched(out)
-        else:
+        elif not self.ring.in_loop:
             self.load_loops(out)
         if self.schedule.params == "early":
             self.param_loops(out)
+        if self.ring and self.schedule.hold != "hybrid":
+            self.ring.arrive(out)
         if self.schedule.cluster > 1 and self.states:
             out.lines("cluster_arrive();  // a block may write to another only once that one has started")
         for look, state in enumerate(self.states):
             out.lines(f"{state.type} {state.variable} = {{{', '.join(state.identity)}}};")
-            out.loop(self.look_loop(look))
+            self.look_at(look, out)
             reduce = [line for line in (self.reduce_line(look),) if line]
             if self.schedule.cluster > 1 and look == 0:
                 reduce.insert(0, "cluster_wait();")
             out.lines(*reduce, *self.row_lines(look + 1))
+            if look == 0:
+                self.ring.after_first_look(out)
         out.lines(*self.row_store_lines())
         if self.elem_stores or self.columns:
-            out.loop(self.look_loop(len(self.groups)))
+            self.look_at(len(self.groups), out)
+        self.ring.after_last_look(out)
         if self.double_slots:
             out.lines("parity ^= 1;")
         return out
+
+    def look_at(self, look: int, out: SectionList) -> None:
+        """One look at the whole row; what waits in registers needs no copy to have arrived."""
+        first, *others = self.look_loops(look)
+        out.loop(first)
+        if look == 0 and self.ring and self.schedule.hold == "hybrid":
+            self.ring.arrive(out)
+        for other in others:
+            out.loop(other)
 
     # ---- rows in flight ----------------------------------------------------------------------------------------
 
@@ -272,8 +292,7 @@ class KernelBuilder(Looks):
         if self.double_slots:
             lines.append("int parity = 0;")
         out.lines(*lines)
-        if self.schedule.hold == "shared" and self.held:
-            out.lines(*self.shared_pointers())
+        self.ring.prologue(out)
         if s.params == "kept":
             self.param_loops(out)
         if s.dependent_launch == "on":
@@ -288,25 +307,10 @@ class KernelBuilder(Looks):
         self.columns.epilogue(out)
         return out
 
-    def shared_pointers(self) -> list[str]:
-        lines, offset = [], "0"
-        for load in self.held:
-            ctype = self.ctype(load.name)
-            lines.append(f"{ctype}* {load.name}_shared = reinterpret_cast<{ctype}*>(dynamic_shared() + {offset});")
-            offset += f" + kSteps * kThreads * kVector * static_cast<int>(sizeof({ctype}))"
-        return lines
-
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory: the held rows, then the block's column sums."""
-        return self.held_shared_bytes + self.columns.shared_bytes
-
-    @property
-    def held_shared_bytes(self) -> int:
-        if self.schedule.hold != "shared":
-            return 0
-        per_vector = sum(self.problem.tensor(ld.name).dtype.bytes for ld in self.held) * self.layout.vector
-        return self.layout.steps * self.schedule.threads * per_vector
+        return self.ring.bytes + self.columns.shared_bytes
 
     def constants(self) -> tuple[tuple[str, str, str], ...]:
         s, problem = self.schedule, self.problem
@@ -319,7 +323,7 @@ class KernelBuilder(Looks):
             rows.append(("kThreadsPerRow", str(s.threads_per_row), ""))
         if s.rows_per_block > 1:
             rows.append(("kRowsPerBlock", str(s.rows_per_block), ""))
-        if (s.hold == "shared" or self.columns.in_shared) and s.cluster == 1:
+        if (self.ring.bytes or self.columns.in_shared) and s.cluster == 1:
             rows.append(("kThreads", str(s.threads), ""))
         width = s.vector * first.bytes
         rows.append(("kVector", str(s.vector), f"elements per access of {width} bytes"))
@@ -332,9 +336,12 @@ class KernelBuilder(Looks):
             rows.append(("kSteps", "(kVectors + kThreadsPerRow - 1) / kThreadsPerRow", "vectors a thread owns"))
             if self.layout.partial:
                 rows.append(("kWholeSteps", "kCols / kVector / kThreadsPerRow", "steps with complete vectors only"))
-        return (*rows, *self.columns.constants())
+        return (*rows, *self.ring.constants(), *self.columns.constants())
 
     def shared_lines(self) -> tuple[str, ...]:
+        return (*self.state_slots(), *self.ring.shared_lines())
+
+    def state_slots(self) -> tuple[str, ...]:
         s = self.schedule
         if s.cluster > 1:
             return tuple(f"__shared__ {st.type} {st.variable}_slots[kCluster * kWarps];" for st in self.states)

@@ -125,7 +125,7 @@ class ColumnSums:
                 *(f"float {name}_sum[kSteps][kVector] = {{}};" for name in self.names),
             )
         if self.in_shared:
-            offset = self.b.held_shared_bytes
+            offset = self.b.ring.bytes
             out.lines(f"float* column_sums = reinterpret_cast<float*>(dynamic_shared() + {offset});")
         if self.how == "shared_atomic":
             count = f"{len(self.names)} * kPitch"

@@ -146,7 +146,9 @@ def vectors_of(problem: Problem, schedule: Schedule, program: RowProgram) -> Vec
     reads = sorted({*elem_reads, "default"})
     partial = schedule.edges != "exact"
     writes = [schedule.store] if any(t.is_written for t in problem.elem_tensors) else []
-    shared_writes = ["default"] if schedule.hold == "shared" or program.col_reduces else []
+    slots = schedule.hold in ("shared", "hybrid") and schedule.copy == "direct"
+    slots = slots or (schedule.copy == "cp_async" and partial)
+    shared_writes = ["default"] if slots or program.col_reduces else []
     return Vectors(
         ctypes=tuple(sorted({t.dtype.ctype for t in problem.tensors})),
         reads=tuple(reads),
@@ -154,6 +156,7 @@ def vectors_of(problem: Problem, schedule: Schedule, program: RowProgram) -> Vec
         partial_reads=tuple(reads) if partial else (),
         partial_writes=tuple(sorted(set(writes))) if partial else (),
         shifted_reads=("default",) if schedule.edges == "peel" and problem.align % 16 == 0 else (),
+        slot_copies=("cp_async",) if schedule.copy == "cp_async" else (),
     )
 
 

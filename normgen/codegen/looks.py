@@ -6,18 +6,30 @@ registers or in its own slots of shared memory needs no barrier between looks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from normgen.codegen.columns import ColumnSums
 from normgen.codegen.module import Param, Source
 from normgen.codegen.printer import Printer
 from normgen.codegen.reductions import CONSTANTS, state_of, step_lines
+from normgen.codegen.ring import Ring
 from normgen.codegen.view import Loop, SectionList, State
 from normgen.problem import Problem
 from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Store, stage_of, used_names, value_kinds
+from normgen.schedule.legality import register_steps
 from normgen.schedule.schedule import Schedule
 from normgen.spec import Kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """Steps of a thread whose vectors wait in one place between looks."""
+
+    place: str  # registers | shared | reload
+    unroll: str
+    first: str = "0"
+    last: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +69,7 @@ class Looks:
     """What a kernel reads and computes in each look, and the text of its loops."""
 
     columns: ColumnSums
+    ring: Ring
 
     def __init__(self, problem: Problem, program: RowProgram, schedule: Schedule, name: str) -> None:
         self.problem = problem
@@ -189,9 +202,6 @@ class Looks:
             return f"write_{hint}({tensor}_row + vector * kVector, {tensor}_vec);"
         return f"write_partial_{hint}({tensor}_row, column, {self.cols}, {tensor}_vec);"
 
-    def shared_slot(self, tensor: str) -> str:
-        return f"{tensor}_shared + (step * kThreads + threadIdx.x) * kVector"
-
     # ---- loops -------------------------------------------------------------------------------------------------
 
     @property
@@ -224,14 +234,34 @@ class Looks:
             return "#pragma unroll"
         return f"#pragma unroll {self.schedule.unroll}"
 
-    def look_loop(self, look: int) -> Loop:
+    @property
+    def held_steps(self) -> int:
+        """hold = hybrid: the steps whose vectors wait in registers."""
+        return register_steps(self.problem, self.schedule)
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """Where the vectors of a thread wait, in the order of its steps."""
+        if self.schedule.hold != "hybrid":
+            return (Span(place=self.schedule.hold, unroll=self.unroll),)
+        return (
+            Span(place="registers", unroll="#pragma unroll", last="kHeldSteps"),
+            Span(place="shared", unroll=self.unroll, first="kHeldSteps"),
+        )
+
+    def look_loops(self, look: int) -> list[Loop]:
+        """One look at the whole row: a loop for each place where vectors wait."""
+        loops = [self.look_loop(look, span) for span in self.spans]
+        return [loops[0], *(replace(loop, comment="") for loop in loops[1:])]
+
+    def look_loop(self, look: int, span: Span) -> Loop:
         """The loop of one look: reads, values, then the state's step or the outputs."""
         final = look == len(self.groups)
         loads, maps = self.elementwise(self.look_roots(look))
         head = list(self.column_head)
         elem: list[str] = []
         for load in loads:
-            vec = self.vector_of(load, look, head)
+            vec = self.vector_of(load, look, head, span.place)
             elem.append(f"const float {self.names[load.name]} = element({vec}, i);")
         stored = {s.value: s.tensor for s in self.elem_stores} if final else {}
         printer = Printer(self.names)
@@ -261,19 +291,21 @@ class Looks:
             comment = self.states[look].doc
         return Loop(
             comment=comment,
-            unroll=self.unroll,
+            unroll=span.unroll,
             guard=self.guard,
             head=tuple(head),
             elem_guard=self.elem_guard,
             elem=tuple(elem),
             tail=tuple(tail),
+            first=span.first,
+            last=span.last,
         )
 
     def is_read_in_loop(self, name: str, maps: list[Map]) -> bool:
         readers: list[Map | Reduce] = [*maps, *self.columns.reduces]
         return any(name in used_names(m) for m in readers)
 
-    def vector_of(self, load: Load, look: int, head: list[str]) -> str:
+    def vector_of(self, load: Load, look: int, head: list[str], place: str) -> str:
         """C text of the vector that holds this load in this look; appends its read to `head` where needed."""
         tensor = load.name
         if load.kind is Kind.COL:
@@ -281,10 +313,10 @@ class Looks:
                 return f"{tensor}_held[step]"
             head.append(f"const {self.vec(tensor)} {tensor}_vec = {self.read_param(tensor)};")
             return f"{tensor}_vec"
-        if self.schedule.hold == "registers":
+        if place == "registers":
             return f"{tensor}_held[step]"
-        if self.schedule.hold == "shared":
-            head.append(f"const {self.vec(tensor)} {tensor}_vec = read_default<kVector>({self.shared_slot(tensor)});")
+        if place == "shared":
+            head.append(f"const {self.vec(tensor)} {tensor}_vec = read_default<kVector>({self.ring.slot(tensor)});")
             return f"{tensor}_vec"
         hint = self.schedule.load if look == len(self.groups) else "default"  # earlier looks want it cached
         head.append(f"const {self.vec(tensor)} {tensor}_vec = {self.read_elem(tensor, hint)};")
@@ -300,26 +332,30 @@ class Looks:
         ]
 
     def load_loops(self, out: SectionList) -> None:
-        """Read the whole row before the first look."""
-        head = list(self.column_head)[:1]
-        for load in self.held:
-            read = self.read_elem(load.name, self.schedule.load)
-            if self.schedule.hold == "registers":
-                head.append(f"{load.name}_held[step] = {read};")
-            else:
-                head.append(f"write_default({self.shared_slot(load.name)}, {read});")
-        if not self.held:
-            return
-        where = "registers" if self.schedule.hold == "registers" else "shared memory"
+        """Read the whole row before the first look, but for what asynchronous copies bring."""
         names = " and ".join(load.name for load in self.held)
-        out.loop(
-            Loop(
-                comment=f"The row of {names} is read once and waits in {where}; each thread reads back its own part.",
-                unroll=self.unroll,
-                guard=self.guard,
-                head=tuple(head),
+        for span in self.spans if self.held else ():
+            if span.place == "shared" and self.ring:
+                continue
+            head = list(self.column_head)[:1]
+            for load in self.held:
+                read = self.read_elem(load.name, self.schedule.load)
+                if span.place == "registers":
+                    head.append(f"{load.name}_held[step] = {read};")
+                else:
+                    head.append(f"write_default({self.ring.slot(load.name)}, {read});")
+            where = "registers" if span.place == "registers" else "shared memory"
+            what = f"The row of {names} is read once and waits" if span.first == "0" else "The rest of it waits"
+            out.loop(
+                Loop(
+                    comment=f"{what} in {where}; each thread reads back its own part.",
+                    unroll=span.unroll,
+                    guard=self.guard,
+                    head=tuple(head),
+                    first=span.first,
+                    last=span.last,
+                )
             )
-        )
 
     def param_loops(self, out: SectionList) -> None:
         if not self.early_params:

@@ -90,6 +90,8 @@ def instructions_of(text: str, dtypes: Iterable[str]) -> str:
     """The hardware instructions that `text` calls."""
     features = ["extremum"] if re.search(r"\b(maximum|minimum)\(", text) else []
     features += [name for name in ("dynamic_shared", "named_barrier") if f"{name}(" in text]
+    features += ["cp_async"] if "cp_async_commit()" in text else []
+    features += ["bulk"] if "bulk_load(" in text else []
     features += ["cluster"] if "cluster_rank()" in text else []
     features += ["dependent_launch"] if "dependency_wait()" in text else []
     return instructions(
@@ -110,6 +112,7 @@ class Vectors:
     partial_reads: tuple[str, ...] = ()
     partial_writes: tuple[str, ...] = ()
     shifted_reads: tuple[str, ...] = ()
+    slot_copies: tuple[str, ...] = ()
 
     def __or__(self, other: Vectors) -> Vectors:
         def both(name: str) -> tuple[str, ...]:
@@ -129,6 +132,7 @@ class Vectors:
                 partial_reads=self.partial_reads,
                 partial_writes=self.partial_writes,
                 shifted=bool(self.shifted_reads),
+                slot_copies=bool(self.slot_copies),
             )
         )
 

@@ -25,6 +25,7 @@ class Loop:
     head    once per vector, before its elements (reads)
     elem    once per element
     tail    once per vector, after its elements (writes)
+    first   and `last`: the steps that it walks; last "" stands for all that are left
     """
 
     comment: str = ""
@@ -34,6 +35,8 @@ class Loop:
     elem_guard: str = ""
     elem: tuple[str, ...] = ()
     tail: tuple[str, ...] = ()
+    first: str = "0"
+    last: str = ""
     kind: str = "loop"
 
     def texts(self) -> tuple[str, ...]:

@@ -75,7 +75,8 @@ def estimated_registers(problem: Problem, s: Schedule, c: Constants | None = Non
     held = held_bytes_per_thread(problem, s) / 4 if s.hold == "registers" else s.vector * unrolled
     params = param_bytes_per_thread(problem, s) / 4 if s.params != "late" else 0
     sums = sums_in_registers(problem, s)
-    need = c.base_registers + c.held_registers * held * s.stages + c.param_registers * params
+    rows = s.stages if s.copy == "direct" else 1  # others on their way wait in shared memory
+    need = c.base_registers + c.held_registers * held * rows + c.param_registers * params
     need += c.sum_registers * sums + c.vector_registers * s.vector
     limit = min(255, REGISTERS_PER_SM // (max(1, s.blocks_per_sm) * s.threads) // 8 * 8)
     return int(min(need, limit)), max(0, int(need - limit))
@@ -133,7 +134,7 @@ def _tile_us(problem: Problem, s: Schedule, looks: int, c: Constants) -> float:
     trips = 1 if s.hold == "registers" else math.ceil(steps / (s.unroll or steps))
     again = {"registers": 0.0, "hybrid": 0.0, "shared": 0.1 * c.l2_latency_us, "reload": c.l2_latency_us}[s.hold]
     first = c.dram_latency_us * (1 + c.trip_share * (trips - 1))
-    if s.persistent and s.stages > 1:
+    if s.persistent and (s.stages > 1 or s.copy != "direct"):
         first *= c.prefetched
     params = c.l2_latency_us if s.params == "late" and param_bytes_per_thread(problem, s) else 0.0
     dependent = max(0, looks - 1) * (_reduce_us(s, c) + again * trips)
@@ -214,7 +215,7 @@ def predict(
     issue = _issue_us(problem, s, device, looks, c)
     bound = (memory**c.blend + latency**c.blend + issue**c.blend) ** (1 / c.blend)
     factor = _factor(problem, s, c)
-    if s.persistent and s.stages == 1:
+    if s.persistent and s.stages == 1 and s.copy == "direct":
         factor *= c.persistent_penalty
     columns = _columns_us(problem, s, device, blocks, c)
     ragged = (math.ceil(waves) - waves) / waves if waves > 1 else 0.0
