@@ -39,7 +39,7 @@ class Ring:
     @property
     def in_loop(self) -> bool:
         """Whether copies of later rows are under way while a row is computed."""
-        return bool(self) and self.b.loops_rows
+        return bool(self) and self.s.persistent > 0
 
     @property
     def staged(self) -> bool:
@@ -312,10 +312,12 @@ class Ring:
             return
         if self.s.hold == "shared":
             out.lines(*(self._release() if self.bulk else []), *self._refill())
-        if self.staged:
-            out.lines("if (++stage == kStages) { stage = 0; phase ^= 1; }" if self.bulk else "stage = (stage + 1) % kStages;")
+        if self.bulk and self.staged:
+            out.lines("if (++stage == kStages) { stage = 0; phase ^= 1; }")
         elif self.bulk:
             out.lines("phase ^= 1;")
+        elif self.staged:
+            out.lines("stage = (stage + 1) % kStages;")
 
     def _release(self) -> list[str]:
         """The barrier between the last read of a slot and the copy that fills it again."""

@@ -152,6 +152,13 @@ def _hold(problem: Problem, s: Schedule, device: Device) -> str | None:
         reason = _hybrid(problem, s)
         if reason is not None:
             return reason
+    if s.hold == "shared" and s.unroll == 0:
+        registers = sums_in_registers(problem, s)
+        if s.params != "late":
+            registers += param_bytes_per_thread(problem, s) // 4
+        limit = held_register_limit(s, device)
+        if registers > limit:
+            return f"a thread would keep {registers} registers of sums and parameters; its block leaves it {limit}"
     needed, limit = shared_bytes(problem, s), device.shared_per_block - 4096
     if needed > limit:
         what = "rows" if _slot_bytes(problem, s) else "column sums"
@@ -377,6 +384,35 @@ def searched_cluster(problem: Problem, s: Schedule, device: Device) -> str | Non
         return "not searched: clusters for rows that one block holds, unless rows are fewer than half the SMs"
     if steps_per_lane(problem, s) > 16:
         return "not searched: clusters with more than 16 vectors a thread"
+    return None
+
+
+def searched_place(problem: Problem, s: Schedule, _: Device) -> str | None:
+    """Search policy: copies past the registers pay for long rows, of which registers hold too few bytes under way."""
+    columns = column_outputs(problem) > 0
+    if s.copy == "direct":
+        if columns and s.hold == "shared":
+            return "not searched: column sums of rows that wait in shared memory without asynchronous copies"
+        if s.hold == "hybrid" and (s.rows_per_block > 1 or s.persistent):
+            return "not searched: half a row in registers with several rows a block"
+        return None
+    if s.vector * problem.dtype.bytes != 16:
+        return "not searched: asynchronous copies of less than 16 bytes a thread"
+    if columns and (problem.cols * problem.dtype.bytes < 4096 or s.threads_per_row < 64 or s.rows_per_block > 2):
+        return "not searched: column sums of rows below 4096 bytes, 64 threads or half a block by asynchronous copies"
+    if not columns and (s.persistent or s.rows_per_block > 1 or held_bytes_per_thread(problem, s) <= 64):
+        return "not searched: asynchronous copies of rows that registers hold in four vectors a thread"
+    return None
+
+
+def searched_method(s: Schedule) -> str | None:
+    """Search policy: past the registers, or half in them, go the rows of the best methods only."""
+    if s.copy == "direct" and s.hold != "hybrid":
+        return None
+    if s.reduce_with != "shuffle" or s.variance in ("welford", "shifted"):
+        return "not searched: asynchronous copies and hybrid rows with other trees and one-look variances"
+    if s.columns != _NO_COLUMNS:
+        return "not searched: asynchronous copies and hybrid rows with column sums other than partials_two_kernels"
     return None
 
 

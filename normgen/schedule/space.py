@@ -20,6 +20,8 @@ from normgen.schedule.legality import (
     plain_only,
     refusal,
     searched_cluster,
+    searched_method,
+    searched_place,
     searched_tile,
     steps_per_lane,
 )
@@ -32,7 +34,8 @@ DEFAULT_KNOBS: dict[str, tuple[Any, ...]] = {
     "cluster": (1, 2, 4, 8, 16),
     "rows_per_block": (1, 2, 4, 8, 16, 32, 128),  # as far as 256 threads a block
     "vector": (1, 2, 4, 8),
-    "hold": ("registers", "shared", "reload"),
+    "hold": ("registers", "shared", "hybrid", "reload"),
+    "copy": ("direct", "cp_async", "bulk"),
     "edges": ("exact", "masked", "peel"),
     "persistent": (0, 4),
     "reduce_with": ("shuffle", "cooperative_groups", "shared_tree"),
@@ -49,10 +52,11 @@ BACKWARD_KNOBS: dict[str, tuple[Any, ...]] = {
     "threads_per_row": (1, 8, 16, 32, 64, 128, 256, 512, 1024),
     "rows_per_block": (1, 2, 4, 8, 16, 32, 128),
     "vector": (1, 2, 4, 8),
-    "hold": ("registers", "reload"),
+    "hold": ("registers", "shared", "reload"),
+    "copy": ("direct", "cp_async", "bulk"),
     "edges": ("exact", "masked", "peel"),
     "persistent": (0, 1, 2, 3, 4),
-    "stages": (1, 2),
+    "stages": (1, 2, 3, 4),
     "columns": ("partials_two_kernels", "partials_last_block", "register_atomic", "shared_atomic", "atomic"),
     "unroll": (0, 1),
     "load": ("default", "no_allocate"),
@@ -117,11 +121,15 @@ def space(problem: Problem, device: Device) -> Space:
     legal: list[Schedule] = []
     refusals: dict[str, Refusal] = {}
     for structure in _points(Schedule(params="late", unroll=1), STRUCTURAL_KNOBS, values):
-        reason = refusal(problem, structure, device, (*STRUCTURAL, searched_tile, searched_cluster))
+        reason = refusal(problem, structure, device, (*STRUCTURAL, searched_tile, searched_cluster, searched_place))
         if reason is not None:
             _count(refusals, reason, structure)
             continue
         for base in _points(structure, METHOD_KNOBS, values):
+            unsearched = searched_method(base)
+            if unsearched is not None:
+                _count(refusals, unsearched, base)
+                continue
             plain = plain_only(problem, base)
             if plain is not None:
                 _count(refusals, plain, base)
