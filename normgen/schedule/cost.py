@@ -23,6 +23,7 @@ from normgen.schedule.legality import (
     column_outputs,
     held_bytes_per_thread,
     param_bytes_per_thread,
+    register_steps,
     steps_per_lane,
     sums_in_registers,
 )
@@ -73,6 +74,8 @@ def estimated_registers(problem: Problem, s: Schedule, c: Constants | None = Non
     c = c or Constants()
     unrolled = max(1, s.unroll) if s.hold != "registers" else 1
     held = held_bytes_per_thread(problem, s) / 4 if s.hold == "registers" else s.vector * unrolled
+    if s.hold == "hybrid":
+        held += register_steps(problem, s) * s.vector * problem.row_input_bytes / 4
     params = param_bytes_per_thread(problem, s) / 4 if s.params != "late" else 0
     sums = sums_in_registers(problem, s)
     rows = s.stages if s.copy == "direct" else 1  # others on their way wait in shared memory

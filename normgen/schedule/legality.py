@@ -13,6 +13,7 @@ from normgen.problem import Problem, TensorUse
 from normgen.schedule.schedule import Schedule
 
 _NO_COLUMNS = Schedule().columns
+HYBRID_SPARE = 8  # registers for what is under way beside a held row: without them blocks of 1024 threads spill (NVRTC 13)
 Rule = Callable[[Problem, Schedule, Device], str | None]
 
 
@@ -31,7 +32,8 @@ def register_steps(problem: Problem, s: Schedule) -> int:
 
     Every GPU since compute capability 5.0 has 65536 registers an SM, so that a schedule means one kernel everywhere.
     """
-    return max(0, _held_registers(s, 65536) // max(1, s.vector * problem.row_input_bytes // 4))
+    spare = _held_registers(s, 65536) - HYBRID_SPARE
+    return max(0, spare // max(1, s.vector * problem.row_input_bytes // 4))
 
 
 def vectors_per_row(problem: Problem, s: Schedule) -> int:
