@@ -41,6 +41,7 @@ def _problem_options(command: Command, *, is_required: bool) -> Command:
         click.option("--without", default="", help="Optional tensors that are absent: bias,mean."),
         click.option("--pitch", type=int, help="Elements from row start to row start (default: cols)."),
         click.option("--align", type=int, default=16, show_default=True, help="Bytes that divide base pointers."),
+        click.option("--stable-parameters", is_flag=True, help="Promise: no kernel still running writes parameters."),
     )
     return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), command)
 
@@ -61,7 +62,7 @@ def show(what: dict[str, Any] | str) -> None:
 
 def problem_arguments(options: dict[str, Any]) -> dict[str, Any]:
     """The keyword arguments of make_problem and tune from the command line's."""
-    plain = {name: options[name] for name in ("shape", "dtype", "direction", "pitch", "align")}
+    plain = {name: options[name] for name in ("shape", "dtype", "direction", "pitch", "align", "stable_parameters")}
     return plain | {"dtypes": parse_pairs(options["dtypes"]), "without": parse_names(options["without"])}
 
 

@@ -184,6 +184,7 @@ def schedule_for(
                 without=entry.problem.absent,
                 pitch=entry.problem.pitch,
                 align=entry.problem.align,
+                stable_parameters=entry.problem.stable_parameters,
                 progress=progress,
             )
         except NothingValidError as error:

@@ -14,6 +14,7 @@ dtypes = { weight = "f32" }     # where others differ
 without = ["rstd"]              # optional tensors that are absent
 pitch = 4128                    # elements from row start to row start
 align = 2                       # bytes that divide base pointers
+stable_parameters = true        # the promise of `Problem.stable_parameters`
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from normgen.toml_lines import array_lines, key_lines
 from normgen.tuning.records import Cache
 
 _TOP_KEYS = ("name", "summary", "defaults", "entry")
-_DEFAULT_KEYS = ("dtype", "cache", "direction", "without")
-_ENTRY_KEYS = ("op", "shape", "dtype", "cache", "direction", "pitch", "align", "dtypes", "without")
+_DEFAULT_KEYS = ("dtype", "cache", "direction", "without", "stable_parameters")
+_ENTRY_KEYS = ("op", "shape", "dtype", "cache", "direction", "pitch", "align", "dtypes", "without", "stable_parameters")
 _CHOICES: dict[str, tuple[str, ...]] = {"cache": tuple(Cache), "direction": tuple(Direction)}
 
 
@@ -60,6 +61,7 @@ class Entry:
         words += [f"{name}={dtype}" for name, dtype in odd.items()]
         words += [f"pitch={problem.pitch}"] if problem.pitch != problem.cols else []
         words += [f"align={problem.align}"] if problem.align != 16 else []
+        words += ["stable_parameters"] if problem.stable_parameters else []
         return " ".join(words)
 
 
@@ -207,6 +209,7 @@ class _Reader:
                 without=fields.get("without", ()),
                 pitch=fields.get("pitch"),
                 align=fields.get("align", 16),
+                stable_parameters=fields.get("stable_parameters", False),
             )
         except NormgenError as error:
             raise self.error(error.rule, line_of(""), received=error.received, hint=error.hint) from None
@@ -221,6 +224,8 @@ def _form(key: str, value: Any) -> tuple[str, bool]:
     """What a key's value looks like, and whether this one does."""
     if key in ("pitch", "align"):
         return "a whole number", isinstance(value, int) and not isinstance(value, bool)
+    if key == "stable_parameters":
+        return "true or false", isinstance(value, bool)
     if key == "without":
         return "a list of names", isinstance(value, list) and all(isinstance(v, str) for v in value)
     if key == "dtypes":

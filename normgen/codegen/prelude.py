@@ -17,7 +17,8 @@ STORE_BUILTINS = {
     "streaming": "__stcs(address, value)",
     "cache_global": "__stcg(address, value)",
 }
-SHUFFLED = ("lanes", "block_shuffle", "block_shuffle_rows", "cluster")  # the trees that exchange states by shuffles
+# The trees that exchange states by shuffles.
+SHUFFLED = ("lanes", "block_shuffle", "block_shuffle_rows", "cluster", "cluster_rows")
 POLICIES = ("evict_first", "evict_last")  # L2 eviction priorities; they need createpolicy (sm_80)
 
 
@@ -91,8 +92,9 @@ def instructions_of(text: str, dtypes: Iterable[str]) -> str:
     features = ["extremum"] if re.search(r"\b(maximum|minimum)\(", text) else []
     features += [name for name in ("dynamic_shared", "named_barrier") if f"{name}(" in text]
     features += ["cp_async"] if "cp_async_commit()" in text else []
-    features += ["bulk"] if "bulk_load(" in text else []
+    features += ["bulk", "mbarrier"] if "bulk_load(" in text else []
     features += ["cluster"] if "cluster_rank()" in text else []
+    features += ["cluster_send", "mbarrier"] if "cluster_send(" in text else []
     features += ["dependent_launch"] if "dependency_wait()" in text else []
     return instructions(
         dtypes=dtypes,
@@ -109,10 +111,8 @@ class Vectors:
     ctypes: tuple[str, ...]
     reads: tuple[str, ...]
     writes: tuple[str, ...]
-    partial_reads: tuple[str, ...] = ()
-    partial_writes: tuple[str, ...] = ()
-    shifted_reads: tuple[str, ...] = ()
     slot_copies: tuple[str, ...] = ()
+    windows: tuple[str, ...] = ()
 
     def __or__(self, other: Vectors) -> Vectors:
         def both(name: str) -> tuple[str, ...]:
@@ -128,11 +128,8 @@ class Vectors:
                 ctypes=self.ctypes,
                 reads=self.reads,
                 writes=self.writes,
-                partial=bool(self.partial_reads or self.partial_writes),
-                partial_reads=self.partial_reads,
-                partial_writes=self.partial_writes,
-                shifted=bool(self.shifted_reads),
-                slot_copies=bool(self.slot_copies),
+                slot_copies=self.slot_copies,
+                windows=self.windows,
             )
         )
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from normgen.codegen.looks import EDGE
 from normgen.codegen.view import Loop, SectionList
 from normgen.program.ir import Load
 
@@ -74,6 +75,8 @@ class Ring:
         return f"{tensor}_shared + ({step} * kThreads + threadIdx.x) * kVector"
 
     def pointer_lines(self) -> list[str]:
+        if not self.bytes:
+            return []
         lines, offset = [], "0"
         stages = "kStages * " if self.staged else ""
         for load in self.b.held:
@@ -112,15 +115,9 @@ class Ring:
 
     def _own_copies(self) -> list[str]:
         """cp_async: the copies of one step."""
-        lines = list(self.b.column_head[:1])
-        for load in self.b.held:
-            slot = self.slot(load.name)
-            copy = f"copy_async<kVector>({slot}, {load.name}_row + vector * kVector);"
-            if self.b.layout.partial:  # the incomplete vector of a row goes by way of registers
-                lines.append(f"if (column + kVector <= {self.b.cols}) {copy}")
-                copy = f"else write_default({slot}, {self.b.read_elem(load.name, 'default')});"
-            lines.append(copy)
-        return lines
+        at = self.b.vector_site.at
+        lines = [f"copy_async<kVector>({self.slot(ld.name)}, {ld.name}_row + {at});" for ld in self.b.held]
+        return [*self.b.column_line(lines), *lines]
 
     def _row_copies(self) -> list[str]:
         """bulk: what the elected thread of a row does."""
@@ -156,8 +153,9 @@ class Ring:
             "  if (first >= kVectors) break;",
             "  const int count = min(kThreads, kVectors - first) * kVector;",
         ]
+        slots = f"(stage * kSteps + {self._step})" if self.staged else self._step
         for load in self.b.held:
-            to = f"{load.name}_shared + {self._step} * kThreads * kVector"
+            to = f"{load.name}_shared + {slots} * kThreads * kVector"
             source = f"{load.name}_row + first * kVector"
             count = f"count * sizeof({self.b.ctype(load.name)})"
             lines.append(f"  bulk_load({to}, {source}, {count}, {self._barrier});")
@@ -166,10 +164,7 @@ class Ring:
     # ---- before the row loop -----------------------------------------------------------------------------------
 
     def prologue(self, out: SectionList) -> None:
-        """Slots, barriers, and the first row tiles on their way."""
-        if not self.b.held or (not self and self.s.hold not in ("shared", "hybrid")):
-            return
-        out.lines(*self.pointer_lines())
+        """Barriers, and the first row tiles on their way."""
         if not self.in_loop:
             return
         if self.bulk:
@@ -185,13 +180,12 @@ class Ring:
 
     def _fetch_lines(self) -> list[str]:
         parameters = "int first_row, int stage" if self.staged else "int first_row"
-        row = "min(first_row + slot, rows - 1)" if self.side_by_side else "first_row"
         who = (
             "// One thread a row asks for it; the slot's barrier counts down the bytes that arrive."
             if self.bulk
             else "// Each thread copies its own vectors to its own slots, so that no barrier is needed to read them."
         )
-        lines = [who, f"const auto fetch = [&]({parameters}) {{", f"  const int fetched_row = {row};"]
+        lines = [who, f"const auto fetch = [&]({parameters}) {{", f"  const int fetched_row = {self.b.fetched_row};"]
         for load in self.b.held:
             lines.append(f"  {self.b.row_pointer(self.b.problem.tensor(load.name), 'fetched_row')}")
         if self.bulk:
@@ -210,23 +204,29 @@ class Ring:
         ]
 
     def _row_value_lines(self) -> list[str]:
-        """Row values of the next row wait in a register each."""
-        rows = self.b.fetched_rows
-        if not rows:
+        """What a thread needs of the next row beside its vectors waits in registers."""
+        if not self._fetches_values:
             return []
-        row = "min(first_row + slot, rows - 1)" if self.side_by_side else "first_row"
-        return [
-            *(f"float {r.name}_next;" for r in rows),
-            "const auto fetch_row_values = [&](int first_row) {",
-            *(f"  {r.name}_next = {r.name}[{row}];" for r in rows),
-            "};",
-        ]
+        edges = [ld for ld in self.b.held if self.b.layout.edged]
+        lines = [f"float {r.name}_next;" for r in self.b.fetched_rows]
+        lines += [f"{self.b.vec(ld.name, EDGE)} {ld.name}_edge_next = {{}};" for ld in edges]
+        lines += ["const auto fetch_values = [&](int first_row) {", f"  const int fetched_row = {self.b.fetched_row};"]
+        lines += [f"  {r.name}_next = {r.name}[fetched_row];" for r in self.b.fetched_rows]
+        if edges:
+            lines += [f"  {self.b.row_pointer(self.b.problem.tensor(ld.name), 'fetched_row')}" for ld in edges]
+            reads = self.b.edge_reads("{}_edge_next")
+            lines += ["  if (has_edge) {", *("    " + line for line in reads), "  }"]
+        return [*lines, "};"]
+
+    @property
+    def _fetches_values(self) -> bool:
+        return self.b.layout.edged or bool(self.b.fetched_rows)
 
     def _first_fetches(self) -> list[str]:
         first, stride = self.b.first_tile, self.b.tile_stride
         elected = f"{self._elected} && " if self.bulk else ""
         commit = [] if self.bulk else ["cp_async_commit();"]
-        values = [f"if ({first} < rows) fetch_row_values({first});"] if self.b.fetched_rows else []
+        values = [f"if ({first} < rows) fetch_values({first});"] if self._fetches_values else []
         counters = ["int stage = 0;"] if self.staged else []
         counters += ["unsigned phase = 0;"] if self.bulk else []
         if not self.staged:
@@ -244,30 +244,25 @@ class Ring:
 
     # ---- within a row ------------------------------------------------------------------------------------------
 
-    def next_row_values(self) -> list[str]:
-        """The next row's values are asked for as soon as this row's have been taken."""
-        if not self.in_loop or not self.b.fetched_rows:
-            return []
-        following = f"first_row + {self.b.tile_stride}"
-        return [f"if ({following} < rows) fetch_row_values({following});"]
-
     def start(self, out: SectionList) -> None:
-        """One row tile a block: everything is asked for at once."""
+        """Ask for what no copy is under way for: with one row tile a block, for all of it."""
+        if not self:
+            return
         if self.in_loop:
+            self._next_values(out)
             return
         if not self.bulk:
-            spans = [span for span in self.b.spans if span.place == "shared"]
-            for span in spans:
-                out.loop(
-                    Loop(
-                        comment="Each thread copies its own vectors to its own slots of shared memory.",
-                        unroll=span.unroll,
-                        guard=self.b.guard,
-                        head=tuple(self._own_copies()),
-                        first=span.first,
-                        last=span.last,
-                    )
+            span = self.b.spans[-1]
+            out.loop(
+                Loop(
+                    comment="Each thread copies its own vectors to its own slots of shared memory.",
+                    unroll=span.unroll,
+                    guard=self.b.guard,
+                    head=tuple(self._own_copies()),
+                    first=span.first,
+                    edge=self.b.edge_reads("{}_edge"),
                 )
+            )
             out.lines("cp_async_commit();")
             return
         out.lines(
@@ -279,6 +274,14 @@ class Ring:
             "}",
             "__syncthreads();  // others wait only for a barrier that is set up",
         )
+
+    def _next_values(self, out: SectionList) -> None:
+        """The next row's values are asked for as soon as this row's have been taken."""
+        if not self._fetches_values:
+            return
+        following = f"first_row + {self.b.tile_stride}"
+        edges = [f"{ld.name}_edge = {ld.name}_edge_next;" for ld in self.b.held if self.b.layout.edged]
+        out.lines(*edges, f"if ({following} < rows) fetch_values({following});")
 
     def arrive(self, out: SectionList) -> None:
         """Wait for this row; rows that are held in registers leave their slots."""
@@ -301,7 +304,7 @@ class Ring:
     @property
     def _reduction_frees(self) -> bool:
         """Whether the barrier of the first row reduction proves that all threads have emptied the slots."""
-        return self.s.threads_per_row > WARP and bool(self.b.states)
+        return (self.s.threads_per_row > WARP or self.s.cluster > 1) and bool(self.b.states)
 
     def after_first_look(self, out: SectionList) -> None:
         if self.in_loop and self.bulk and self.s.hold == "registers" and self._reduction_frees:

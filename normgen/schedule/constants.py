@@ -26,6 +26,7 @@ class Constants:
     narrow_penalty                  per halving of a 16-byte access
     *_streaming .. persistent_penalty  factors on the bound
     *_registers                     of the register estimate
+    chained                         of a launch's time, what is left when it starts while the kernel before it ends
     second_kernel_us .. atomics_per_us column sums
     """
 
@@ -60,6 +61,7 @@ class Constants:
     vector_registers: float = 1.6
     sum_registers: float = 1.4
     second_kernel_us: float = 2.0
+    chained: float = 0.5
     last_block_us: float = 0.03
     atomics_per_us: float = 80_000.0
 

@@ -154,7 +154,7 @@ def _memory_us(problem: Problem, s: Schedule, device: Device, looks: int, spille
     return (problem.compulsory_bytes + (again + local) / c.l2_over_dram) / bandwidth * narrow
 
 
-def _columns_us(problem: Problem, s: Schedule, device: Device, blocks: int, c: Constants) -> float:
+def _columns_us(problem: Problem, s: Schedule, device: Device, blocks: float, c: Constants) -> float:
     """What sums over rows add beside the row loop: atomics, partial rows, the finish."""
     sums = column_outputs(problem) * problem.cols
     if not sums:
@@ -164,6 +164,7 @@ def _columns_us(problem: Problem, s: Schedule, device: Device, blocks: int, c: C
         return share * problem.rows * sums / c.atomics_per_us + c.barrier_us
     groups = s.threads / max(32, s.threads_per_row)
     in_block = groups * -(-sums // s.threads) * c.l1_latency_us
+    blocks /= s.cluster  # the blocks of a cluster fill one partial row together
     if s.columns == "register_atomic":
         return in_block + blocks * sums / c.atomics_per_us + 2 * c.l2_latency_us
     if s.columns == "partials_last_block":
@@ -223,8 +224,9 @@ def predict(
     columns = _columns_us(problem, s, device, blocks, c)
     ragged = (math.ceil(waves) - waves) / waves if waves > 1 else 0.0
     tail = c.tail_share * (tile_us + ragged * min(bound, tile_us))
+    launch = c.launch_us * (c.chained if s.chained else 1.0)
     return Cost(
-        us=c.launch_us + bound * factor + columns + tail,
+        us=launch + bound * factor + columns + tail,
         memory_us=memory,
         latency_us=latency,
         issue_us=issue,

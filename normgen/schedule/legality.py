@@ -13,7 +13,8 @@ from normgen.problem import Problem, TensorUse
 from normgen.schedule.schedule import Schedule
 
 _NO_COLUMNS = Schedule().columns
-HYBRID_SPARE = 8  # registers for what is under way beside a held row: without them blocks of 1024 threads spill (NVRTC 13)
+HYBRID_SPARE = 8  # registers beside a held row: without them blocks of 1024 threads spill (NVRTC 13.0, sm_90)
+CHAINED_BYTES = 16 << 20  # a launch that moves as much takes 4 µs or more on any GPU with dependent launches
 Rule = Callable[[Problem, Schedule, Device], str | None]
 
 
@@ -37,8 +38,8 @@ def register_steps(problem: Problem, s: Schedule) -> int:
 
 
 def vectors_per_row(problem: Problem, s: Schedule) -> int:
-    """The most vectors one row can touch; a peeled row may start inside a vector."""
-    return -(-(problem.cols + (s.vector - 1 if s.edges == "peel" else 0)) // s.vector)
+    """The most whole vectors a row has; what is left of it, its edge, is owned element by element."""
+    return problem.cols // s.vector
 
 
 def steps_per_lane(problem: Problem, s: Schedule) -> int:
@@ -71,11 +72,12 @@ def sums_in_registers(problem: Problem, s: Schedule) -> int:
 def shared_bytes(problem: Problem, s: Schedule) -> int:
     """Dynamic shared memory of a block: held rows, then column sums."""
     held = _slot_bytes(problem, s)
-    columns = column_outputs(problem) * 4 * (vectors_per_row(problem, s) * s.vector + 31)
+    columns = column_outputs(problem) * 4 * (problem.cols + 31)
     if s.columns == "shared_atomic":
         return held + columns
-    groups = s.threads // max(32, s.threads_per_row)
-    return held + (columns * groups if s.columns != "atomic" and s.rows_per_block > 1 else 0)
+    groups = s.rows_per_block if s.edges == "peel" else s.threads // max(32, s.threads_per_row)
+    regroups = s.columns != "atomic" and (s.rows_per_block > 1 or s.edges == "peel")
+    return held + (columns * groups if regroups else 0)
 
 
 def _slot_bytes(problem: Problem, s: Schedule) -> int:
@@ -123,6 +125,11 @@ def _edges(problem: Problem, s: Schedule, _: Device) -> str | None:
         return "cols is divisible by the vector: nothing to mask"
     if s.edges == "masked" and s.vector == 1:
         return "vectors of one element have no tail"
+    edge = {"exact": 0, "masked": s.vector - 1, "peel": 2 * s.vector - 2}[s.edges]
+    if s.edges != "exact" and problem.cols < s.vector:
+        return f"a row of {problem.cols} elements has no vector of {s.vector}"
+    if edge > s.threads_per_row * s.cluster:
+        return f"up to {edge} elements outside of the whole vectors need a lane each"
     if s.edges == "peel":
         if s.vector == 1:
             return "vectors of one element need no peeled head"
@@ -132,6 +139,8 @@ def _edges(problem: Problem, s: Schedule, _: Device) -> str | None:
             return "a peeled head needs all elem tensors of one element size, so that their rows shift alike"
         if s.vector * problem.dtype.bytes > 16:
             return "a peeled head aligns to at most 16 bytes"
+        if s.persistent and s.cluster > 1:
+            return "clusters that fit the device are not a multiple of the vector: rows would shift from trip to trip"
     return None
 
 
@@ -192,8 +201,6 @@ def _params_registers(problem: Problem, s: Schedule, device: Device) -> str | No
         return None
     if param_bytes_per_thread(problem, s) == 0:
         return "there are no column parameters to load early"
-    if s.params == "kept" and s.edges == "peel":
-        return "kept parameters meet every row at another shift when the head is peeled"
     if s.hold != "registers" and param_bytes_per_thread(problem, s) // 4 > held_register_limit(s, device):
         return "the column parameters of a thread do not fit its registers"
     return None
@@ -208,10 +215,12 @@ def _cluster(problem: Problem, s: Schedule, device: Device) -> str | None:
         return "a cluster shares one row: rows_per_block = 1 and whole warps"
     if s.reduce_with != "shuffle":
         return "clusters combine with shuffles and distributed shared memory"
-    if problem.any_cols or column_outputs(problem):
-        return "a cluster shares rows of a fixed length, and column sums are not taken across its blocks"
-    if s.persistent:
-        return "a cluster of a persistent grid would overwrite states its neighbours still read"
+    if problem.any_cols:
+        return "a cluster shares rows of a fixed length: cols is a run-time value"
+    if column_outputs(problem) and s.columns == "shared_atomic":
+        return (
+            "a block of a cluster meets a part of the columns: its row of sums in shared memory would be mostly zeros"
+        )
     return None
 
 
@@ -224,7 +233,12 @@ def _persistent(problem: Problem, s: Schedule, device: Device) -> str | None:
         return None
     tiles = -(-problem.rows // s.rows_per_block)
     columns = column_outputs(problem) > 0
-    if tiles <= s.persistent * device.sm_count and not problem.any_cols and s.persistent > 1 and not columns:
+    if (
+        tiles <= max(1, s.persistent * device.sm_count // s.cluster)
+        and not problem.any_cols
+        and s.persistent > 1
+        and not columns
+    ):
         return "the grid would have no row to loop over"
     if s.persistent * s.threads > device.threads_per_sm:
         return f"{s.persistent} blocks of {s.threads} threads exceed the {device.threads_per_sm} threads of an SM"
@@ -236,8 +250,12 @@ def _dependent_launch(problem: Problem, s: Schedule, device: Device) -> str | No
         return None
     if device.arch < 90:
         return "programmatic dependent launch needs sm_90"
-    if not column_outputs(problem) or s.columns != "partials_two_kernels":
+    if s.dependent_launch == "on" and (not column_outputs(problem) or s.columns != "partials_two_kernels"):
         return "there is no second kernel to start early"
+    if s.dependent_launch == "loads" and (s.persistent or column_outputs(problem) or s.hold == "reload"):
+        return (
+            "the next kernel starts after the loads of a row that is read as a whole and is the only one of its block"
+        )
     return None
 
 
@@ -246,8 +264,8 @@ def _copy(problem: Problem, s: Schedule, device: Device) -> str | None:
         return _asynchronous(problem, s, device)
     if s.stages > 2:
         return "more than two rows in flight need an asynchronous copy"
-    if s.stages > 1 and (s.hold != "registers" or s.edges == "peel"):
-        return "the next row travels in registers, at the same columns: hold = registers, edges = exact or masked"
+    if s.stages > 1 and s.hold != "registers":
+        return "the next row travels in registers: hold = registers"
     return None
 
 
@@ -262,8 +280,6 @@ def _asynchronous(problem: Problem, s: Schedule, device: Device) -> str | None:
         return "without later rows to copy meanwhile, a row goes to registers directly: copy = direct, or hold = shared"
     if s.hold == "hybrid" and s.persistent:
         return "a row that fills registers and shared memory leaves no room for the next: persistent = 0"
-    if s.edges == "peel":
-        return "a peeled head is read by the threads: copy = direct"
     if any(s.vector * t.dtype.bytes < 4 for t in _elem_inputs(problem)):
         return "one asynchronous copy moves at least 4 bytes: use a wider vector"
     if s.copy == "bulk":
@@ -294,8 +310,6 @@ def _columns(problem: Problem, s: Schedule, _: Device) -> str | None:
         return None
     if not s.persistent:
         return "column sums in registers pay only over many rows of one block: persistent >= 1"
-    if s.edges == "peel":
-        return "column sums in registers need every row at the same columns: edges = exact or masked"
     if s.hold != "registers" and s.unroll != 0:
         return "column sums in registers need a completely unrolled row (unroll = 0)"
     return None
@@ -376,11 +390,22 @@ def searched_tile(problem: Problem, s: Schedule, _: Device) -> str | None:
 
 
 def searched_cluster(problem: Problem, s: Schedule, device: Device) -> str | None:
-    """Search policy: a cluster pays where one block cannot hold the row or rows are fewer than SMs."""
+    """Search policy: a cluster pays where one block cannot hold the row or rows are fewer than SMs.
+
+    Column sums take registers too, and a cluster leaves fewer partial rows: clusters from half a block's row on.
+    """
     if s.cluster == 1:
         return None
     if s.threads_per_row < 128:
         return "not searched: clusters of blocks below 128 threads"
+    if column_outputs(problem):
+        if problem.cols * problem.dtype.bytes < 8192 and problem.rows >= 4 * device.sm_count:
+            return "not searched: column sums over clusters for rows below 8 KiB, unless there are few rows"
+        if not s.persistent:
+            return "not searched: clusters that do not loop over rows, with column sums"
+        return None
+    if s.persistent:
+        return "not searched: a persistent grid of clusters without column sums"
     small = problem.cols * problem.dtype.bytes < 32768 and problem.rows * 2 > device.sm_count
     if small or problem.any_cols:
         return "not searched: clusters for rows that one block holds, unless rows are fewer than half the SMs"
@@ -415,6 +440,17 @@ def searched_method(s: Schedule) -> str | None:
         return "not searched: asynchronous copies and hybrid rows with other trees and one-look variances"
     if s.columns != _NO_COLUMNS:
         return "not searched: asynchronous copies and hybrid rows with column sums other than partials_two_kernels"
+    return None
+
+
+def searched_launch(problem: Problem, s: Schedule, _: Device) -> str | None:
+    """Search policy: a chain of launches pays where a launch takes no longer than starting it."""
+    if not s.chained:
+        return None
+    if problem.compulsory_bytes >= CHAINED_BYTES:
+        return "not searched: every kernel launched early where a launch moves 16 MB or more"
+    if (s.load, s.store) != ("default", "default"):
+        return "not searched: every kernel launched early, with hints"
     return None
 
 

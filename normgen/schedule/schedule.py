@@ -10,6 +10,8 @@ from typing import Any
 
 from normgen.errors import UsageError, did_you_mean
 
+CHAINED = ("start", "loads", "end")  # dependent launch of every kernel, by where it lets the next one start
+
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
@@ -32,7 +34,10 @@ class Schedule:
     params           early | late | kept: when the column parameters are read
     blocks_per_sm    launch bound: the least number of blocks that must fit an SM; 0 = none
     columns          how column reductions (dweight, dbias) are summed over blocks
-    dependent_launch off | on: a second kernel starts while the first one ends (programmatic dependent launch, sm_90+)
+    dependent_launch off | on | start | loads | end: programmatic dependent launch (sm_90+). on: only a call's second
+                     kernel starts while its first one ends; the others: every kernel starts while the one in front
+                     of it in the stream ends, and lets the next one start when it starts, has asked for its row, or
+                     ends
     """
 
     threads_per_row: int = 256
@@ -54,6 +59,11 @@ class Schedule:
     blocks_per_sm: int = 0
     columns: str = "partials_two_kernels"
     dependent_launch: str = "off"
+
+    @property
+    def chained(self) -> bool:
+        """Whether the call's first kernel, too, may start before the kernel in front of it in the stream has ended."""
+        return self.dependent_launch in CHAINED
 
     @property
     def threads(self) -> int:
@@ -110,7 +120,7 @@ KNOBS: dict[str, tuple[Any, ...]] = {
         "shared_atomic",
         "atomic",
     ),
-    "dependent_launch": ("off", "on"),
+    "dependent_launch": ("off", "on", *CHAINED),
 }
 
 

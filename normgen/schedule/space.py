@@ -20,12 +20,13 @@ from normgen.schedule.legality import (
     plain_only,
     refusal,
     searched_cluster,
+    searched_launch,
     searched_method,
     searched_place,
     searched_tile,
     steps_per_lane,
 )
-from normgen.schedule.schedule import KNOBS, Schedule
+from normgen.schedule.schedule import CHAINED, KNOBS, Schedule
 from normgen.spec import Kind
 
 # What a spec that says nothing searches. Knobs that are not listed keep the schedule's default.
@@ -46,11 +47,13 @@ DEFAULT_KNOBS: dict[str, tuple[Any, ...]] = {
     "store": ("default", "streaming"),
     "params": ("late", "early", "kept"),
     "blocks_per_sm": (0,),
+    "dependent_launch": ("off", *CHAINED),
 }
 # Backward programs with column reductions: a persistent grid that keeps column sums in registers.
 BACKWARD_KNOBS: dict[str, tuple[Any, ...]] = {
     "threads_per_row": (1, 8, 16, 32, 64, 128, 256, 512, 1024),
     "rows_per_block": (1, 2, 4, 8, 16, 32, 128),
+    "cluster": (1, 2, 4, 8),
     "vector": (1, 2, 4, 8),
     "hold": ("registers", "shared", "reload"),
     "copy": ("direct", "cp_async", "bulk"),
@@ -62,7 +65,7 @@ BACKWARD_KNOBS: dict[str, tuple[Any, ...]] = {
     "load": ("default", "no_allocate"),
     "store": ("default", "streaming"),
     "params": ("late", "kept"),
-    "dependent_launch": ("off", "on"),
+    "dependent_launch": ("off", "on", "start", "end"),
 }
 STRUCTURAL_KNOBS = (
     "threads_per_row",
@@ -139,7 +142,7 @@ def space(problem: Problem, device: Device) -> Space:
                 {n: v[:1] for n, v in values.items()} | {"unroll": values["unroll"]} if plain is not None else values
             )
             for schedule in _points(base, FREE_KNOBS, lists):
-                reason = refusal(problem, schedule, device, FREE)
+                reason = refusal(problem, schedule, device, (*FREE, searched_launch))
                 if reason is None:
                     legal.append(schedule)
                 else:
@@ -168,11 +171,13 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
     Raises NothingValidError if no schedule is legal, which would be a hole in the space.
     """
     widths = [v for v in (16, 8, 4, 2, 1) if v * problem.dtype.bytes <= 16]
-    clusters = (1, 2, 4, 8, 16) if device.arch >= 90 and not column_outputs(problem) else (1,)
+    clusters = (1, 2, 4, 8, 16) if device.arch >= 90 else (1,)
     places = [*(("registers", c) for c in clusters), ("shared", 1), ("reload", 1)]
+    if column_outputs(problem):  # sums over rows in registers, over a cluster if need be; else by atomics
+        places.insert(len(clusters), ("registers", 1))
     edges = ("exact", "masked", "peel")
-    for (hold, cluster), vector, edge in itertools.product(places, widths, edges):
-        for threads in _thread_preference(problem, vector):
+    for (index, (hold, cluster)), vector, edge in itertools.product(enumerate(places), widths, edges):
+        for threads in _thread_preference(problem, vector, cluster):
             schedule = Schedule(
                 threads_per_row=threads,
                 rows_per_block=max(1, 128 // threads) if cluster == 1 else 1,
@@ -185,7 +190,9 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
                 store="streaming",
                 params="early" if hold == "registers" and _has_parameters(problem) else "late",
             )
-            variants = _with_columns(problem, schedule, device) if column_outputs(problem) else (schedule,)
+            variants: tuple[Schedule, ...] = (schedule,)
+            if column_outputs(problem):
+                variants = _with_columns(problem, schedule, device, in_registers=index < len(clusters))
             crowded = hold == "registers" and held_bytes_per_thread(problem, schedule) > 256
             for variant in variants if not crowded else ():
                 if refusal(problem, variant, device) is None:
@@ -197,14 +204,14 @@ def _has_parameters(problem: Problem) -> bool:
     return any(t.kind is Kind.COL and not t.is_written for t in problem.tensors)
 
 
-def _with_columns(problem: Problem, s: Schedule, device: Device) -> tuple[Schedule, ...]:
+def _with_columns(problem: Problem, s: Schedule, device: Device, *, in_registers: bool) -> tuple[Schedule, ...]:
     """Backward variants of a forward default, the best first: column sums in registers, else by atomics.
 
     512 threads an SM leave each 128 registers; rows of a block or more have the next row in flight, narrower rows
     have their neighbours to hide behind (8192x768 to 16384x8192 bf16 on an H200).
     """
     plain = replace(s, load="default", store="default", params="late")
-    if s.hold != "registers" or s.edges == "peel" or problem.any_cols:
+    if not in_registers:
         return (replace(plain, columns="atomic"),)
     sums = replace(
         plain,
@@ -214,7 +221,7 @@ def _with_columns(problem: Problem, s: Schedule, device: Device) -> tuple[Schedu
     )
     kept = replace(sums, params="kept" if _has_parameters(problem) else "late")
     ahead = (replace(kept, stages=2),) if s.threads_per_row >= 128 else ()
-    return (*ahead, kept, sums, replace(plain, columns="atomic"))
+    return (*ahead, kept, sums)
 
 
 def fallback_schedule(problem: Problem) -> Schedule:
@@ -227,12 +234,12 @@ def fallback_schedule(problem: Problem) -> Schedule:
     return Schedule(threads_per_row=256, vector=1, hold="reload", columns=columns)
 
 
-def _thread_preference(problem: Problem, vector: int) -> list[int]:
+def _thread_preference(problem: Problem, vector: int, cluster: int) -> list[int]:
     """Threads per row by how close they come to three vectors each (two where column sums take registers too)."""
     aim = 2 if column_outputs(problem) else 3
 
     def distance(threads: int) -> tuple[float, int]:
-        steps = steps_per_lane(problem, Schedule(threads_per_row=threads, vector=vector))
+        steps = steps_per_lane(problem, Schedule(threads_per_row=threads, vector=vector, cluster=cluster))
         return (abs(steps - aim) if steps >= 2 else 1.5, threads)
 
     return sorted((32, 64, 128, 256, 512, 1024, 16, 8, 4, 2, 1), key=distance)

@@ -2,6 +2,7 @@
 
 schema         2-digit layout version; a reader refuses others
 op, spec_sha256, direction, rows, cols, dtypes, pitch, align, any_cols, accumulate      the problem
+stable_parameters  the same; there only when true
 cache          cold: every launch finds its data in DRAM; hot: in L2
 schedule       every knob
 outcome        ok | illegal | compile_error | launch_error | timeout | wrong_result | worker_died | predicted
@@ -67,6 +68,7 @@ class ProblemKey:
     align: int
     any_cols: bool = False
     accumulate: bool = False
+    stable_parameters: bool = False
 
     @staticmethod
     def of(problem: Problem) -> ProblemKey:
@@ -81,10 +83,14 @@ class ProblemKey:
             align=problem.align,
             any_cols=problem.any_cols,
             accumulate=problem.accumulate,
+            stable_parameters=problem.stable_parameters,
         )
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"dtypes": dict(self.dtypes)}
+        plain = asdict(self) | {"dtypes": dict(self.dtypes)}
+        if not self.stable_parameters:
+            del plain["stable_parameters"]
+        return plain
 
     @property
     def present(self) -> frozenset[str]:
@@ -106,6 +112,7 @@ class ProblemKey:
             self.align,
             self.any_cols,
             self.accumulate,
+            self.stable_parameters,
         )
 
     def same_but_rows(self, other: ProblemKey) -> bool:
@@ -186,6 +193,7 @@ class Record:
 
 
 _PROBLEM_FIELDS = ("op", "spec_sha256", "direction", "rows", "cols", "pitch", "align", "any_cols", "accumulate")
+_PROMISES = ("stable_parameters",)  # fields of the problem that a line may leave out: not promised
 _DERIVED = ("schema", "gb_per_s", "percent_of_roof", "dtypes")
 _PLAIN = (
     *("measured", "predicted_us", "roof_us", "bytes", "default_us", "error", "device"),
@@ -209,11 +217,13 @@ def from_dict(data: Mapping[str, Any]) -> Record:
     if data.get("schema") != SCHEMA:
         raise ValueError(f"schema {data.get('schema')!r}, this version reads {SCHEMA}")
     known = {*_PROBLEM_FIELDS, *_DERIVED, *_PLAIN, "cache", "schedule", "outcome", "times_us", "resources"}
-    if set(data) != known:
-        unknown, missing = sorted(set(data) - known), sorted(known - set(data))
+    given = set(data) - set(_PROMISES)
+    if given != known:
+        unknown, missing = sorted(given - known), sorted(known - given)
         raise ValueError(f"unknown keys: {unknown}, missing keys: {missing}")
     try:
-        key = ProblemKey(dtypes=tuple(data["dtypes"].items()), **{name: data[name] for name in _PROBLEM_FIELDS})
+        fields = {name: data[name] for name in (*_PROBLEM_FIELDS, *_PROMISES) if name in data}
+        key = ProblemKey(dtypes=tuple(data["dtypes"].items()), **fields)
         return Record(
             problem=key,
             cache=Cache(data["cache"]),

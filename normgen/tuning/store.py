@@ -13,7 +13,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -165,12 +165,13 @@ def lookup(
     """The best record for a problem on a GPU model.
 
     First the exact problem, then the same problem at the nearest number of rows (by ratio). Measured records
-    come before predicted ones, the asked cache policy before the other. A record of another text of the spec
-    is a miss, with that reason.
+    come before predicted ones, the asked cache policy before the other. A problem that promises stable parameters
+    takes records without the promise when there are none with it. A record of another text of the spec is a miss,
+    with that reason.
     """
     key = ProblemKey.of(problem)
     found = list(_records(device, record_folders() if folders is None else folders))
-    same = [r for r in found if r.problem.same_but_rows(key) and r.outcome.is_usable]
+    same = _same_but_rows(key, found) or _same_but_rows(replace(key, stable_parameters=False), found)
     exact = [r for r in same if r.problem.rows == key.rows]
 
     def order(record: Record) -> tuple[bool, bool, float]:
@@ -189,6 +190,10 @@ def best_record(
 ) -> Record | None:
     """`lookup(...)`'s record: the exact problem first, else the same at the nearest number of rows, else None."""
     return lookup(problem, device, cache=cache, folders=folders).record
+
+
+def _same_but_rows(key: ProblemKey, records: Iterable[Record]) -> list[Record]:
+    return [r for r in records if r.problem.same_but_rows(key) and r.outcome.is_usable]
 
 
 def _slot(record: Record) -> tuple[object, ...]:

@@ -116,6 +116,7 @@ def _arguments(entry: Entry) -> dict[str, Any]:
         "without": list(problem.absent),
         "pitch": problem.pitch,
         "align": problem.align,
+        "stable_parameters": problem.stable_parameters,
         "cache": entry.cache.value,
     }
 

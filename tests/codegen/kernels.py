@@ -47,6 +47,14 @@ KERNELS = {
     "block_per_row": named(
         "rmsnorm", "4096x4096", "bf16", {"threads_per_row": 256, "vector": 8, "params": "early", **IN_REGISTERS}
     ),
+    "dependent_launch": named(
+        "rmsnorm",
+        "16x4096",
+        "bf16",
+        {"threads_per_row": 256, "vector": 8, "params": "early", "dependent_launch": "loads", **IN_REGISTERS},
+        without=["rstd"],
+        stable_parameters=True,
+    ),
     "shared_tree": named(
         "layernorm",
         "8x1024x768",
@@ -78,6 +86,16 @@ KERNELS = {
         {
             **{"threads_per_row": 32, "rows_per_block": 4, "vector": 8, "persistent": 2, "stages": 2},
             **{"params": "kept", "columns": "partials_two_kernels", **IN_REGISTERS},
+        },
+        direction="backward",
+    ),
+    "backward_clusters": named(
+        "layernorm",
+        "4096x4096",
+        "bf16",
+        {
+            **{"threads_per_row": 128, "cluster": 2, "vector": 8, "persistent": 2, "stages": 2, "params": "kept"},
+            **IN_REGISTERS,
         },
         direction="backward",
     ),

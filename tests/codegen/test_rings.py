@@ -35,6 +35,7 @@ LAYOUTS = (
     Layout(rows=45, cols=760),
     Layout(rows=17, cols=512, pitch=528),
     Layout(rows=23, cols=761, pitch=768),
+    Layout(rows=38, cols=769, align=0),
 )
 SIDES = (("layernorm", "forward"), ("softmax", "forward"), ("layernorm", "backward"), ("softmax", "backward"))
 # What the rest of the schedule is drawn from: knobs that meet the copies; others keep their default.
@@ -49,7 +50,7 @@ DRAWN: dict[str, tuple[object, ...]] = {
     "softmax": KNOBS["softmax"],
     "hold": ("registers", "shared", "hybrid"),
     "copy": KNOBS["copy"],
-    "edges": ("exact", "masked"),
+    "edges": ("exact", "masked", "peel"),
     "persistent": (0, 1),
     "stages": KNOBS["stages"],
     "unroll": (0, 1),
@@ -76,7 +77,7 @@ def cases(op: str, direction: str, kind: str) -> list[Case]:
     rng = random.Random(f"{op} {direction} {kind}")
     found = []
     for index, layout in enumerate(LAYOUTS):
-        stored = ("f32", "bf16", "mixed16", "bf16")[(index + len(op)) % 4]
+        stored = ("f32", "bf16", "mixed16", "bf16")[(index + len(op)) % 4] if layout.align else "bf16"
         found += list(legal(problem_of(load(op), layout, stored, direction), kind, rng))
     return cover(found)
 

@@ -223,7 +223,7 @@ rmsnorm_bwd_f32_768_block_per_row_f0ada5(
   __syncthreads();
   if (is_last) {
     __threadfence();
-    for (int cell = threadIdx.x; cell < kVectors * kVector; cell += 64) {
+    for (int cell = threadIdx.x; cell < kCols; cell += 64) {
       const int column = cell % kVectors * kVector + cell / kVectors;
       float dweight_total = 0.0f;
       #pragma unroll 8
