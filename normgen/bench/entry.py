@@ -18,7 +18,7 @@ from normgen.cuda.cache import CubinCache
 from normgen.cuda.compiler import compile_module
 from normgen.device import Device
 from normgen.errors import NormgenError
-from normgen.schedule.schedule import Schedule
+from normgen.schedule.schedule import CHAINED, Schedule
 from normgen.spec import Kind
 from normgen.tuning import measure, parts, statistics
 from normgen.tuning.bench import DeviceLostError
@@ -200,6 +200,7 @@ def conclude(
             error=draft.error,
             note="" if is_peer else note,
             schedule={} if is_peer else dict(schedule or {}),
+            overlaps=not is_peer and (schedule or {}).get("dependent_launch") in CHAINED,
             prepare_s=draft.prepare_s,
             ours_to_this=statistics.paired_ratio(ours, samples) if is_peer and samples and ours else None,
         )

@@ -18,6 +18,7 @@ entries                   one object an entry, in the suite's order:
     error                 largest error per written tensor as a fraction of what was allowed
     note                  ours: where the schedule comes from
     schedule              ours: every knob
+    overlaps              ours: its first kernel starts while the launch before it ends, which no peer's does
     prepare_s             seconds until its first result (for torch.compile: the compilation)
     ours_to_this          peers: {median, low, high} of our time over its time
   seconds                 wall time of the entry
@@ -47,6 +48,7 @@ class Provider:
     error: Mapping[str, float] = field(default_factory=dict, hash=False)
     note: str = ""
     schedule: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    overlaps: bool = False
     prepare_s: float = 0.0
     ours_to_this: Ratio | None = None
 

@@ -10,12 +10,18 @@ from normgen.tuning.statistics import Ratio
 
 REASON_LENGTH = 28
 OURS = "normgen"
+EARLY = "early"  # marks a time in which launches overlap (programmatic dependent launch)
 
 
 def results_text(results: Results) -> str:
     """The table, why cells are empty, and the summary."""
     device = results.device.get("name", "")
     lines = [f"{results.suite} on {device}: {results.summary}", "", results_table(results), ""]
+    if any(entry.ours.overlaps for entry in results.entries):
+        lines += [
+            f"{EARLY}: starts while the launch before it ends, as in a chain of kernels; peers wait for its end",
+            "",
+        ]
     lines += failures(results)
     return "\n".join([*lines, summary(results)])
 
@@ -30,7 +36,7 @@ def _row(entry: EntryResult, peers: tuple[str, ...]) -> list[str]:
     ours, faster = entry.ours, entry.faster
     cells = [
         entry.label,
-        cell(ours),
+        cell(ours) + (f" {EARLY}" if ours.overlaps else ""),
         figure(entry.gb_per_s),
         figure(entry.percent_of_roof(ours), 3),
         f"{ours.to_roof.median:.3f}" if ours.to_roof else "-",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from normgen.codegen import prefetch
 from normgen.codegen.columns import WARP, ColumnSums
 from normgen.codegen.looks import EDGE, Looks
 from normgen.codegen.module import Param, Source
@@ -180,7 +181,7 @@ class KernelBuilder(Looks):
             out.lines(*(f"{self.vec(h.name, EDGE)} {h.name}_edge = {{}};" for h in self.held))
         self.ring.start(out)
         if self.prefetches:
-            self.take_fetched(out)
+            prefetch.take_fetched(self, out)
         elif not self.ring.in_loop:
             self.load_loops(out)
         if self.schedule.params == "early" and not self.reads_params_ahead:
@@ -191,6 +192,9 @@ class KernelBuilder(Looks):
             self.ring.arrive(out)
         if self.schedule.cluster > 1 and self.states and not self.cluster_loops:
             out.lines(f"cluster_arrive();  // {STARTED}")
+        if self.schedule.params == "packed":
+            narrow = [p for p in self.early_params if self.problem.tensor(p.name).dtype.bytes < 4]
+            out.loop(Loop(unroll="#pragma unroll", head=tuple(f"stay_packed({p.name}_held[step]);" for p in narrow)))
         for look, state in enumerate(self.states):
             out.lines(f"{state.type} {state.variable} = {{{', '.join(state.identity)}}};")
             self.look_at(look, out)
@@ -224,9 +228,9 @@ class KernelBuilder(Looks):
     @property
     def reads_params_ahead(self) -> bool:
         """Column parameters are read before the kernels in front have ended: the caller promises they do not change."""
-        where = "kept" if self.loops_rows else "early"
+        ahead = self.schedule.keeps_params if self.loops_rows else self.schedule.params == "early"
         stable = all(load.name in self.problem.stable_tensors for load in self.early_params)
-        return self.schedule.chained and self.schedule.params == where and stable
+        return self.schedule.chained and ahead and stable
 
     def start_of_chain(self, out: SectionList) -> None:
         """Wait for the kernels in front, before the first access to anything they may write or still read.
@@ -261,37 +265,6 @@ class KernelBuilder(Looks):
             else "min(first_row + slot, rows - 1)"
         )
 
-    def fetch_lines(self) -> list[str]:
-        """A lambda that starts the loads of a row tile; its registers are read one trip later."""
-        lines = [f"{self.vec(h.name)} {h.name}_next[kSteps];" for h in self.held]
-        if self.layout.edged:
-            lines += [f"{self.vec(h.name, EDGE)} {h.name}_edge_next = {{}};" for h in self.held]
-        lines += [f"float {row.name}_next;" for row in self.fetched_rows]
-        lines += [
-            "// The loads of the next row travel while this one is computed.",
-            "const auto fetch = [&](int first_row) {",
-            f"  const int fetched_row = {self.fetched_row};",
-        ]
-        for load in self.held:
-            lines.append(f"  {self.row_pointer(self.problem.tensor(load.name), 'fetched_row')}")
-        lines += [f"  {row.name}_next = {row.name}[fetched_row];" for row in self.fetched_rows]
-        body = [
-            f"{h.name}_next[step] = {self.read_elem(h.name, self.schedule.load, self.vector_site)};" for h in self.held
-        ]
-        body = [*self.column_line(body), *body]
-        if self.guard:
-            body = [f"if ({self.guard}) {{", *("  " + line for line in body), "}"]
-        lines += [
-            "  #pragma unroll",
-            "  for (int step = 0; step < kSteps; ++step) {",
-            "    const int vector = lane + step * kThreadsPerRow;",
-            *("    " + line for line in body),
-            "  }",
-        ]
-        if self.layout.edged:
-            lines += ["  if (has_edge) {", *("    " + line for line in self.edge_reads("{}_edge_next")), "  }"]
-        return [*lines, "};"]
-
     @property
     def first_tile(self) -> str:
         return "blockIdx.x * kRowsPerBlock" if self.idle_rows else self.walker
@@ -299,13 +272,6 @@ class KernelBuilder(Looks):
     @property
     def tile_stride(self) -> str:
         return "gridDim.x * kRowsPerBlock" if self.idle_rows else self.walkers
-
-    def take_fetched(self, out: SectionList) -> None:
-        moves = tuple(f"{h.name}_held[step] = {h.name}_next[step];" for h in self.held)
-        out.loop(Loop(unroll="#pragma unroll", head=moves))
-        if self.layout.edged:
-            out.lines(*(f"{h.name}_edge = {h.name}_edge_next;" for h in self.held))
-        out.lines(f"if (first_row + {self.tile_stride} < rows) fetch(first_row + {self.tile_stride});")
 
     def row_index_lines(self) -> list[str]:
         lines = []
@@ -406,13 +372,13 @@ class KernelBuilder(Looks):
         if s.chained and self.loops_rows:
             self.start_of_chain(out)
         self.ring.prologue(out)
-        if s.params == "kept" and not self.reads_params_ahead:
+        if s.keeps_params and not self.reads_params_ahead:
             self.param_loops(out)
         if s.dependent_launch == "on":
             out.lines("dependency_trigger();  // the finishing kernel may take its place as blocks end")
         self.columns.prologue(out)
         if self.prefetches:
-            out.lines(*self.fetch_lines(), f"if ({self.first_tile} < rows) fetch({self.first_tile});")
+            out.lines(*prefetch.fetch_lines(self), f"if ({self.first_tile} < rows) fetch({self.first_tile});")
         if self.cluster_loops:
             out.lines("cluster_wait();")
         return out
@@ -452,7 +418,7 @@ class KernelBuilder(Looks):
             rows.append(("kThreadsPerRow", str(s.threads_per_row), ""))
         if s.rows_per_block > 1:
             rows.append(("kRowsPerBlock", str(s.rows_per_block), ""))
-        if (self.ring.bytes or self.columns.in_shared) and s.cluster == 1:
+        if (self.ring.bytes or self.columns.in_shared or self.columns.by_tile) and s.cluster == 1:
             rows.append(("kThreads", str(s.threads), ""))
         width = s.vector * first.bytes
         rows.append(("kVector", str(s.vector), f"elements per access of {width} bytes"))

@@ -7,7 +7,7 @@ are coalesced and meet no bank twice.
 
     register_atomic       atomicAdd into the workspace; the last block converts, and zeroes the workspace again
     partials_two_kernels  one partial row per block; a second kernel adds them in a fixed order
-    partials_last_block   one partial row per block; the last block to arrive adds them in a fixed order
+    partials_last_tile    one partial row per block; the last block at a tile of columns adds it, in a fixed order
     shared_atomic         as register_atomic, but rows are added to a float32 row in shared memory by atomics
     atomic                every row adds straight to the workspace (the plain kernel of the literature)
 """
@@ -17,8 +17,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from normgen.codegen.module import Kernel, Launch, Param, Source
+from normgen.codegen.prelude import environment
 from normgen.codegen.view import Loop, SectionList
 from normgen.program.ir import Reduce, Store
+from normgen.schedule.legality import last_tile_sums, last_tiles, sums_pitch, sums_shared_bytes
+from normgen.schedule.schedule import DETERMINISTIC_COLUMNS
 from normgen.spec import Kind
 
 WARP = 32
@@ -27,11 +30,9 @@ if TYPE_CHECKING:
     from normgen.codegen.builder import KernelBuilder
     from normgen.codegen.looks import Site
 
-DETERMINISTIC = ("partials_two_kernels", "partials_last_block")
 FINISH_THREADS = 512
 FINISH_BLOCKS = 132  # enough blocks to read partial rows with most SMs of a large GPU
-PITCH = 32  # sums of a row are padded to whole 128-byte lines
-TICKET_BYTES = 128  # the arrival counter has a line of its own
+TICKET_BYTES = 128  # an arrival counter has a line of its own
 
 
 class ColumnSums:
@@ -41,7 +42,7 @@ class ColumnSums:
         self.b = builder
         self.reduces: tuple[Reduce, ...] = builder.program.col_reduces
         self.how = builder.schedule.columns
-        self.pitch = -(-builder.problem.cols // PITCH) * PITCH
+        self.pitch = sums_pitch(builder.problem)
 
     def __bool__(self) -> bool:
         return bool(self.reduces)
@@ -57,7 +58,12 @@ class ColumnSums:
 
     @property
     def in_registers(self) -> bool:
-        return self.how in ("register_atomic", *DETERMINISTIC)
+        return self.how == "register_atomic" or self.in_partials
+
+    @property
+    def in_partials(self) -> bool:
+        """Whether blocks hand on rows of partial sums, which are added in a fixed order."""
+        return self.how in DETERMINISTIC_COLUMNS
 
     @property
     def in_shared(self) -> bool:
@@ -71,9 +77,14 @@ class ColumnSums:
         return self.b.layout.shifted
 
     @property
+    def by_tile(self) -> bool:
+        """Whether the last block to arrive at a tile of columns finishes it."""
+        return bool(self) and self.how == "partials_last_tile"
+
+    @property
     def by_ticket(self) -> bool:
         """Whether the last block to arrive finishes."""
-        return self.how != "partials_two_kernels"
+        return not self.in_partials
 
     @property
     def groups(self) -> int:
@@ -85,14 +96,15 @@ class ColumnSums:
 
     @property
     def shared_bytes(self) -> int:
-        return self.groups * len(self.reduces) * self.pitch * 4 if self.in_shared else 0
+        return sums_shared_bytes(self.b.problem, self.b.schedule) if self else 0
 
     @property
     def fixed_bytes(self) -> int:
         if not self:
             return 0
-        sums = 0 if self.how in DETERMINISTIC else len(self.reduces) * self.pitch * 4
-        return sums + (TICKET_BYTES if self.by_ticket else 0)
+        if self.in_partials:
+            return last_tiles(self.b.problem) * TICKET_BYTES if self.by_tile else 0
+        return len(self.reduces) * self.pitch * 4 + TICKET_BYTES
 
     @property
     def column_bytes(self) -> int:
@@ -102,7 +114,7 @@ class ColumnSums:
     @property
     def block_bytes(self) -> int:
         """A block's part of its partial row; the blocks of a cluster fill one together, each at its own columns."""
-        row = len(self.reduces) * self.pitch * 4 if self and self.how in DETERMINISTIC else 0
+        row = len(self.reduces) * self.pitch * 4 if self and self.in_partials else 0
         return row // self.b.schedule.cluster
 
     def params(self) -> list[Param]:
@@ -110,14 +122,26 @@ class ColumnSums:
             return []
         if self.how == "partials_two_kernels":
             return [Param(name="partials", ctype="float*", source=Source.WORKSPACE)]
-        pointers = [Param(name="ticket", ctype="unsigned*", source=Source.WORKSPACE)]
-        name = "partials" if self.how in DETERMINISTIC else "sums"
-        return [*pointers, Param(name=name, ctype="float*", source=Source.WORKSPACE, offset=TICKET_BYTES)]
+        tickets, sums = ("tickets", "partials") if self.by_tile else ("ticket", "sums")
+        behind = self.fixed_bytes if self.by_tile else TICKET_BYTES
+        return [
+            Param(name=tickets, ctype="unsigned*", source=Source.WORKSPACE),
+            Param(name=sums, ctype="float*", source=Source.WORKSPACE, offset=behind),
+        ]
 
     def constants(self) -> list[tuple[str, str, str]]:
         if not self or self.b.problem.any_cols:
             return []
-        return [("kPitch", str(self.pitch), "columns of a row of float32 sums, padded")]
+        pitch = ("kPitch", str(self.pitch), "columns of a row of float32 sums, padded")
+        if not self.by_tile:
+            return [pitch]
+        tile = last_tile_sums(self.b.problem)
+        return [
+            pitch,
+            ("kRowSums", f"{len(self.reduces)} * kPitch", "cells of a partial row"),
+            ("kTileSums", str(tile), "of them in a tile"),
+            ("kTiles", str(last_tiles(self.b.problem)), ""),
+        ]
 
     def start(self, index: int) -> str:
         """Offset of the sums of reduction `index`, ready to be added to a column."""
@@ -135,7 +159,7 @@ class ColumnSums:
                 *(f"float {name}_sum[kSteps][kVector] = {{}};" for name in self.names),
                 *(f"float {name}_edge_sum = 0.0f;" for name in self.names if self.b.layout.edged),
             )
-        if self.in_shared:
+        if self.in_shared or self.by_tile:
             offset = self.b.ring.bytes
             out.lines(f"float* column_sums = reinterpret_cast<float*>(dynamic_shared() + {offset});")
         if self.how == "shared_atomic":
@@ -173,6 +197,8 @@ class ColumnSums:
             self._from_shared(out)
         if self.by_ticket:
             self._finish_by_last(out)
+        elif self.by_tile:
+            self._finish_by_tile(out)
 
     def _leave_registers(self, out: SectionList) -> None:
         """Registers -> shared memory, one row of sums per group -> one sum per cell leaves the block."""
@@ -211,7 +237,7 @@ class ColumnSums:
         for index, name in enumerate(self.names):
             cells = [f"column_sums[{self.start(group * count + index)}cell]" for group in range(self.groups)]
             lines.append(f"  const float {name}_total = {' + '.join(cells)};")
-            if self.how in DETERMINISTIC:
+            if self.in_partials:
                 row = f"static_cast<long long>(blockIdx.x) * {count} * kPitch"
                 lines.append(f"  partials[{row} + {self.start(index)}cell] = {name}_total;")
             else:
@@ -271,7 +297,7 @@ class ColumnSums:
         lines = []
         for index, name in enumerate(self.names):
             value = sum_.format(name)
-            if self.how in DETERMINISTIC:
+            if self.in_partials:
                 row = f"static_cast<long long>({self.b.walker}) * {len(self.names)} * kPitch"
                 lines.append(f"partials[{row} + {self.start(index)}{cell}] = {value};")
             else:
@@ -308,21 +334,25 @@ class ColumnSums:
         lines.append(f"    const int column = {self._column_of_cell()};")
         for index, store in enumerate(self.stores):
             name = self.names[index]
-            if self.how in DETERMINISTIC:
-                row = f"static_cast<long long>(block) * {len(self.names)} * kPitch"
-                lines += [
-                    f"    float {name}_total = 0.0f;",
-                    "    #pragma unroll 8",
-                    f"    for (int block = 0; block < {self.b.walkers}; ++block) {{",
-                    f"      {name}_total += load_cache_global(partials + {row} + {self.start(index)}cell);",
-                    "    }",
-                ]
-            else:
-                lines.append(f"    const float {name}_total = load_cache_global(sums + {self.start(index)}cell);")
-                lines.append(f"    sums[{self.start(index)}cell] = 0.0f;")
+            lines.append(f"    const float {name}_total = load_cache_global(sums + {self.start(index)}cell);")
+            lines.append(f"    sums[{self.start(index)}cell] = 0.0f;")
             lines += ["    " + line for line in self.write_lines(store, f"{name}_total")]
         lines += ["  }", "  if (threadIdx.x == 0) *ticket = 0;", "}"]
         out.lines(*lines)
+
+    def _finish_by_tile(self, out: SectionList) -> None:
+        text = (
+            environment()
+            .get_template("last_tile.cu.j2")
+            .render(
+                ticket_words=TICKET_BYTES // 4,
+                partial_rows=f"static_cast<int>({self.b.walkers})",
+                column=self._column_of_cell(),
+                cells=self.cells,
+                outputs=[self.write_lines(store, "total") for store in self.stores],
+            )
+        )
+        out.lines(*text.splitlines())
 
     def write_lines(self, store: Store, value: str) -> list[str]:
         """Round one column's total to its stored dtype and write (or add) it."""

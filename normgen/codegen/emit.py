@@ -155,6 +155,7 @@ def vectors_of(problem: Problem, schedule: Schedule, program: RowProgram) -> Vec
         reads=tuple(reads),
         writes=tuple(sorted({*writes, *shared_writes})),
         slot_copies=("cp_async",) if schedule.copy == "cp_async" else (),
+        packed=("opaque",) if schedule.params == "packed" else (),
         windows=("default",) if schedule.edges == "peel" and problem.parameter_bytes else (),
     )
 

@@ -90,7 +90,7 @@ def instructions(*, dtypes: Iterable[str], loads: Iterable[str], stores: Iterabl
 def instructions_of(text: str, dtypes: Iterable[str]) -> str:
     """The hardware instructions that `text` calls."""
     features = ["extremum"] if re.search(r"\b(maximum|minimum)\(", text) else []
-    features += [name for name in ("dynamic_shared", "named_barrier") if f"{name}(" in text]
+    features += [name for name in ("dynamic_shared", "named_barrier", "opaque") if f"{name}(" in text]
     features += ["cp_async"] if "cp_async_commit()" in text else []
     features += ["bulk", "mbarrier"] if "bulk_load(" in text else []
     features += ["cluster"] if "cluster_rank()" in text else []
@@ -113,6 +113,7 @@ class Vectors:
     writes: tuple[str, ...]
     slot_copies: tuple[str, ...] = ()
     windows: tuple[str, ...] = ()
+    packed: tuple[str, ...] = ()
 
     def __or__(self, other: Vectors) -> Vectors:
         def both(name: str) -> tuple[str, ...]:
@@ -130,6 +131,7 @@ class Vectors:
                 writes=self.writes,
                 slot_copies=self.slot_copies,
                 windows=self.windows,
+                packed=self.packed,
             )
         )
 

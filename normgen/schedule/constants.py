@@ -62,7 +62,7 @@ class Constants:
     sum_registers: float = 1.4
     second_kernel_us: float = 2.0
     chained: float = 0.5
-    last_block_us: float = 0.03
+    last_tile_us: float = 0.03
     atomics_per_us: float = 80_000.0
 
     def as_dict(self) -> dict[str, float]:

@@ -22,6 +22,7 @@ from normgen.schedule.constants import Constants, constants_of
 from normgen.schedule.legality import (
     column_outputs,
     held_bytes_per_thread,
+    last_tiles,
     param_bytes_per_thread,
     register_steps,
     steps_per_lane,
@@ -167,8 +168,9 @@ def _columns_us(problem: Problem, s: Schedule, device: Device, blocks: float, c:
     blocks /= s.cluster  # the blocks of a cluster fill one partial row together
     if s.columns == "register_atomic":
         return in_block + blocks * sums / c.atomics_per_us + 2 * c.l2_latency_us
-    if s.columns == "partials_last_block":
-        return in_block + blocks * -(-sums // s.threads) * c.last_block_us
+    if s.columns == "partials_last_tile":
+        tiles = last_tiles(problem)
+        return in_block + 2 * tiles * c.l2_latency_us + blocks * -(-sums // (4 * tiles * s.threads)) * c.last_tile_us
     moved = 2 * blocks * sums * 4 / (c.l2_over_dram * device.dram_gb_per_s * 1e3)
     return in_block + moved + c.second_kernel_us
 
@@ -177,7 +179,7 @@ def _factor(problem: Problem, s: Schedule, c: Constants) -> float:
     """Hints, the place of parameters, the shape of a block: factors that were measured, not derived."""
     factor = {"streaming": c.load_streaming, "no_allocate": c.load_no_allocate}.get(s.load, 1.0)
     factor *= c.store_streaming if s.store == "streaming" else 1.0
-    factor *= {"early": c.params_early, "kept": c.params_kept}.get(s.params, 1.0)
+    factor *= {"early": c.params_early, "kept": c.params_kept, "packed": c.params_kept}.get(s.params, 1.0)
     lanes = s.threads_per_row * s.cluster * steps_per_lane(problem, s) * s.vector
     factor *= float((lanes / problem.cols) ** c.idle_exponent)
     factor *= 1 + c.side_by_side * math.log2(s.rows_per_block) * (s.threads > 64)

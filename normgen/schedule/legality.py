@@ -11,6 +11,7 @@ from collections.abc import Callable
 from normgen.device import Device
 from normgen.problem import Problem, TensorUse
 from normgen.schedule.schedule import Schedule
+from normgen.spec import Kind
 
 _NO_COLUMNS = Schedule().columns
 HYBRID_SPARE = 8  # registers beside a held row: without them blocks of 1024 threads spill (NVRTC 13.0, sm_90)
@@ -69,15 +70,36 @@ def sums_in_registers(problem: Problem, s: Schedule) -> int:
     return column_outputs(problem) * steps_per_lane(problem, s) * s.vector
 
 
+def sums_pitch(problem: Problem) -> int:
+    """Float32 cells of one column reduction's row of sums: whole 128-byte lines."""
+    return -(-problem.cols // 32) * 32
+
+
+def last_tile_sums(problem: Problem) -> int:
+    """Cells of a column tile that a last arriver adds: 128 at a time, and at most 8 tiles to visit."""
+    return max(128, -(-column_outputs(problem) * sums_pitch(problem) // (8 * 128)) * 128)
+
+
+def last_tiles(problem: Problem) -> int:
+    return -(-column_outputs(problem) * sums_pitch(problem) // last_tile_sums(problem))
+
+
+def sums_shared_bytes(problem: Problem, s: Schedule) -> int:
+    """Shared memory of a block's column sums: its row groups side by side; then the warps of a last arriver."""
+    if not column_outputs(problem):
+        return 0
+    row = column_outputs(problem) * sums_pitch(problem) * 4
+    if s.columns == "shared_atomic":
+        return row
+    groups = s.rows_per_block if s.edges == "peel" else s.threads // max(32, s.threads_per_row)
+    if s.columns == "atomic" or (s.rows_per_block == 1 and s.edges != "peel"):
+        groups = 0
+    return max(groups * row, 16 * s.threads if s.columns == "partials_last_tile" else 0)
+
+
 def shared_bytes(problem: Problem, s: Schedule) -> int:
     """Dynamic shared memory of a block: held rows, then column sums."""
-    held = _slot_bytes(problem, s)
-    columns = column_outputs(problem) * 4 * (problem.cols + 31)
-    if s.columns == "shared_atomic":
-        return held + columns
-    groups = s.rows_per_block if s.edges == "peel" else s.threads // max(32, s.threads_per_row)
-    regroups = s.columns != "atomic" and (s.rows_per_block > 1 or s.edges == "peel")
-    return held + (columns * groups if regroups else 0)
+    return _slot_bytes(problem, s) + sums_shared_bytes(problem, s)
 
 
 def _slot_bytes(problem: Problem, s: Schedule) -> int:
@@ -201,6 +223,8 @@ def _params_registers(problem: Problem, s: Schedule, device: Device) -> str | No
         return None
     if param_bytes_per_thread(problem, s) == 0:
         return "there are no column parameters to load early"
+    if s.params == "packed" and all(t.dtype.bytes > 2 for t in problem.tensors if t.kind is Kind.COL):
+        return "column parameters of 32 bits are kept as they are stored: params = kept"
     if s.hold != "registers" and param_bytes_per_thread(problem, s) // 4 > held_register_limit(s, device):
         return "the column parameters of a thread do not fit its registers"
     return None
@@ -226,7 +250,7 @@ def _cluster(problem: Problem, s: Schedule, device: Device) -> str | None:
 
 def _persistent(problem: Problem, s: Schedule, device: Device) -> str | None:
     if not s.persistent:
-        if s.params == "kept":
+        if s.keeps_params:
             return "parameters are kept across rows only by a persistent grid"
         if s.stages > 1:
             return "several rows in flight need a persistent grid"
@@ -384,6 +408,11 @@ def searched_tile(problem: Problem, s: Schedule, _: Device) -> str | None:
     limit = 512 if column_outputs(problem) else 256  # row groups of a block share one row of column sums
     if s.rows_per_block > 1 and s.threads > limit:
         return f"not searched: several rows side by side beyond {limit} threads a block"
+    forward = not column_outputs(problem)
+    if forward and s.persistent and not (512 if s.edges == "peel" else 1024) <= s.persistent * s.threads <= 1024:
+        return "not searched: a persistent grid with less than 512 or more than 1024 threads an SM"
+    if forward and s.stages > 1 and s.edges != "peel":
+        return "not searched: the next row in registers, of aligned rows that leave no column sums"
     if column_outputs(problem) and s.persistent * s.threads > 768 and s.hold == "registers":
         return "not searched: more than 768 resident threads an SM, with column sums in registers"
     return None
@@ -411,37 +440,6 @@ def searched_cluster(problem: Problem, s: Schedule, device: Device) -> str | Non
         return "not searched: clusters for rows that one block holds, unless rows are fewer than half the SMs"
     if steps_per_lane(problem, s) > 16:
         return "not searched: clusters with more than 16 vectors a thread"
-    return None
-
-
-def searched_place(problem: Problem, s: Schedule, _: Device) -> str | None:
-    """Search policy: copies past the registers pay for long rows, of which registers hold too few bytes under way."""
-    columns = column_outputs(problem) > 0
-    if s.copy == "direct":
-        if columns and s.hold == "shared":
-            return "not searched: column sums of rows that wait in shared memory without asynchronous copies"
-        if s.hold == "hybrid" and (s.rows_per_block > 1 or s.persistent):
-            return "not searched: half a row in registers with several rows a block"
-        return None
-    if s.vector * problem.dtype.bytes != 16:
-        return "not searched: asynchronous copies of less than 16 bytes a thread"
-    if columns and (problem.cols * problem.dtype.bytes < 4096 or s.threads_per_row < 64 or s.rows_per_block > 1):
-        return "not searched: column sums of rows below 4096 bytes, 64 threads or a block by asynchronous copies"
-    if columns and s.persistent > 2:
-        return "not searched: column sums by asynchronous copies, with more than two blocks an SM"
-    if not columns and (s.persistent or s.rows_per_block > 1 or held_bytes_per_thread(problem, s) <= 64):
-        return "not searched: asynchronous copies of rows that registers hold in four vectors a thread"
-    return None
-
-
-def searched_method(s: Schedule) -> str | None:
-    """Search policy: past the registers, or half in them, go the rows of the best methods only."""
-    if s.copy == "direct" and s.hold != "hybrid":
-        return None
-    if s.reduce_with != "shuffle" or s.variance in ("welford", "shifted"):
-        return "not searched: asynchronous copies and hybrid rows with other trees and one-look variances"
-    if s.columns != _NO_COLUMNS:
-        return "not searched: asynchronous copies and hybrid rows with column sums other than partials_two_kernels"
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from normgen.bench.plot import panels, plot
 from normgen.bench.result import Results, from_json, geometric_mean
 from normgen.bench.table import OURS, results_table, results_text, short
 from normgen.errors import UsageError
-from tests.bench.recorded import results
+from normgen.tuning.gpu_bench import COPY, ELEMENTWISE
+from tests.bench.recorded import SUITE, raced, results
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +74,20 @@ def test_the_text_says_each_reason_once_and_sums_up(found: Results) -> None:
     assert "at rmsnorm fwd 16384x8192 bf16 cold (compile)" in last
     assert "NOT FINISHED" not in last
     assert results_text(results(finished=False)).endswith("NOT FINISHED: interrupted")
+
+
+def test_a_time_in_which_launches_overlap_is_marked_in_the_table_and_in_json(found: Results) -> None:
+    assert "early" not in results_text(found)
+    for place, marked in (("off", False), ("on", False), ("start", True), ("end", True)):
+        entry = raced(
+            SUITE.entries[0], {OURS: 18.0, COPY: 17.8, ELEMENTWISE: 17.6, "torch": 24.0}, dependent_launch=place
+        )
+        one = replace(found, entries=(entry,))
+        assert (" early  " in results_table(one)) is marked
+        assert ("starts while the launch before it ends" in results_text(one)) is marked
+        ours = one.as_dict()["entries"][0]
+        assert (ours["ours"]["overlaps"], ours["peers"]["torch"]["overlaps"]) == (marked, False)
+        assert from_json(json.dumps(one.as_dict())).entries[0].ours.overlaps is marked
 
 
 def test_a_long_reason_is_cut_to_a_cell() -> None:

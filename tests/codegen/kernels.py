@@ -99,12 +99,12 @@ KERNELS = {
         },
         direction="backward",
     ),
-    "backward_last_block": named(
+    "backward_last_tile": named(
         "rmsnorm",
         "8192x768",
         "f32",
         {
-            **{"threads_per_row": 64, "vector": 4, "persistent": 4, "columns": "partials_last_block"},
+            **{"threads_per_row": 64, "vector": 4, "persistent": 4, "columns": "partials_last_tile"},
             **IN_REGISTERS,
         },
         direction="backward",

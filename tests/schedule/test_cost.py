@@ -111,7 +111,7 @@ def test_backward_pays_for_its_column_sums() -> None:
     two = told(problem, register)
     assert two.columns_us > 0
     assert told(problem, replace(register, persistent=6)).columns_us > two.columns_us
-    assert told(problem, replace(register, columns="partials_last_block", persistent=6)).us > 2 * two.us
+    assert told(problem, replace(register, columns="partials_last_tile", persistent=6)).us > two.us
     assert told(problem, replace(register, columns="atomic", persistent=0)).us > 4 * two.us
     assert told(asked("layernorm", "8192x768", "bf16"), schedule(32, 4, 4)).columns_us == 0
 

@@ -47,6 +47,14 @@ def test_a_line_reads_back_as_the_record_it_was() -> None:
     assert parse_line(line).line() == line
 
 
+def test_a_promise_is_part_of_the_line_only_where_it_is_made() -> None:
+    plain = record()
+    promised = dataclasses.replace(plain, problem=dataclasses.replace(plain.problem, stable_parameters=True))
+    assert "stable_parameters" not in plain.line()
+    assert parse_line(promised.line()) == promised
+    assert promised.problem.slot() != plain.problem.slot()
+
+
 def test_a_failure_and_a_prediction_survive_the_trip_too() -> None:
     failed = record(outcome=Outcome.WRONG_RESULT, measured=False, times_us=None, reason="y[3, 7] is 2.0\nnot 1.0")
     predicted = record(outcome=Outcome.PREDICTED, measured=False, times_us=None, roof_us=None, default_us=None)

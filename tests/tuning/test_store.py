@@ -126,6 +126,16 @@ def test_a_gpu_outside_the_table_has_a_file_name_too() -> None:
     assert store.gpu_slug(stranger) == "nvidia-rtx-a6000-x2"
 
 
+def test_a_promise_takes_records_without_it_only_when_there_are_none_with_it(tmp_path: Path) -> None:
+    promising = dataclasses.replace(problem(), stable_parameters=True)
+    adopt(record(), tmp_path, H200)
+    assert lookup(promising, H200, folders=[tmp_path]).exact
+    own = record(us=15.0, problem=ProblemKey.of(promising))
+    adopt(own, tmp_path, H200)
+    assert lookup(promising, H200, folders=[tmp_path]).record == own
+    assert lookup(problem(), H200, folders=[tmp_path]).record == record()
+
+
 def test_the_state_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path / "here"))
     assert store.state_folder() == tmp_path / "here"
