@@ -8,10 +8,12 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from normgen.codegen import prefetch
 from normgen.codegen.columns import WARP, ColumnSums
 from normgen.codegen.dependent import DependentLaunch
 from normgen.codegen.looks import EDGE
 from normgen.codegen.printer import Printer
+from normgen.codegen.ring import Ring
 from normgen.codegen.view import KernelView, Loop, SectionList
 from normgen.problem import Problem, TensorUse
 from normgen.program.ir import Load, Map, RowProgram
@@ -46,6 +48,7 @@ class KernelBuilder(DependentLaunch):
     def __init__(self, problem: Problem, program: RowProgram, schedule: Schedule, name: str) -> None:
         super().__init__(problem, program, schedule, name)
         self.columns = ColumnSums(self)
+        self.ring = Ring(self)
 
     # ---- row values --------------------------------------------------------------------------------------------
 
@@ -63,7 +66,7 @@ class KernelBuilder(DependentLaunch):
 
     def row_load(self, load: Load) -> str:
         if not load.first_of:
-            return f"{load.name}_next" if self.prefetches else f"{load.name}[{self.valid_row}]"
+            return f"{load.name}_next" if self.prefetches or self.ring.in_loop else f"{load.name}[{self.valid_row}]"
         of_row = self.kinds[load.first_of] is Kind.ELEM
         return f"element(read_default<1>({load.first_of}{'_row' if of_row else ''}), 0)"
 
@@ -136,7 +139,7 @@ class KernelBuilder(DependentLaunch):
     @property
     def prefetches(self) -> bool:
         """The next row travels to registers while this one is computed."""
-        return self.schedule.stages > 1 and self.schedule.hold == "registers"
+        return self.schedule.stages > 1 and self.schedule.hold == "registers" and not self.ring
 
     def body(self) -> SectionList:
         work = self.work()
@@ -154,18 +157,21 @@ class KernelBuilder(DependentLaunch):
     def work(self) -> SectionList:
         """Everything a row needs once its index is known."""
         out = SectionList()
-        if self.schedule.hold == "registers" and self.held:
-            out.lines(*self.declarations(self.held, "kSteps"))
+        if self.schedule.hold in ("registers", "hybrid") and self.held:
+            out.lines(*self.declarations(self.held, "kSteps" if self.schedule.hold == "registers" else "kHeldSteps"))
         elif self.schedule.hold == "shared" and self.layout.edged:
             out.lines(*(f"{self.vec(h.name, EDGE)} {h.name}_edge = {{}};" for h in self.held))
+        self.ring.start(out)
         if self.prefetches:
-            self.take_fetched(out)
-        else:
+            prefetch.take_fetched(self, out)
+        elif not self.ring.in_loop:
             self.load_loops(out)
         if self.schedule.params == "early" and not self.reads_params_ahead:
             self.param_loops(out)
         if self.schedule.dependent_launch == "loads":
             out.lines("dependency_trigger();  // the next kernel may start: this one has asked for its row")
+        if self.ring and self.schedule.hold != "hybrid":
+            self.ring.arrive(out)
         if self.schedule.cluster > 1 and self.states and not self.cluster_loops:
             out.lines(f"cluster_arrive();  // {STARTED}")
         if self.schedule.params == "packed":
@@ -173,19 +179,31 @@ class KernelBuilder(DependentLaunch):
             out.loop(Loop(unroll="#pragma unroll", head=tuple(f"stay_packed({p.name}_held[step]);" for p in narrow)))
         for look, state in enumerate(self.states):
             out.lines(f"{state.type} {state.variable} = {{{', '.join(state.identity)}}};")
-            out.loop(self.look_loop(look))
+            self.look_at(look, out)
             reduce = [line for line in (self.reduce_line(look),) if line]
             if self.schedule.cluster > 1 and look == 0 and not self.cluster_loops:
                 reduce.insert(0, "cluster_wait();")
             out.lines(*reduce, *self.row_lines(look + 1))
+            if look == 0:
+                self.ring.after_first_look(out)
         out.lines(*self.row_store_lines())
         if self.elem_stores or self.columns:
-            out.loop(self.look_loop(len(self.groups)))
+            self.look_at(len(self.groups), out)
+        self.ring.after_last_look(out)
         if self.double_slots:
             out.lines("parity ^= 1;")
         if self.cluster_loops:
             out.lines("++trip;")
         return out
+
+    def look_at(self, look: int, out: SectionList) -> None:
+        """One look at the whole row; what waits in registers needs no copy to have arrived."""
+        first, *others = self.look_loops(look)
+        out.loop(first)
+        if look == 0 and self.ring and self.schedule.hold == "hybrid":
+            self.ring.arrive(out)
+        for other in others:
+            out.loop(other)
 
     # ---- rows in flight ----------------------------------------------------------------------------------------
 
@@ -203,37 +221,6 @@ class KernelBuilder(DependentLaunch):
             else "min(first_row + slot, rows - 1)"
         )
 
-    def fetch_lines(self) -> list[str]:
-        """A lambda that starts the loads of a row tile; its registers are read one trip later."""
-        lines = [f"{self.vec(h.name)} {h.name}_next[kSteps];" for h in self.held]
-        if self.layout.edged:
-            lines += [f"{self.vec(h.name, EDGE)} {h.name}_edge_next = {{}};" for h in self.held]
-        lines += [f"float {row.name}_next;" for row in self.fetched_rows]
-        lines += [
-            "// The loads of the next row travel while this one is computed.",
-            "const auto fetch = [&](int first_row) {",
-            f"  const int fetched_row = {self.fetched_row};",
-        ]
-        for load in self.held:
-            lines.append(f"  {self.row_pointer(self.problem.tensor(load.name), 'fetched_row')}")
-        lines += [f"  {row.name}_next = {row.name}[fetched_row];" for row in self.fetched_rows]
-        body = [
-            f"{h.name}_next[step] = {self.read_elem(h.name, self.schedule.load, self.vector_site)};" for h in self.held
-        ]
-        body = [*self.column_line(body), *body]
-        if self.guard:
-            body = [f"if ({self.guard}) {{", *("  " + line for line in body), "}"]
-        lines += [
-            "  #pragma unroll",
-            "  for (int step = 0; step < kSteps; ++step) {",
-            "    const int vector = lane + step * kThreadsPerRow;",
-            *("    " + line for line in body),
-            "  }",
-        ]
-        if self.layout.edged:
-            lines += ["  if (has_edge) {", *("    " + line for line in self.edge_reads("{}_edge_next")), "  }"]
-        return [*lines, "};"]
-
     @property
     def first_tile(self) -> str:
         return "blockIdx.x * kRowsPerBlock" if self.idle_rows else self.walker
@@ -241,13 +228,6 @@ class KernelBuilder(DependentLaunch):
     @property
     def tile_stride(self) -> str:
         return "gridDim.x * kRowsPerBlock" if self.idle_rows else self.walkers
-
-    def take_fetched(self, out: SectionList) -> None:
-        moves = tuple(f"{h.name}_held[step] = {h.name}_next[step];" for h in self.held)
-        out.loop(Loop(unroll="#pragma unroll", head=moves))
-        if self.layout.edged:
-            out.lines(*(f"{h.name}_edge = {h.name}_edge_next;" for h in self.held))
-        out.lines(f"if (first_row + {self.tile_stride} < rows) fetch(first_row + {self.tile_stride});")
 
     def row_index_lines(self) -> list[str]:
         lines = []
@@ -344,17 +324,17 @@ class KernelBuilder(DependentLaunch):
         if self.cluster_loops:
             lines += self.exchange_lines()
         out.lines(*lines)
-        if self.schedule.hold == "shared" and self.held:
-            out.lines(*self.shared_pointers())
+        out.lines(*self.ring.pointer_lines())
         if s.chained and self.loops_rows:
             self.start_of_chain(out)
+        self.ring.prologue(out)
         if s.keeps_params and not self.reads_params_ahead:
             self.param_loops(out)
         if s.dependent_launch == "on":
             out.lines("dependency_trigger();  // the finishing kernel may take its place as blocks end")
         self.columns.prologue(out)
         if self.prefetches:
-            out.lines(*self.fetch_lines(), f"if ({self.first_tile} < rows) fetch({self.first_tile});")
+            out.lines(*prefetch.fetch_lines(self), f"if ({self.first_tile} < rows) fetch({self.first_tile});")
         if self.cluster_loops:
             out.lines("cluster_wait();")
         return out
@@ -378,25 +358,10 @@ class KernelBuilder(DependentLaunch):
             out.lines("dependency_trigger();  // the next kernel may start")
         return out
 
-    def shared_pointers(self) -> list[str]:
-        lines, offset = [], "0"
-        for load in self.held:
-            ctype = self.ctype(load.name)
-            lines.append(f"{ctype}* {load.name}_shared = reinterpret_cast<{ctype}*>(dynamic_shared() + {offset});")
-            offset += f" + kSteps * kThreads * kVector * static_cast<int>(sizeof({ctype}))"
-        return lines
-
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory: the held rows, then the block's column sums."""
-        return self.held_shared_bytes + self.columns.shared_bytes
-
-    @property
-    def held_shared_bytes(self) -> int:
-        if self.schedule.hold != "shared":
-            return 0
-        per_vector = sum(self.problem.tensor(ld.name).dtype.bytes for ld in self.held) * self.layout.vector
-        return self.layout.steps * self.schedule.threads * per_vector
+        return self.ring.bytes + self.columns.shared_bytes
 
     def constants(self) -> tuple[tuple[str, str, str], ...]:
         s, problem = self.schedule, self.problem
@@ -409,7 +374,7 @@ class KernelBuilder(DependentLaunch):
             rows.append(("kThreadsPerRow", str(s.threads_per_row), ""))
         if s.rows_per_block > 1:
             rows.append(("kRowsPerBlock", str(s.rows_per_block), ""))
-        if (s.hold == "shared" or self.columns.in_shared or self.columns.by_tile) and s.cluster == 1:
+        if (self.ring.bytes or self.columns.in_shared or self.columns.by_tile) and s.cluster == 1:
             rows.append(("kThreads", str(s.threads), ""))
         width = s.vector * first.bytes
         rows.append(("kVector", str(s.vector), f"elements per access of {width} bytes"))
@@ -420,9 +385,12 @@ class KernelBuilder(DependentLaunch):
             rows.append(("kSteps", "(kVectors + kThreadsPerRow - 1) / kThreadsPerRow", "vectors a thread owns"))
             if self.layout.shifted:
                 rows.append(("kWholeSteps", "(kVectors - 2) / kThreadsPerRow", "a vector a thread, and one behind it"))
-        return (*rows, *self.columns.constants())
+        return (*rows, *self.ring.constants(), *self.columns.constants())
 
     def shared_lines(self) -> tuple[str, ...]:
+        return (*self.state_slots(), *self.ring.shared_lines())
+
+    def state_slots(self) -> tuple[str, ...]:
         s = self.schedule
         if s.cluster > 1:
             twice = "[2]" if self.cluster_loops else ""

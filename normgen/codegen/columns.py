@@ -160,7 +160,7 @@ class ColumnSums:
                 *(f"float {name}_edge_sum = 0.0f;" for name in self.names if self.b.layout.edged),
             )
         if self.in_shared or self.by_tile:
-            offset = self.b.held_shared_bytes
+            offset = self.b.ring.bytes
             out.lines(f"float* column_sums = reinterpret_cast<float*>(dynamic_shared() + {offset});")
         if self.how == "shared_atomic":
             count = f"{len(self.names)} * kPitch"

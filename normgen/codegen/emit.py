@@ -148,11 +148,13 @@ def vectors_of(problem: Problem, schedule: Schedule, program: RowProgram) -> Vec
         elem_reads.append("default")
     reads = sorted({*elem_reads, "default"})
     writes = [schedule.store] if any(t.is_written for t in problem.elem_tensors) else []
-    shared_writes = ["default"] if schedule.hold == "shared" or program.col_reduces else []
+    slots = schedule.hold in ("shared", "hybrid") and schedule.copy == "direct"
+    shared_writes = ["default"] if slots or program.col_reduces else []
     return Vectors(
         ctypes=tuple(sorted({t.dtype.ctype for t in problem.tensors})),
         reads=tuple(reads),
         writes=tuple(sorted({*writes, *shared_writes})),
+        slot_copies=("cp_async",) if schedule.copy == "cp_async" else (),
         packed=("opaque",) if schedule.params == "packed" else (),
         windows=("default",) if schedule.edges == "peel" and problem.parameter_bytes else (),
     )

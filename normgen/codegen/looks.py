@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from normgen.codegen.columns import ColumnSums
 from normgen.codegen.module import Param, Source
@@ -18,8 +19,12 @@ from normgen.codegen.reductions import CONSTANTS, state_of, step_lines
 from normgen.codegen.view import Loop, SectionList, State
 from normgen.problem import Problem
 from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Store, stage_of, used_names, value_kinds
+from normgen.schedule.legality import register_steps
 from normgen.schedule.schedule import Schedule
 from normgen.spec import Kind
+
+if TYPE_CHECKING:
+    from normgen.codegen.ring import Ring
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +62,16 @@ def layout_of(problem: Problem, schedule: Schedule) -> Layout:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Span:
+    """Steps of a thread whose vectors wait in one place between looks."""
+
+    place: str  # registers | shared | reload
+    unroll: str
+    first: str = "0"
+    last: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Site:
     """Where in its row a thread works: at one of its vectors, or at its element of the edge.
 
@@ -84,6 +99,7 @@ class Looks:
     """What a kernel reads and computes in each look, and the text of its loops."""
 
     columns: ColumnSums
+    ring: Ring
 
     def __init__(self, problem: Problem, program: RowProgram, schedule: Schedule, name: str) -> None:
         self.problem = problem
@@ -222,9 +238,6 @@ class Looks:
             return f"read_window<kVector>({tensor}, column, {self.cols}, {inside})"
         return f"read_default<{site.width}>({tensor} + {site.at})"
 
-    def shared_slot(self, tensor: str) -> str:
-        return f"{tensor}_shared + (step * kThreads + threadIdx.x) * kVector"
-
     # ---- loops -------------------------------------------------------------------------------------------------
 
     @property
@@ -247,35 +260,57 @@ class Looks:
             return "#pragma unroll"
         return f"#pragma unroll {self.schedule.unroll}"
 
-    def look_loop(self, look: int) -> Loop:
-        """The loop of one look: reads, values, then the state's step or the outputs; then the same for the edge."""
-        head, elem, tail = self.look_pass(look, self.vector_site)
-        edge: tuple[str, ...] = ()
-        if self.layout.edged:
-            edge_head, edge_elem, edge_tail = self.look_pass(look, EDGE)
-            edge = (*edge_head, *edge_elem, *edge_tail)
+    @property
+    def held_steps(self) -> int:
+        """hold = hybrid: the steps whose vectors wait in registers."""
+        return register_steps(self.problem, self.schedule)
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """Where the vectors of a thread wait, in the order of its steps."""
+        if self.schedule.hold != "hybrid":
+            return (Span(place=self.schedule.hold, unroll=self.unroll),)
+        return (
+            Span(place="registers", unroll="#pragma unroll", last="kHeldSteps"),
+            Span(place="shared", unroll=self.unroll, first="kHeldSteps"),
+        )
+
+    def look_loops(self, look: int) -> list[Loop]:
+        """One look at the whole row: a loop for each place where vectors wait; the last one ends with the edge."""
         if look < len(self.groups):
             comment = self.states[look].doc
         else:
             comment = "Last look: the outputs" if self.groups else "One look: the outputs"
-        return Loop(
-            comment=comment,
-            unroll=self.unroll,
-            guard=self.guard,
-            head=(*self.column_line((*head, *elem, *tail)), *head),
-            elem=tuple(elem),
-            tail=tuple(tail),
-            edge=edge,
-        )
+        loops: list[Loop] = []
+        for span in self.spans:
+            head, elem, tail = self.look_pass(look, self.vector_site, span.place)
+            edge: tuple[str, ...] = ()
+            if self.layout.edged and span == self.spans[-1]:
+                edge_head, edge_elem, edge_tail = self.look_pass(look, EDGE, span.place)
+                edge = (*edge_head, *edge_elem, *edge_tail)
+            loops.append(
+                Loop(
+                    comment="" if loops else comment,
+                    unroll=span.unroll,
+                    guard=self.guard,
+                    head=(*self.column_line((*head, *elem, *tail)), *head),
+                    elem=tuple(elem),
+                    tail=tuple(tail),
+                    edge=edge,
+                    first=span.first,
+                    last=span.last,
+                )
+            )
+        return loops
 
-    def look_pass(self, look: int, site: Site) -> tuple[list[str], list[str], list[str]]:
+    def look_pass(self, look: int, site: Site, place: str) -> tuple[list[str], list[str], list[str]]:
         """What look `look` does at a site: before its elements, for each element, after them."""
         final = look == len(self.groups)
         loads, maps = self.elementwise(self.look_roots(look))
         head: list[str] = []
         elem: list[str] = []
         for load in loads:
-            vec = self.vector_of(load, look, head, site)
+            vec = self.vector_of(load, look, head, site, place)
             elem.append(f"const float {self.names[load.name]} = element({vec}, {site.index});")
         printer = Printer(self.names)
         stored = {s.value for s in self.elem_stores if final}
@@ -302,17 +337,17 @@ class Looks:
         readers: list[Map | Reduce] = [*maps, *self.columns.reduces]
         return any(name in used_names(m) for m in readers)
 
-    def vector_of(self, load: Load, look: int, head: list[str], site: Site) -> str:
+    def vector_of(self, load: Load, look: int, head: list[str], site: Site, place: str) -> str:
         """C text of the access that holds this load in this look; appends its read to `head` where needed."""
         tensor = load.name
         if load.kind is Kind.COL:
             if load in self.early_params:
                 return site.of(tensor)
             read = self.read_param(tensor, site)
-        elif self.schedule.hold == "registers" or (self.schedule.hold == "shared" and site is EDGE):
+        elif place == "registers" or (place == "shared" and site is EDGE):
             return site.of(tensor)
-        elif self.schedule.hold == "shared":
-            read = f"read_default<kVector>({self.shared_slot(tensor)})"
+        elif place == "shared":
+            read = f"read_default<kVector>({self.ring.slot(tensor)})"
         else:  # earlier looks want it cached
             read = self.read_elem(tensor, self.schedule.load if look == len(self.groups) else "default", site)
         head.append(f"const {self.vec(tensor, site)} {tensor}_vec = {read};")
@@ -328,26 +363,30 @@ class Looks:
         ]
 
     def load_loops(self, out: SectionList) -> None:
-        """Read the whole row before the first look."""
-        if not self.held:
-            return
-        in_registers = self.schedule.hold == "registers"
-        head = []
-        for load in self.held:
-            read = self.read_elem(load.name, self.schedule.load, self.vector_site)
-            to_shared = f"write_default({self.shared_slot(load.name)}, {read});"
-            head.append(f"{self.vector_site.of(load.name)} = {read};" if in_registers else to_shared)
-        where = "registers" if in_registers else "shared memory"
+        """Read the whole row before the first look, but for what asynchronous copies bring."""
         names = " and ".join(load.name for load in self.held)
-        out.loop(
-            Loop(
-                comment=f"The row of {names} is read once and waits in {where}; each thread reads back its own part.",
-                unroll=self.unroll,
-                guard=self.guard,
-                head=(*self.column_line(head), *head),
-                edge=self.edge_reads("{}_edge"),
+        for span in self.spans if self.held else ():
+            in_registers = span.place == "registers"
+            head = []
+            for load in self.held:
+                read = self.read_elem(load.name, self.schedule.load, self.vector_site)
+                to_shared = f"write_default({self.ring.slot(load.name)}, {read});"
+                head.append(f"{self.vector_site.of(load.name)} = {read};" if in_registers else to_shared)
+            if self.ring and not in_registers:
+                continue
+            where = "registers" if in_registers else "shared memory"
+            what = f"The row of {names} is read once and waits" if span.first == "0" else "The rest of it waits"
+            out.loop(
+                Loop(
+                    comment=f"{what} in {where}; each thread reads back its own part.",
+                    unroll=span.unroll,
+                    guard=self.guard,
+                    head=(*self.column_line(head), *head),
+                    edge=self.edge_reads("{}_edge") if span == self.spans[-1] else (),
+                    first=span.first,
+                    last=span.last,
+                )
             )
-        )
 
     def edge_reads(self, name: str) -> tuple[str, ...]:
         """Reads of this lane's element of the edge, of all held tensors."""

@@ -91,6 +91,8 @@ def instructions_of(text: str, dtypes: Iterable[str]) -> str:
     """The hardware instructions that `text` calls."""
     features = ["extremum"] if re.search(r"\b(maximum|minimum)\(", text) else []
     features += [name for name in ("dynamic_shared", "named_barrier", "opaque") if f"{name}(" in text]
+    features += ["cp_async"] if "cp_async_commit()" in text else []
+    features += ["bulk", "mbarrier"] if "bulk_load(" in text else []
     features += ["cluster"] if "cluster_rank()" in text else []
     features += ["cluster_send", "mbarrier"] if "cluster_send(" in text else []
     features += ["dependent_launch"] if "dependency_wait()" in text else []
@@ -109,6 +111,7 @@ class Vectors:
     ctypes: tuple[str, ...]
     reads: tuple[str, ...]
     writes: tuple[str, ...]
+    slot_copies: tuple[str, ...] = ()
     windows: tuple[str, ...] = ()
     packed: tuple[str, ...] = ()
 
@@ -126,6 +129,7 @@ class Vectors:
                 ctypes=self.ctypes,
                 reads=self.reads,
                 writes=self.writes,
+                slot_copies=self.slot_copies,
                 windows=self.windows,
                 packed=self.packed,
             )

@@ -26,6 +26,7 @@ class Loop:
     elem    once per element
     tail    once per vector, after its elements (writes)
     edge    once after the loop, by the lanes that own an element outside of the whole vectors
+    first   and `last`: the steps that it walks; last "" stands for all that are left
     """
 
     comment: str = ""
@@ -35,6 +36,8 @@ class Loop:
     elem: tuple[str, ...] = ()
     tail: tuple[str, ...] = ()
     edge: tuple[str, ...] = ()
+    first: str = "0"
+    last: str = ""
     kind: str = "loop"
 
     def texts(self) -> tuple[str, ...]:

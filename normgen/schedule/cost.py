@@ -25,6 +25,7 @@ from normgen.schedule.legality import (
     held_bytes_per_thread,
     last_tiles,
     param_bytes_per_thread,
+    register_steps,
     steps_per_lane,
     sums_in_registers,
 )
@@ -76,12 +77,15 @@ def estimated_registers(problem: Problem, s: Schedule, c: Constants | None = Non
     c = c or Constants()
     unrolled = max(1, s.unroll) if s.hold != "registers" else 1
     held = held_bytes_per_thread(problem, s) / 4 if s.hold == "registers" else s.vector * unrolled
+    if s.hold == "hybrid":
+        held += register_steps(problem, s) * s.vector * problem.row_input_bytes / 4
     params = param_bytes_per_thread(problem, s) / 4 if s.params != "late" else 0
     sums = sums_in_registers(problem, s)
     indexed = 0.0  # an array indexed by a loop that stays a loop lies in local memory
     if s.hold != "registers" and 0 < s.unroll < steps_per_lane(problem, s):
         indexed, params = params, 0.0
-    need = c.base_registers + c.held_registers * held * s.stages + c.param_registers * params
+    rows = s.stages if s.copy == "direct" else 1  # others on their way wait in shared memory
+    need = c.base_registers + c.held_registers * held * rows + c.param_registers * params
     need += c.sum_registers * sums + c.vector_registers * s.vector
     limit = min(255, REGISTERS_PER_SM // (max(1, s.blocks_per_sm) * s.threads) // 8 * 8)
     return int(min(need, limit)), max(0, int(need - limit)) + int(indexed)
@@ -145,13 +149,13 @@ def _tile_us(problem: Problem, s: Schedule, looks: int, c: Constants, *, hot: bo
     steps = steps_per_lane(problem, s)
     arithmetic = steps * s.vector * c.element_us * looks * (3.0 if s.variance == "welford" else 1.0)
     trips = 1 if s.hold == "registers" else math.ceil(steps / (s.unroll or steps))
-    again = 0.0 if s.hold == "registers" else c.l1_latency_us
+    again = {"registers": 0.0, "hybrid": 0.0, "shared": c.l1_latency_us, "reload": c.l1_latency_us}[s.hold]
     if s.hold == "reload" and not _rereads_l1(problem, s):
         again = c.l2_latency_us
     first = (c.l2_latency_us if hot else c.dram_latency_us) * (1 + c.trip_share * (trips - 1))
     params = c.l2_latency_us if s.params == "late" and param_bytes_per_thread(problem, s) else 0.0
     rest = max(0, looks - 1) * (_reduce_us(s, c) + again * trips) + arithmetic + params + c.store_us
-    if s.persistent and s.stages > 1:  # the next row's loads travel meanwhile
+    if s.persistent and (s.stages > 1 or s.copy != "direct"):  # the next row's loads travel meanwhile
         return max(first, rest) + c.prefetch_left * min(first, rest)
     return first + rest
 
@@ -246,7 +250,7 @@ def predict(
     issue = _issue_us(problem, s, device, looks, blocks, c)
     bound = (memory**c.blend + latency**c.blend + issue**c.blend) ** (1 / c.blend)
     factor = _factor(problem, s, c, hot=hot)
-    if s.persistent and s.stages == 1:
+    if s.persistent and s.stages == 1 and s.copy == "direct":
         factor *= c.persistent_penalty
     columns = _columns_us(problem, s, device, blocks, c)
     # While the first tiles load and the last ones end, memory is not busy.

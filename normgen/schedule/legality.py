@@ -9,19 +9,33 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from normgen.device import Device
-from normgen.problem import Problem
+from normgen.problem import Problem, TensorUse
 from normgen.schedule.schedule import Schedule
 from normgen.spec import Kind
 
 _NO_COLUMNS = Schedule().columns
+HYBRID_SPARE = 8  # registers beside a held row: without them blocks of 1024 threads spill (NVRTC 13.0, sm_90)
 CHAINED_BYTES = 768 << 20  # an early start gains 0.2 % at 16384x8192 bf16, 1 to 5 % from there down (H200)
 Rule = Callable[[Problem, Schedule, Device], str | None]
 
 
 def held_register_limit(s: Schedule, device: Device) -> int:
     """Registers a thread may fill with row data: three quarters of its share, less addresses and state."""
-    available = min(255, device.registers_per_sm // max(s.threads, 1) // max(1, s.blocks_per_sm))
+    return _held_registers(s, device.registers_per_sm)
+
+
+def _held_registers(s: Schedule, registers_per_sm: int) -> int:
+    available = min(255, registers_per_sm // max(s.threads, 1) // max(1, s.blocks_per_sm))
     return available * 3 // 4 - 12
+
+
+def register_steps(problem: Problem, s: Schedule) -> int:
+    """hold = hybrid: how many vectors of each row input a thread keeps in registers, as many as fit them.
+
+    Every GPU since compute capability 5.0 has 65536 registers an SM, so that a schedule means one kernel everywhere.
+    """
+    spare = _held_registers(s, 65536) - HYBRID_SPARE
+    return max(0, spare // max(1, s.vector * problem.row_input_bytes // 4))
 
 
 def vectors_per_row(problem: Problem, s: Schedule) -> int:
@@ -85,8 +99,16 @@ def sums_shared_bytes(problem: Problem, s: Schedule) -> int:
 
 def shared_bytes(problem: Problem, s: Schedule) -> int:
     """Dynamic shared memory of a block: held rows, then column sums."""
-    held = s.threads * held_bytes_per_thread(problem, s) if s.hold == "shared" else 0
-    return held + sums_shared_bytes(problem, s)
+    return _slot_bytes(problem, s) + sums_shared_bytes(problem, s)
+
+
+def _slot_bytes(problem: Problem, s: Schedule) -> int:
+    """Slots of the rows that wait in shared memory or come through it."""
+    if s.hold not in ("shared", "hybrid") and s.copy == "direct":
+        return 0
+    steps = steps_per_lane(problem, s) - (register_steps(problem, s) if s.hold == "hybrid" else 0)
+    tile = s.threads * max(0, steps) * s.vector * problem.row_input_bytes
+    return tile * s.stages if s.copy != "direct" else tile
 
 
 def _block_size(_: Problem, s: Schedule, __: Device) -> str | None:
@@ -152,22 +174,48 @@ def _any_cols(problem: Problem, s: Schedule, _: Device) -> str | None:
 
 def _hold(problem: Problem, s: Schedule, device: Device) -> str | None:
     if s.hold == "registers":
-        registers = held_bytes_per_thread(problem, s) // 4 * s.stages + sums_in_registers(problem, s)
+        rows = s.stages if s.copy == "direct" else 1  # other rows on their way are in shared memory
+        registers = held_bytes_per_thread(problem, s) // 4 * rows + sums_in_registers(problem, s)
         if s.params != "late":
             registers += param_bytes_per_thread(problem, s) // 4
         limit = held_register_limit(s, device)
         if registers > limit:
             return f"a thread would hold {registers} registers of data; {s.threads} threads a block leave it {limit}"
     if s.hold == "hybrid":
-        return "hybrid holding is not built yet"
+        reason = _hybrid(problem, s)
+        if reason is not None:
+            return reason
+    if s.hold == "shared" and s.unroll == 0:
+        registers = sums_in_registers(problem, s)
+        if s.params != "late":
+            registers += param_bytes_per_thread(problem, s) // 4
+        limit = held_register_limit(s, device)
+        if registers > limit:
+            return f"a thread would keep {registers} registers of sums and parameters; its block leaves it {limit}"
     needed, limit = shared_bytes(problem, s), device.shared_per_block - 4096
     if needed > limit:
-        what = "rows" if s.hold == "shared" else "column sums"
+        what = "rows" if _slot_bytes(problem, s) else "column sums"
         return f"the {what} of a block need {needed} bytes of shared memory; {device.name} leaves it {limit}"
-    elem_inputs = [t for t in problem.elem_tensors if not t.is_written]
-    if s.hold == "shared" and any(s.vector * t.dtype.bytes < 4 for t in elem_inputs):
+    if s.hold in ("shared", "hybrid") and any(s.vector * t.dtype.bytes < 4 for t in _elem_inputs(problem)):
         return "shared slots of less than 4 bytes a thread conflict on banks: use a wider vector or registers"
     return None
+
+
+def _hybrid(problem: Problem, s: Schedule) -> str | None:
+    kept = register_steps(problem, s)
+    if kept == 0:
+        return "not one vector of a row fits the registers of a thread: hold = shared"
+    if steps_per_lane(problem, s) <= kept:
+        return f"the {kept} vectors that fit the registers of a thread are its whole row: hold = registers"
+    if s.params != "late":
+        return "a row that fills the registers leaves none for parameters: params = late"
+    if column_outputs(problem) and s.columns not in ("atomic", "shared_atomic"):
+        return "column sums in registers leave none for part of a row: hold = registers, shared or reload"
+    return None
+
+
+def _elem_inputs(problem: Problem) -> list[TensorUse]:
+    return [t for t in problem.elem_tensors if not t.is_written]
 
 
 def _params_registers(problem: Problem, s: Schedule, device: Device) -> str | None:
@@ -235,13 +283,45 @@ def _dependent_launch(problem: Problem, s: Schedule, device: Device) -> str | No
     return None
 
 
-def _copy(_: Problem, s: Schedule, __: Device) -> str | None:
+def _copy(problem: Problem, s: Schedule, device: Device) -> str | None:
     if s.copy != "direct":
-        return "asynchronous copies are not built yet"
+        return _asynchronous(problem, s, device)
     if s.stages > 2:
         return "more than two rows in flight need an asynchronous copy"
     if s.stages > 1 and s.hold != "registers":
         return "the next row travels in registers: hold = registers"
+    return None
+
+
+def _asynchronous(problem: Problem, s: Schedule, device: Device) -> str | None:
+    """Rules of copy = cp_async and bulk."""
+    needed = {"cp_async": 80, "bulk": 90}[s.copy]
+    if device.arch < needed:
+        return f"copy = {s.copy} needs sm_{needed}"
+    if s.hold == "reload":
+        return "a row that is copied to shared memory waits there or in registers: hold = shared, hybrid or registers"
+    if s.hold == "registers" and not s.persistent:
+        return "without later rows to copy meanwhile, a row goes to registers directly: copy = direct, or hold = shared"
+    if s.hold == "hybrid" and s.persistent:
+        return "a row that fills registers and shared memory leaves no room for the next: persistent = 0"
+    if any(s.vector * t.dtype.bytes < 4 for t in _elem_inputs(problem)):
+        return "one asynchronous copy moves at least 4 bytes: use a wider vector"
+    if s.copy == "bulk":
+        reason = _bulk(problem, s)
+        if reason is not None:
+            return reason
+    used, limit = shared_bytes(problem, s), device.shared_per_block - 4096
+    if used > limit:
+        return f"the rows on their way need {used} bytes of shared memory a block; {device.name} leaves it {limit}"
+    return None
+
+
+def _bulk(problem: Problem, s: Schedule) -> str | None:
+    for t in _elem_inputs(problem):
+        if problem.cols * t.dtype.bytes % 16 or problem.row_alignment(t) % 16:
+            return "a bulk copy moves whole rows of 16-byte units that start at 16-byte addresses"
+        if s.threads_per_row * s.vector * t.dtype.bytes % 16:
+            return "rows side by side in shared memory start at 16-byte addresses: use a wider vector or more threads"
     return None
 
 
@@ -272,7 +352,7 @@ def _unroll(problem: Problem, s: Schedule, _: Device) -> str | None:
         return None
     if problem.any_cols:
         return "a run-time number of steps is not unrolled completely" if s.unroll == 0 else None
-    steps = steps_per_lane(problem, s)
+    steps = steps_per_lane(problem, s) - (register_steps(problem, s) if s.hold == "hybrid" else 0)
     if s.unroll > max(1, steps):
         return f"unroll {s.unroll} exceeds the {steps} steps of a thread"
     if s.unroll == 0 and steps > 16:
@@ -293,6 +373,8 @@ def _launch_bound(_: Problem, s: Schedule, device: Device) -> str | None:
 def _hints(_: Problem, s: Schedule, device: Device) -> str | None:
     if device.arch < 80 and {s.load, s.store} & {"evict_first", "evict_last"}:
         return "L2 eviction priorities need sm_80"
+    if s.copy != "direct" and s.hold != "hybrid" and s.load != "default":
+        return "asynchronous copies carry no cache hint: load = default"
     return None
 
 

@@ -24,11 +24,13 @@ class Schedule:
     vector           elements of one access to the first row input (bytes: vector * element size)
     variance         two_pass | sum_of_squares | shifted | welford: the rewrite of a variance
     softmax          two_pass | online: the rewrite of a softmax denominator
-    hold             registers | shared | hybrid | reload: where a row waits between looks
+    hold             registers | shared | hybrid | reload: where a row waits between looks; hybrid: as much of it in
+                     registers as they take, the rest in shared memory
     copy             direct | cp_async | bulk: how a row reaches the SM
     edges            exact | masked | peel: cols % vector == 0; a masked last vector; a scalar head and tail
     persistent       blocks per SM of a grid that loops over rows; 0 = one block per row tile
-    stages           rows in flight in the persistent loop
+    stages           rows in flight in the persistent loop: 2 with the next one in registers; with asynchronous copies
+                     1 to 4 row tiles in shared memory
     unroll           vectors per loop trip when the row is not held in registers; 0 = all
     load, store      cache hints of the elem tensors
     params           early | late | kept | packed: when the column parameters are read; kept and packed read them once

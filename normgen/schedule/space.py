@@ -37,7 +37,8 @@ DEFAULT_KNOBS: dict[str, tuple[Any, ...]] = {
     "cluster": (1, 2, 4, 8, 16),
     "rows_per_block": (1, 2, 4, 8, 16, 32, 128),  # as far as 256 threads a block
     "vector": (1, 2, 4, 8),
-    "hold": ("registers", "shared", "reload"),
+    "hold": ("registers", "shared", "hybrid", "reload"),
+    "copy": ("direct", "cp_async", "bulk"),
     "edges": ("exact", "masked", "peel"),
     "persistent": (0, 1, 2, 4, 8, 16),
     "stages": (1, 2),
@@ -57,10 +58,11 @@ BACKWARD_KNOBS: dict[str, tuple[Any, ...]] = {
     "rows_per_block": (1, 2, 4, 8, 16, 32, 128),
     "cluster": (1, 2, 4, 8),
     "vector": (1, 2, 4, 8),
-    "hold": ("registers", "reload"),
+    "hold": ("registers", "shared", "reload"),
+    "copy": ("direct", "cp_async", "bulk"),
     "edges": ("exact", "masked", "peel"),
     "persistent": (0, 1, 2, 3, 4),
-    "stages": (1, 2),
+    "stages": (1, 2, 3, 4),
     "columns": ("partials_two_kernels", "partials_last_tile", "register_atomic", "shared_atomic", "atomic"),
     "unroll": (0, 1),
     "load": ("default", "no_allocate"),
@@ -135,11 +137,15 @@ def space(problem: Problem, device: Device) -> Space:
     legal: list[Schedule] = []
     refusals: dict[str, Refusal] = {}
     for structure in _points(Schedule(params="late", unroll=1), STRUCTURAL_KNOBS, values):
-        reason = refusal(problem, structure, device, (*STRUCTURAL, searched_tile, searched_cluster))
+        reason = refusal(problem, structure, device, (*STRUCTURAL, searched_tile, searched_cluster, searched_place))
         if reason is not None:
             _count(refusals, reason, structure)
             continue
         for base in _points(structure, METHOD_KNOBS, values):
+            unsearched = searched_method(base)
+            if unsearched is not None:
+                _count(refusals, unsearched, base)
+                continue
             plain = plain_only(problem, base)
             if plain is not None:
                 _count(refusals, plain, base)
@@ -179,6 +185,37 @@ def _promising(
                 points = math.prod(len(left[n]) for n in FREE_KNOBS if n != name)
                 _count(refusals, reason, example, points)
     return left
+
+
+def searched_place(problem: Problem, s: Schedule, _: Device) -> str | None:
+    """Search policy: copies past the registers pay for long rows, of which registers hold too few bytes under way."""
+    columns = column_outputs(problem) > 0
+    if s.copy == "direct":
+        if columns and s.hold == "shared":
+            return "not searched: column sums of rows that wait in shared memory without asynchronous copies"
+        if s.hold == "hybrid" and (s.rows_per_block > 1 or s.persistent):
+            return "not searched: half a row in registers with several rows a block"
+        return None
+    if s.vector * problem.dtype.bytes != 16:
+        return "not searched: asynchronous copies of less than 16 bytes a thread"
+    if columns and (problem.cols * problem.dtype.bytes < 4096 or s.threads_per_row < 64 or s.rows_per_block > 1):
+        return "not searched: column sums of rows below 4096 bytes, 64 threads or a block by asynchronous copies"
+    if columns and s.persistent > 2:
+        return "not searched: column sums by asynchronous copies, with more than two blocks an SM"
+    if not columns and (s.persistent or s.rows_per_block > 1 or held_bytes_per_thread(problem, s) <= 64):
+        return "not searched: asynchronous copies of rows that registers hold in four vectors a thread"
+    return None
+
+
+def searched_method(s: Schedule) -> str | None:
+    """Search policy: past the registers, or half in them, go the rows of the best methods only."""
+    if s.copy == "direct" and s.hold != "hybrid":
+        return None
+    if s.reduce_with != "shuffle" or s.variance in ("welford", "shifted"):
+        return "not searched: asynchronous copies and hybrid rows with other trees and one-look variances"
+    if s.columns != Schedule().columns:
+        return "not searched: asynchronous copies and hybrid rows with column sums other than partials_two_kernels"
+    return None
 
 
 def _points(base: Schedule, names: tuple[str, ...], values: Mapping[str, tuple[Any, ...]]) -> Iterator[Schedule]:

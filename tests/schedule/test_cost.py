@@ -214,3 +214,19 @@ def test_an_early_start_hides_part_of_a_launch_and_nothing_else() -> None:
     constants = constants_of(H200)
     assert alone.us - chained.us == pytest.approx(constants.launch_us * (1 - constants.chained))
     assert replace(chained, us=alone.us) == alone
+
+
+def test_rows_on_their_way_through_shared_memory_take_no_registers() -> None:
+    problem = asked("layernorm", "16384x8192", "bf16", "backward")
+    ahead = schedule(512, 1, 8, persistent=1, params="kept", copy="bulk")
+    needed = {stages: estimated_registers(problem, replace(ahead, stages=stages)) for stages in (1, 2, 4)}
+    assert len(set(needed.values())) == 1
+    assert needed[2] < estimated_registers(problem, replace(ahead, copy="direct", stages=2))
+
+
+def test_a_hybrid_row_takes_the_registers_of_its_part_of_the_row() -> None:
+    problem = asked("rmsnorm", "4096x131072", "bf16")
+    needed = {
+        hold: estimated_registers(problem, schedule(512, 1, 8, hold=hold, unroll=1)) for hold in ("shared", "hybrid")
+    }
+    assert needed["hybrid"][0] >= needed["shared"][0] + 48

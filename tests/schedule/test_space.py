@@ -85,6 +85,9 @@ def problem(shape: str = "4096x768", **more: object) -> Problem:
     return problem_for(load("layernorm"), shape=shape, **more)
 
 
+AHEAD = {"hold": "registers", "unroll": 0, "vector": 4, "persistent": 1, "threads_per_row": 64}
+HYBRID = {"hold": "hybrid", "vector": 4, "threads_per_row": 1024}
+THIN_PARAMETERS = {"shape": "8x49152", "without": ["bias"], "dtypes": {"weight": "bf16"}}
 REFUSED = [
     ({"threads_per_row": 1024, "rows_per_block": 2}, {}, "at most 1024 threads a block"),
     ({"threads_per_row": 8}, {}, "whole warps"),
@@ -105,7 +108,26 @@ REFUSED = [
         {"direction": "backward"},
         "would be mostly zeros",
     ),
-    ({"copy": "bulk"}, {}, "asynchronous copies"),
+    ({"copy": "bulk"}, {}, "waits there or in registers"),
+    ({"copy": "bulk", "hold": "registers", "unroll": 0, "vector": 4}, {}, "without later rows to copy"),
+    ({"copy": "bulk", **AHEAD}, {"gpu": "a100"}, "copy = bulk needs sm_90"),
+    ({"copy": "cp_async", **AHEAD}, {"gpu": "t4"}, "copy = cp_async needs sm_80"),
+    ({"copy": "bulk", **AHEAD, "vector": 2}, {"shape": "4096x762"}, "whole rows of 16-byte units"),
+    ({"copy": "bulk", **AHEAD, "vector": 1}, {"shape": "4096x768", "align": 4}, "whole rows of 16-byte units"),
+    ({"copy": "bulk", "threads_per_row": 1, "rows_per_block": 32, "hold": "shared"}, {}, "start at 16-byte addresses"),
+    ({"copy": "cp_async", **AHEAD, "vector": 1}, {"dtype": "bf16"}, "moves at least 4 bytes"),
+    ({"copy": "cp_async", **AHEAD, "load": "streaming"}, {}, "carry no cache hint"),
+    (
+        {"copy": "cp_async", **AHEAD, "stages": 4, "threads_per_row": 1024},
+        {"shape": "4096x16384"},
+        "rows on their way need",
+    ),
+    ({"stages": 3, "hold": "registers", "persistent": 1, "unroll": 0}, {}, "need an asynchronous copy"),
+    ({"stages": 3, "copy": "bulk", "hold": "shared", "vector": 4}, {}, "need a persistent grid"),
+    ({"hold": "hybrid", "vector": 4}, {"shape": "8x1024"}, "are its whole row: hold = registers"),
+    ({**HYBRID, "params": "early"}, THIN_PARAMETERS, "leaves none for parameters"),
+    ({**HYBRID, "copy": "bulk", "persistent": 1}, {"shape": "4096x65536"}, "no room for the next"),
+    ({**HYBRID, "threads_per_row": 512, "blocks_per_sm": 8}, {"shape": "8x65536"}, "not one vector of a row fits"),
     ({"persistent": 4, "threads_per_row": 1024}, {"shape": "8x8192"}, "no row to loop over"),
     ({"blocks_per_sm": 8, "threads_per_row": 512}, {}, "exceed the 2048 threads of an SM"),
     ({"hold": "registers", "unroll": 4}, {}, "unrolled completely"),
@@ -118,7 +140,8 @@ REFUSED = [
 
 @pytest.mark.parametrize(("knobs", "what", "reason"), REFUSED, ids=[reason for *_, reason in REFUSED])
 def test_refusals_say_why(knobs: dict[str, object], what: dict[str, object], reason: str) -> None:
-    received = refusal(problem(**what), schedule_from(knobs), H200)
+    gpu = target(str(what.get("gpu", "h200")))
+    received = refusal(problem(**{k: v for k, v in what.items() if k != "gpu"}), schedule_from(knobs), gpu)
     assert received is not None
     assert reason in received
 

@@ -71,6 +71,8 @@ NORMGEN_STORE(__stcg)
 
 NORMGEN_INLINE unsigned char* dynamic_shared() { return normgen_cpu_dynamic_shared(); }
 
+template <int kBytes>
+NORMGEN_INLINE void cp_async(void* shared, const void* global) { normgen_cpu_cp_async(shared, global, kBytes); }
 NORMGEN_INLINE void cp_async_16(void* shared, const void* global) { normgen_cpu_cp_async(shared, global, 16); }
 NORMGEN_INLINE void cp_async_8(void* shared, const void* global) { normgen_cpu_cp_async(shared, global, 8); }
 NORMGEN_INLINE void cp_async_4(void* shared, const void* global) { normgen_cpu_cp_async(shared, global, 4); }

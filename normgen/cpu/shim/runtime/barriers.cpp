@@ -19,7 +19,7 @@ void release_block(Block& block) {
   block.at_barrier = 0;
   block.barrier_clock = tick();
   block.events.clear();
-  block.readers.clear();
+  if (machine.launch.cluster == 1) block.readers.clear();  // a block of the cluster may write here without this barrier
   for (auto& [address, mbarrier] : block.mbarriers) {
     mbarrier.completed = -1;
     mbarrier.arrivals.clear();  // what arrived before the barrier is known to all by the barrier
