@@ -98,7 +98,9 @@ def rebuilt(problem: Problem, *, without: Sequence[str], align: int) -> Problem:
         pitch=cols + 1,
         align=align,
         any_cols=True,
+        gradients=problem.gradients,
         accumulate=problem.accumulate,
+        deterministic=problem.deterministic,
     )
 
 
@@ -131,13 +133,21 @@ def problem_of(record: Record, spec: Spec) -> Problem:
         without=[name for name in optional if name not in names],
         pitch=key.pitch,
         align=key.align,
+        gradients=_gradients(key, spec),
         accumulate=key.accumulate,
+        deterministic=key.deterministic,
     )
     if ProblemKey.of(problem) != key:
         found = ", ".join(t.name for t in problem.tensors)
         received = ", ".join(stored)
         raise UsageError(f"a header of {key.op} {key.direction} takes {found}", received=f"a record of {received}")
     return problem
+
+
+def _gradients(key: ProblemKey, spec: Spec) -> list[str] | None:
+    """What a backward record differentiates by."""
+    backward = key.direction == Direction.BACKWARD
+    return [t.name for t in spec.tensors if t.role in _GIVEN and f"d{t.name}" in key.present] if backward else None
 
 
 _GIVEN = (Role.PARAMETER, Role.INPUT)
@@ -167,7 +177,14 @@ def _group(slot: tuple[str, int], base: Problem, entries: list[Entry]) -> Group:
     best: dict[ProblemKey, Entry] = {}
     for entry in sorted(entries, key=preference):
         best.setdefault(entry.record.problem, entry)
-    optional = tuple(t.name for t in base.spec.tensors if t.optional and t.role in _GIVEN and t.name not in base.absent)
+    optional = tuple(
+        t.name
+        for t in base.spec.tensors
+        if t.optional
+        and t.role in _GIVEN
+        and base.present & {t.name, f"d{t.name}"}
+        and t.name not in (base.gradients or ())
+    )
     nullable = tuple(t.name for t in base.tensors if t.nullable)
     chosen = sorted(best.values(), key=lambda e: (*e.order(), e.record.schedule.key))
     name, arch = slot
@@ -189,17 +206,24 @@ def _base(problem: Problem) -> Problem:
         dtypes={t.name: _stored(problem, t.name) for t in given},
         direction=problem.direction.value,
         without=without,
+        gradients=problem.gradients,
         accumulate=problem.accumulate,
+        deterministic=problem.deterministic,
     )
     return replace(full, rows=1, cols=1, pitch=1)
 
 
 def _name(base: Problem) -> str:
     """layernorm_fwd_bf16, with whatever makes another signature named after it: _weight_f32, _without_mean."""
-    default = problem_for(base.spec, shape=(1, 1), dtype=base.dtype.name, direction=base.direction.value)
+    default = problem_for(
+        base.spec, shape=(1, 1), dtype=base.dtype.name, direction=base.direction.value, gradients=base.gradients
+    )
     usual = {t.name: t.dtype for t in default.tensors}
     others = {t.name: t.dtype for t in base.tensors if usual.get(t.name, F32) != t.dtype}
     if base.direction is Direction.BACKWARD:  # a gradient is stored like its tensor: name the pair once
         others = {n: d for n, d in others.items() if not (n.startswith("d") and n[1:] in others)}
     parts = [base.name, *(f"{n}_{d.name}" for n, d in others.items()), *(f"without_{n}" for n in base.absent)]
-    return "_".join([*parts, *(["accumulate"] if base.accumulate else [])])
+    if base.gradients:
+        parts += ["only", *(f"d{name}" for name in base.gradients)]
+    parts += ["accumulate"] if base.accumulate else []
+    return "_".join([*parts, *(["deterministic"] if base.deterministic else [])])

@@ -41,6 +41,7 @@ def problem_for(
     align: int = 16,
     any_cols: bool = False,
     accumulate: bool = False,
+    deterministic: bool = False,
 ) -> Problem:
     """As `make_problem`; a backward problem reads exactly the tensors its derived program loads.
 
@@ -61,6 +62,7 @@ def problem_for(
         align=align,
         any_cols=any_cols,
         accumulate=accumulate,
+        deterministic=deterministic,
     )
     if direction != Direction.BACKWARD:
         if gradients is not None or saved is not None or accumulate:

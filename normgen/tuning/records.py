@@ -2,6 +2,7 @@
 
 schema         2-digit layout version; a reader refuses others
 op, spec_sha256, direction, rows, cols, dtypes, pitch, align, any_cols, accumulate      the problem
+deterministic  only where it is promised: the same bits in every run
 cache          cold: every launch finds its data in DRAM; hot: in L2
 schedule       every knob
 outcome        ok | illegal | compile_error | launch_error | timeout | wrong_result | worker_died | predicted
@@ -24,7 +25,7 @@ from enum import StrEnum
 from typing import Any
 
 from normgen.problem import Problem
-from normgen.schedule.schedule import Schedule, schedule_from
+from normgen.schedule.schedule import DETERMINISTIC_COLUMNS, Schedule, schedule_from
 from normgen.tuning.statistics import Times
 
 SCHEMA = 1
@@ -67,6 +68,7 @@ class ProblemKey:
     align: int
     any_cols: bool = False
     accumulate: bool = False
+    deterministic: bool = False
 
     @staticmethod
     def of(problem: Problem) -> ProblemKey:
@@ -81,10 +83,13 @@ class ProblemKey:
             align=problem.align,
             any_cols=problem.any_cols,
             accumulate=problem.accumulate,
+            deterministic=problem.deterministic,
         )
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"dtypes": dict(self.dtypes)}
+        """In a record's line; `deterministic` only where it is promised."""
+        plain = asdict(self) | {"dtypes": dict(self.dtypes)}
+        return plain if self.deterministic else {k: v for k, v in plain.items() if k != "deterministic"}
 
     @property
     def present(self) -> frozenset[str]:
@@ -106,6 +111,7 @@ class ProblemKey:
             self.align,
             self.any_cols,
             self.accumulate,
+            self.deterministic,
         )
 
     def same_but_rows(self, other: ProblemKey) -> bool:
@@ -151,6 +157,15 @@ class Record:
     def percent_of_roof(self) -> float | None:
         return 100.0 * self.roof_us / self.us if self.us and self.roof_us else None
 
+    def serves(self, key: ProblemKey) -> bool:
+        """Whether the schedule is one for this problem at some number of rows.
+
+        A deterministic one is served by every record whose kernel sums columns in a fixed order, promised or not.
+        """
+        if key.deterministic and self.schedule.columns in DETERMINISTIC_COLUMNS:
+            return replace(self.problem, deterministic=True).same_but_rows(key)
+        return self.problem.same_but_rows(key)
+
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values in the fixed key order of the file format."""
         key = self.problem.as_dict()
@@ -186,6 +201,7 @@ class Record:
 
 
 _PROBLEM_FIELDS = ("op", "spec_sha256", "direction", "rows", "cols", "pitch", "align", "any_cols", "accumulate")
+_PROMISES = ("deterministic",)  # in a line only where they are given
 _DERIVED = ("schema", "gb_per_s", "percent_of_roof", "dtypes")
 _PLAIN = (
     *("measured", "predicted_us", "roof_us", "bytes", "default_us", "error", "device"),
@@ -209,11 +225,12 @@ def from_dict(data: Mapping[str, Any]) -> Record:
     if data.get("schema") != SCHEMA:
         raise ValueError(f"schema {data.get('schema')!r}, this version reads {SCHEMA}")
     known = {*_PROBLEM_FIELDS, *_DERIVED, *_PLAIN, "cache", "schedule", "outcome", "times_us", "resources"}
-    if set(data) != known:
-        unknown, missing = sorted(set(data) - known), sorted(known - set(data))
+    if set(data) - set(_PROMISES) != known:
+        unknown, missing = sorted(set(data) - known - set(_PROMISES)), sorted(known - set(data))
         raise ValueError(f"unknown keys: {unknown}, missing keys: {missing}")
     try:
-        key = ProblemKey(dtypes=tuple(data["dtypes"].items()), **{name: data[name] for name in _PROBLEM_FIELDS})
+        fields = {name: data[name] for name in _PROBLEM_FIELDS} | {n: data[n] for n in _PROMISES if n in data}
+        key = ProblemKey(dtypes=tuple(data["dtypes"].items()), **fields)
         return Record(
             problem=key,
             cache=Cache(data["cache"]),

@@ -170,7 +170,7 @@ def lookup(
     """
     key = ProblemKey.of(problem)
     found = list(_records(device, record_folders() if folders is None else folders))
-    same = [r for r in found if r.problem.same_but_rows(key) and r.outcome.is_usable]
+    same = [r for r in found if r.serves(key) and r.outcome.is_usable]
     exact = [r for r in same if r.problem.rows == key.rows]
 
     def order(record: Record) -> tuple[bool, bool, float]:

@@ -47,6 +47,28 @@ def test_a_line_reads_back_as_the_record_it_was() -> None:
     assert parse_line(line).line() == line
 
 
+def test_a_promise_of_the_same_bits_stands_in_the_line_only_where_it_is_given() -> None:
+    plain = record()
+    promised = record(problem=dataclasses.replace(plain.problem, deterministic=True))
+    assert "deterministic" not in json.loads(plain.line())
+    assert json.loads(promised.line())["deterministic"] is True
+    assert parse_line(promised.line()) == promised
+    assert promised.problem.slot() != plain.problem.slot()
+
+
+def test_a_deterministic_problem_is_served_by_every_kernel_that_sums_in_a_fixed_order() -> None:
+    plain = record().problem
+    promised = dataclasses.replace(plain, deterministic=True)
+    fixed = record(schedule=Schedule(columns="partials_two_kernels"))
+    varying = record(schedule=Schedule(columns="register_atomic"))
+    assert fixed.serves(plain)
+    assert fixed.serves(promised)
+    assert varying.serves(plain)
+    assert not varying.serves(promised)
+    assert not fixed.serves(dataclasses.replace(promised, cols=promised.cols + 1))
+    assert not record(problem=promised).serves(plain)
+
+
 def test_a_failure_and_a_prediction_survive_the_trip_too() -> None:
     failed = record(outcome=Outcome.WRONG_RESULT, measured=False, times_us=None, reason="y[3, 7] is 2.0\nnot 1.0")
     predicted = record(outcome=Outcome.PREDICTED, measured=False, times_us=None, roof_us=None, default_us=None)
