@@ -191,7 +191,7 @@ def test_verify_of_chosen_gradients_added_or_in_a_fixed_order(
 def test_deterministic_explains_itself_and_refuses_atomics(capsys: pytest.CaptureFixture[str]) -> None:
     why = run(capsys, "space", *BACKWARD, "--deterministic", "--why")[1]
     assert "deterministic: atomics add the sums of blocks in whatever order these end" in why
-    atomic = "threads_per_row=32 rows_per_block=4 columns=atomic persistent=0 stages=1 params=late dependent_launch=off"
+    atomic = "threads_per_row=16 rows_per_block=8 columns=atomic persistent=0 stages=1 params=late dependent_launch=off"
     code, _, err = run(capsys, "show", *BACKWARD, "--deterministic", "--schedule", atomic)
     assert code == 2
     assert "deterministic: atomics keep the order of rows only where" in err

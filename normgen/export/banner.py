@@ -69,7 +69,7 @@ def _order_of_sums(group: Group) -> list[str]:
     varying = [e for e in group.entries if e.record.schedule.columns not in DETERMINISTIC_COLUMNS]
     shapes = [f"{e.problem.rows} x {e.problem.cols}" for e in varying]
     by_atomics = " and ".join(["the general kernel", *(["the kernels of " + ", ".join(shapes)] if shapes else [])])
-    return _wrapped(f"{sums}: the same bits in every run, but for {by_atomics}, which use atomics", "  ")
+    return _wrapped(f"{sums}: the same bits in every run; by atomics, in no fixed order: {by_atomics}", "  ")
 
 
 def _unique(values: Iterable[str]) -> list[str]:
