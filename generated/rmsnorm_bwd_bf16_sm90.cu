@@ -8,7 +8,7 @@
 //   y    = x * rstd * weight
 //   weight = 1 where the pointer is null
 //   differentiated: dx, dweight from the gradients of the outputs
-//   dweight: the same bits in every run, but for the general kernel, which use atomics
+//   dweight: the same bits in every run; by atomics, in no fixed order: the general kernel
 //
 // spec      rmsnorm, sha256:b7b8183805aee90abb97a402f3890d079496a48e98c3f31ad9aa5665d42141e3
 // tuned by  normgen 0.1.0, generator revision 457246767dcb
@@ -445,7 +445,7 @@ rmsnorm_bwd_bf16_128_warp_per_row_3061ee(
 
   __syncthreads();
   // ... and are added in a fixed order.
-  for (int cell = threadIdx.x; cell < kVectors * kVector; cell += kThreads) {
+  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
     const float dweight_total = column_sums[cell] + column_sums[kPitch + cell] + column_sums[2 * kPitch + cell] + column_sums[3 * kPitch + cell] + column_sums[4 * kPitch + cell] + column_sums[5 * kPitch + cell] + column_sums[6 * kPitch + cell] + column_sums[7 * kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + cell] = dweight_total;
   }
@@ -489,7 +489,7 @@ rmsnorm_bwd_bf16_128_warp_per_row_3061ee_finish(
   __syncthreads();
 
   const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+  if (threadIdx.x < kCells && cell < kCols) {
     float total = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
@@ -630,7 +630,7 @@ rmsnorm_bwd_bf16_128_warp_per_row_764ba8(
 
   __syncthreads();
   // ... and are added in a fixed order.
-  for (int cell = threadIdx.x; cell < kVectors * kVector; cell += kThreads) {
+  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
     const float dweight_total = column_sums[cell] + column_sums[kPitch + cell] + column_sums[2 * kPitch + cell] + column_sums[3 * kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + cell] = dweight_total;
   }
@@ -674,7 +674,7 @@ rmsnorm_bwd_bf16_128_warp_per_row_764ba8_finish(
   __syncthreads();
 
   const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+  if (threadIdx.x < kCells && cell < kCols) {
     float total = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
@@ -789,7 +789,7 @@ rmsnorm_bwd_bf16_768_warp_per_row_2bd7c4(
 
   __syncthreads();
   // ... and are added in a fixed order.
-  for (int cell = threadIdx.x; cell < kVectors * kVector; cell += kThreads) {
+  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
     const float dweight_total = column_sums[cell] + column_sums[kPitch + cell] + column_sums[2 * kPitch + cell] + column_sums[3 * kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + cell] = dweight_total;
   }
@@ -833,7 +833,7 @@ rmsnorm_bwd_bf16_768_warp_per_row_2bd7c4_finish(
   __syncthreads();
 
   const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+  if (threadIdx.x < kCells && cell < kCols) {
     float total = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
@@ -981,7 +981,7 @@ rmsnorm_bwd_bf16_1024_block_per_row_7c50d3(
 
   __syncthreads();
   // ... and are added in a fixed order.
-  for (int cell = threadIdx.x; cell < kVectors * kVector; cell += kThreads) {
+  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
     const float dweight_total = column_sums[cell] + column_sums[kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + cell] = dweight_total;
   }
@@ -1025,7 +1025,7 @@ rmsnorm_bwd_bf16_1024_block_per_row_7c50d3_finish(
   __syncthreads();
 
   const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+  if (threadIdx.x < kCells && cell < kCols) {
     float total = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
@@ -1173,7 +1173,7 @@ rmsnorm_bwd_bf16_4096_block_per_row_d4f367(
 
   __syncthreads();
   // ... and are added in a fixed order.
-  for (int cell = threadIdx.x; cell < kVectors * kVector; cell += kThreads) {
+  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
     const float dweight_total = column_sums[cell] + column_sums[kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + cell] = dweight_total;
   }
@@ -1217,7 +1217,7 @@ rmsnorm_bwd_bf16_4096_block_per_row_d4f367_finish(
   __syncthreads();
 
   const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+  if (threadIdx.x < kCells && cell < kCols) {
     float total = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
@@ -1350,7 +1350,7 @@ rmsnorm_bwd_bf16_4097_block_per_row_3b8d66(
 
   __syncthreads();
   // ... and are added in a fixed order.
-  for (int cell = threadIdx.x; cell < kVectors * kVector; cell += kThreads) {
+  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
     const float dweight_total = column_sums[cell] + column_sums[kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + cell] = dweight_total;
   }
@@ -1364,8 +1364,6 @@ rmsnorm_bwd_bf16_4097_block_per_row_3b8d66_finish(
     int partial_rows) {
   constexpr int kCols = 4097;
   constexpr int kPitch = 4128;
-  constexpr int kVector = 1;
-  constexpr int kVectors = 4097;
   constexpr int kTensors = 1;
   constexpr int kCells = 16;  // of a block
   constexpr int kLanes = 512 / kCells;  // threads that share a cell
@@ -1392,8 +1390,8 @@ rmsnorm_bwd_bf16_4097_block_per_row_3b8d66_finish(
   if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
   __syncthreads();
 
-  const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+  const int column = cell;
+  if (threadIdx.x < kCells && cell < kCols) {
     float total = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
@@ -1569,7 +1567,7 @@ rmsnorm_bwd_bf16_8192_block_per_row_7bf3df_finish(
   __syncthreads();
 
   const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+  if (threadIdx.x < kCells && cell < kCols) {
     float total = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
@@ -1717,7 +1715,7 @@ rmsnorm_bwd_bf16_32768_block_per_row_42fa92_finish(
   __syncthreads();
 
   const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+  if (threadIdx.x < kCells && cell < kCols) {
     float total = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
@@ -1754,7 +1752,7 @@ rmsnorm_bwd_bf16_any_cols_block_per_row_202b13(
 
   const int lane = threadIdx.x;
   const int slot = 0;  // this thread's row within the block
-  const int vectors = (cols + kVector - 1) / kVector;
+  const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
   int parity = 0;
 
@@ -1879,7 +1877,7 @@ rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_e9df57(
   const int lane = threadIdx.x;
   const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
-  const int vectors = (cols + kVector - 1) / kVector;
+  const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
 
   bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
@@ -1953,27 +1951,28 @@ struct Launch {
   int persistent;      // blocks per SM of a grid that loops over rows; 0: one block (or cluster) per tile of rows
   int shared_bytes;    // dynamic shared memory
   int blocks;          // a fixed grid; 0: by rows
+  int period;          // a grid that loops over rows has a multiple of so many blocks
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_128_warp_per_row_3061ee{256, 32, 1, 3, 4096, 0, 1, false};
-inline constexpr Launch kLaunch_128_warp_per_row_3061ee_finish{512, 1, 1, 0, 0, 16, 0, true};
-inline constexpr Launch kLaunch_128_warp_per_row_764ba8{128, 16, 1, 4, 2048, 0, 1, false};
-inline constexpr Launch kLaunch_128_warp_per_row_764ba8_finish{512, 1, 1, 0, 0, 16, 0, true};
-inline constexpr Launch kLaunch_768_warp_per_row_2bd7c4{128, 4, 1, 4, 12288, 0, 1, false};
-inline constexpr Launch kLaunch_768_warp_per_row_2bd7c4_finish{512, 1, 1, 0, 0, 96, 0, true};
-inline constexpr Launch kLaunch_1024_block_per_row_7c50d3{128, 2, 1, 4, 8192, 0, 1, false};
-inline constexpr Launch kLaunch_1024_block_per_row_7c50d3_finish{512, 1, 1, 0, 0, 128, 0, true};
-inline constexpr Launch kLaunch_4096_block_per_row_d4f367{512, 2, 1, 1, 32768, 0, 1, false};
-inline constexpr Launch kLaunch_4096_block_per_row_d4f367_finish{512, 1, 1, 0, 0, 256, 0, true};
-inline constexpr Launch kLaunch_4097_block_per_row_3b8d66{512, 2, 1, 1, 33024, 0, 1, false};
-inline constexpr Launch kLaunch_4097_block_per_row_3b8d66_finish{512, 1, 1, 0, 0, 258, 0, false};
-inline constexpr Launch kLaunch_8192_block_per_row_7bf3df{512, 1, 1, 1, 0, 0, 1, false};
-inline constexpr Launch kLaunch_8192_block_per_row_7bf3df_finish{512, 1, 1, 0, 0, 256, 0, false};
-inline constexpr Launch kLaunch_32768_block_per_row_42fa92{256, 1, 1, 1, 0, 0, 1, false};
-inline constexpr Launch kLaunch_32768_block_per_row_42fa92_finish{512, 1, 1, 0, 0, 1024, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_202b13{256, 1, 1, 0, 0, 0, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 0, false};
+inline constexpr Launch kLaunch_128_warp_per_row_3061ee{256, 32, 1, 3, 4096, 0, 1, 1, false};
+inline constexpr Launch kLaunch_128_warp_per_row_3061ee_finish{512, 1, 1, 0, 0, 16, 1, 0, true};
+inline constexpr Launch kLaunch_128_warp_per_row_764ba8{128, 16, 1, 4, 2048, 0, 1, 1, false};
+inline constexpr Launch kLaunch_128_warp_per_row_764ba8_finish{512, 1, 1, 0, 0, 16, 1, 0, true};
+inline constexpr Launch kLaunch_768_warp_per_row_2bd7c4{128, 4, 1, 4, 12288, 0, 1, 1, false};
+inline constexpr Launch kLaunch_768_warp_per_row_2bd7c4_finish{512, 1, 1, 0, 0, 96, 1, 0, true};
+inline constexpr Launch kLaunch_1024_block_per_row_7c50d3{128, 2, 1, 4, 8192, 0, 1, 1, false};
+inline constexpr Launch kLaunch_1024_block_per_row_7c50d3_finish{512, 1, 1, 0, 0, 128, 1, 0, true};
+inline constexpr Launch kLaunch_4096_block_per_row_d4f367{512, 2, 1, 1, 32768, 0, 1, 1, false};
+inline constexpr Launch kLaunch_4096_block_per_row_d4f367_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
+inline constexpr Launch kLaunch_4097_block_per_row_3b8d66{512, 2, 1, 1, 33024, 0, 1, 1, false};
+inline constexpr Launch kLaunch_4097_block_per_row_3b8d66_finish{512, 1, 1, 0, 0, 258, 1, 0, false};
+inline constexpr Launch kLaunch_8192_block_per_row_7bf3df{512, 1, 1, 1, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_8192_block_per_row_7bf3df_finish{512, 1, 1, 0, 0, 256, 1, 0, false};
+inline constexpr Launch kLaunch_32768_block_per_row_42fa92{256, 1, 1, 1, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_32768_block_per_row_42fa92_finish{512, 1, 1, 0, 0, 1024, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_block_per_row_202b13{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -2042,7 +2041,8 @@ constexpr long long blocks_for(Launch shape, int rows, int sm_count) {
   long long tiles = (static_cast<long long>(rows) + shape.rows_per_block - 1) / shape.rows_per_block;
   if (shape.persistent > 0) {
     const long long resident = static_cast<long long>(shape.persistent) * sm_count / shape.cluster;
-    const long long most = resident < 1 ? 1 : resident;
+    const long long whole = resident - resident % shape.period;
+    const long long most = whole < shape.period ? shape.period : whole;
     if (tiles > most) tiles = most;
   }
   return (tiles < shape.min_blocks ? shape.min_blocks : tiles) * shape.cluster;

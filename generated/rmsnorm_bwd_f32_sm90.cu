@@ -8,7 +8,7 @@
 //   y    = x * rstd * weight
 //   weight = 1 where the pointer is null
 //   differentiated: dx, dweight from the gradients of the outputs
-//   dweight: the same bits in every run, but for the general kernel, which use atomics
+//   dweight: the same bits in every run; by atomics, in no fixed order: the general kernel
 //
 // spec      rmsnorm, sha256:b7b8183805aee90abb97a402f3890d079496a48e98c3f31ad9aa5665d42141e3
 // tuned by  normgen 0.1.0, generator revision fbf9ff23b6e3
@@ -319,7 +319,7 @@ rmsnorm_bwd_f32_4096_block_per_row_420051_finish(
   __syncthreads();
 
   const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+  if (threadIdx.x < kCells && cell < kCols) {
     float total = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
@@ -356,7 +356,7 @@ rmsnorm_bwd_f32_any_cols_block_per_row_202b13(
 
   const int lane = threadIdx.x;
   const int slot = 0;  // this thread's row within the block
-  const int vectors = (cols + kVector - 1) / kVector;
+  const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
   int parity = 0;
 
@@ -481,7 +481,7 @@ rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_e9df57(
   const int lane = threadIdx.x;
   const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
-  const int vectors = (cols + kVector - 1) / kVector;
+  const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
 
   float* dx_row = dx + static_cast<long long>(row) * dx_pitch;
@@ -555,13 +555,14 @@ struct Launch {
   int persistent;      // blocks per SM of a grid that loops over rows; 0: one block (or cluster) per tile of rows
   int shared_bytes;    // dynamic shared memory
   int blocks;          // a fixed grid; 0: by rows
+  int period;          // a grid that loops over rows has a multiple of so many blocks
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_4096_block_per_row_420051{256, 1, 1, 2, 0, 0, 1, false};
-inline constexpr Launch kLaunch_4096_block_per_row_420051_finish{512, 1, 1, 0, 0, 256, 0, true};
-inline constexpr Launch kLaunch_any_cols_block_per_row_202b13{256, 1, 1, 0, 0, 0, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 0, false};
+inline constexpr Launch kLaunch_4096_block_per_row_420051{256, 1, 1, 2, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_4096_block_per_row_420051_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
+inline constexpr Launch kLaunch_any_cols_block_per_row_202b13{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -623,7 +624,8 @@ constexpr long long blocks_for(Launch shape, int rows, int sm_count) {
   long long tiles = (static_cast<long long>(rows) + shape.rows_per_block - 1) / shape.rows_per_block;
   if (shape.persistent > 0) {
     const long long resident = static_cast<long long>(shape.persistent) * sm_count / shape.cluster;
-    const long long most = resident < 1 ? 1 : resident;
+    const long long whole = resident - resident % shape.period;
+    const long long most = whole < shape.period ? shape.period : whole;
     if (tiles > most) tiles = most;
   }
   return (tiles < shape.min_blocks ? shape.min_blocks : tiles) * shape.cluster;

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from normgen.problem import Problem
     from normgen.schedule.schedule import Schedule
 
-_PLAIN = ("shape", "dtype", "direction", "pitch", "align", "accumulate", "deterministic")
+_PLAIN = ("shape", "dtype", "direction", "pitch", "align", "accumulate", "deterministic", "stable_parameters")
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -45,6 +45,7 @@ def _problem_options(command: Command, *, is_required: bool) -> Command:
         click.option("--deterministic", is_flag=True, help="The same bits in every run: no atomics on sums."),
         click.option("--pitch", type=int, help="Elements from row start to row start (default: cols)."),
         click.option("--align", type=int, default=16, show_default=True, help="Bytes that divide base pointers."),
+        click.option("--stable-parameters", is_flag=True, help="Promise: no kernel still running writes parameters."),
     )
     return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), command)
 
@@ -94,12 +95,9 @@ def read_schedule(problem: Problem, device: Device, knobs: str) -> Schedule:
 
 def read_whole(file: Path) -> Sequence[Any]:
     """The records of a file; a damaged line is an error here, not something to set aside."""
-    from normgen.tuning.store import read
+    from normgen.tuning import store
 
-    reading = read(file)
-    if reading.damaged:
-        raise UsageError("every line of a record file must be a record", received=str(reading.damaged[0]))
-    return reading.records
+    return store.read_whole(file)
 
 
 def parse_names(text: str) -> tuple[str, ...]:

@@ -262,6 +262,7 @@ def kernel(
     gradients: Collection[str] | None = None,
     accumulate: bool = False,
     deterministic: bool = False,
+    stable_parameters: bool = False,
     device: int = 0,
     schedule: Schedule | None = None,
 ) -> Kernel:
@@ -273,6 +274,8 @@ def kernel(
     gradients  backward: the tensors to differentiate by, ("x",) for frozen parameters; None: all that are there
     accumulate  backward: add to the gradients, which the caller then gives, instead of overwriting them
     deterministic  the same bits in every run: no atomics on sums over rows
+    stable_parameters  the promise that nothing which may still run on the stream when a call is made writes the column
+               parameters (weights at inference); a kernel that is launched early then reads them early
     schedule   use this one instead of looking for a record
 
     Warns once per problem if there is no record. Raises UsageError for a wrong argument, NoDeviceError without
@@ -299,6 +302,7 @@ def kernel(
         gradients=gradients,
         accumulate=accumulate,
         deterministic=deterministic,
+        stable_parameters=stable_parameters,
     )
     facts = device_facts(device)
     origin = "given by the caller"
@@ -315,8 +319,8 @@ def _best_schedule(problem: Problem, facts: Device) -> tuple[Schedule, str]:
     from normgen.tuning.store import lookup
 
     found = lookup(problem, facts)
-    if found.record is not None:
-        return found.record.schedule, found.reason
+    if found.schedule is not None:
+        return found.schedule, found.reason
     about = f"{problem} on {facts.name}"
     if about not in _warned:
         _warned.add(about)

@@ -46,6 +46,8 @@ class Problem:
     accumulate  the written gradients are added to, not overwritten
     deterministic  the same bits in every run: no atomics on sums. Only set where there are column reductions; all else
                 is summed in a fixed order anyway
+    stable_parameters  the caller promises that no kernel which may still run at the launch writes the column
+                       parameters (weights at inference): a dependent launch may read them before it waits
     absent    optional tensors of the spec that are not there
     """
 
@@ -59,6 +61,7 @@ class Problem:
     any_cols: bool = False
     accumulate: bool = False
     deterministic: bool = False
+    stable_parameters: bool = False
     absent: tuple[str, ...] = ()
 
     def tensor(self, name: str) -> TensorUse:
@@ -102,6 +105,12 @@ class Problem:
         sources = [t.name for t in _by_role(self.spec.tensors, Role.INPUT, Role.PARAMETER) if t.name not in self.absent]
         written = tuple(name for name in sources if f"d{name}" in {t.name for t in self.tensors if t.is_written})
         return written if len(written) < len(sources) else None
+
+    @cached_property
+    def stable_tensors(self) -> frozenset[str]:
+        """The column parameters, where they are promised not to change."""
+        columns = (t.name for t in self.tensors if t.kind is Kind.COL and not t.is_written)
+        return frozenset(columns) if self.stable_parameters else frozenset()
 
     @property
     def compulsory_bytes(self) -> int:
@@ -159,6 +168,7 @@ def make_problem(
     any_cols: bool = False,
     accumulate: bool = False,
     deterministic: bool = False,
+    stable_parameters: bool = False,
     reads: Collection[str] | None = None,
     gradients: Collection[str] | None = None,
 ) -> Problem:
@@ -196,6 +206,7 @@ def make_problem(
         any_cols=any_cols,
         accumulate=accumulate,
         deterministic=deterministic and sums_columns,
+        stable_parameters=stable_parameters,
         absent=tuple(sorted(without)),
     )
 

@@ -28,6 +28,7 @@ WARP = 32
 
 if TYPE_CHECKING:
     from normgen.codegen.builder import KernelBuilder
+    from normgen.codegen.looks import Site
 
 FINISH_THREADS = 512
 FINISH_BLOCKS = 132  # enough blocks to read partial rows with most SMs of a large GPU
@@ -41,7 +42,7 @@ class ColumnSums:
         self.b = builder
         self.reduces: tuple[Reduce, ...] = builder.program.col_reduces
         self.how = builder.schedule.columns
-        self.pitch = sums_pitch(builder.problem, builder.schedule)
+        self.pitch = sums_pitch(builder.problem)
 
     def __bool__(self) -> bool:
         return bool(self.reduces)
@@ -67,8 +68,13 @@ class ColumnSums:
     @property
     def in_shared(self) -> bool:
         """Whether the block adds up in shared memory at all."""
-        side_by_side = self.in_registers and self.b.schedule.rows_per_block > 1
-        return bool(self) and (self.how == "shared_atomic" or side_by_side)
+        regroups = self.in_registers and (self.b.schedule.rows_per_block > 1 or self.shifted)
+        return bool(self) and (self.how == "shared_atomic" or regroups)
+
+    @property
+    def shifted(self) -> bool:
+        """Whether threads own other columns in the next block, or in the next row group: cells are columns."""
+        return self.b.layout.shifted
 
     @property
     def by_tile(self) -> bool:
@@ -84,7 +90,9 @@ class ColumnSums:
     def groups(self) -> int:
         """Row groups of a block that keep sums of their own; rows within one warp are added by shuffles."""
         s = self.b.schedule
-        return max(1, s.threads // max(WARP, s.threads_per_row)) if self.in_registers else 1
+        if not self.in_registers:
+            return 1
+        return s.rows_per_block if self.shifted else max(1, s.threads // max(WARP, s.threads_per_row))
 
     @property
     def shared_bytes(self) -> int:
@@ -95,7 +103,7 @@ class ColumnSums:
         if not self:
             return 0
         if self.in_partials:
-            return last_tiles(self.b.problem, self.b.schedule) * TICKET_BYTES if self.by_tile else 0
+            return last_tiles(self.b.problem) * TICKET_BYTES if self.by_tile else 0
         return len(self.reduces) * self.pitch * 4 + TICKET_BYTES
 
     @property
@@ -127,12 +135,12 @@ class ColumnSums:
         pitch = ("kPitch", str(self.pitch), "columns of a row of float32 sums, padded")
         if not self.by_tile:
             return [pitch]
-        tile = last_tile_sums(self.b.problem, self.b.schedule)
+        tile = last_tile_sums(self.b.problem)
         return [
             pitch,
             ("kRowSums", f"{len(self.reduces)} * kPitch", "cells of a partial row"),
             ("kTileSums", str(tile), "of them in a tile"),
-            ("kTiles", str(last_tiles(self.b.problem, self.b.schedule)), ""),
+            ("kTiles", str(last_tiles(self.b.problem)), ""),
         ]
 
     def start(self, index: int) -> str:
@@ -149,6 +157,7 @@ class ColumnSums:
             out.lines(
                 "// Sums over the rows of this thread, column by column.",
                 *(f"float {name}_sum[kSteps][kVector] = {{}};" for name in self.names),
+                *(f"float {name}_edge_sum = 0.0f;" for name in self.names if self.b.layout.edged),
             )
         if self.in_shared or self.by_tile:
             offset = self.b.held_shared_bytes
@@ -160,16 +169,17 @@ class ColumnSums:
                 "__syncthreads();",
             )
 
-    def elem_lines(self, printed: dict[str, str]) -> list[str]:
-        """What one element adds; `printed` maps a column reduction to the text of its argument."""
+    def elem_lines(self, printed: dict[str, str], site: Site) -> list[str]:
+        """What one element adds at a site; `printed` maps a column reduction to the text of its argument."""
         lines = []
         for index, name in enumerate(self.names):
             text = printed[name]
             if self.in_registers:
-                line = f"{name}_sum[step][i] += {text};"
+                sum_ = f"{name}_edge_sum" if site.at == "edge" else f"{name}_sum[step][i]"
+                line = f"{sum_} += {text};"
             else:
                 base = "column_sums" if self.how == "shared_atomic" else "sums"
-                column = "column + i" if self.b.layout.partial else "vector * kVector + i"
+                column = site.at if site.at == "edge" else f"{site.at} + i"
                 line = f"atomicAdd({base} + {self.start(index)}{column}, {text});"
             lines.append(f"if (active) {line}" if self.b.idle_rows else line)
         return lines
@@ -193,29 +203,35 @@ class ColumnSums:
     def _leave_registers(self, out: SectionList) -> None:
         """Registers -> shared memory, one row of sums per group -> one sum per cell leaves the block."""
         s = self.b.schedule
-        if s.threads_per_row < WARP:
+        shares_warp = s.threads_per_row < WARP and not self.shifted
+        if shares_warp:
             self._add_rows_of_warp(out)
-        group = "slot" if s.threads_per_row >= WARP else "threadIdx.x / 32"
+        group = "threadIdx.x / 32" if shares_warp else "slot" if s.rows_per_block > 1 else "0"
+        cell = "column + i" if self.shifted else "i * kVectors + vector"
         elem = tuple(
-            f"column_sums[{group} * {len(self.names)} * kPitch + {self.start(index)}i * kVectors + vector]"
-            f" = {name}_sum[step][i];"
+            f"column_sums[{group} * {len(self.names)} * kPitch + {self.start(index)}{cell}] = {name}_sum[step][i];"
             for index, name in enumerate(self.names)
         )
-        guards = [
-            g for g in (self._guard, "threadIdx.x % 32 < kThreadsPerRow" if s.threads_per_row < WARP else "") if g
-        ]
+        first_rows = "threadIdx.x % 32 < kThreadsPerRow" if shares_warp else ""
+        edge = tuple(
+            f"{f'if ({first_rows}) ' if first_rows else ''}column_sums[{group} * {len(self.names)} * kPitch + "
+            f"{self.start(index)}edge] = {name}_edge_sum;"
+            for index, name in enumerate(self.names)
+        )
         out.loop(
             Loop(
                 comment="The row groups of this block leave their sums side by side ...",
                 unroll="#pragma unroll",
-                guard=" && ".join(guards),
+                guard=" && ".join(g for g in (self._guard, first_rows) if g),
+                head=self.b.column_line(elem),
                 elem=elem,
+                edge=edge if self.b.layout.edged else (),
             )
         )
         lines = [
             "__syncthreads();",
             "// ... and are added in a fixed order.",
-            "for (int cell = threadIdx.x; cell < kVectors * kVector; cell += kThreads) {",
+            "for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {",
         ]
         count = len(self.names)
         for index, name in enumerate(self.names):
@@ -230,7 +246,7 @@ class ColumnSums:
 
     @property
     def _guard(self) -> str:
-        return "vector < kVectors" if self.b.layout.ragged else ""
+        return self.b.guard
 
     def _add_rows_of_warp(self, out: SectionList) -> None:
         sums = [f"{name}_sum[step][i]" for name in self.names]
@@ -247,6 +263,14 @@ class ColumnSums:
             "  }",
             "}",
         )
+        if self.b.layout.edged:
+            edges = [f"{name}_edge_sum" for name in self.names]
+            out.lines(
+                "#pragma unroll",
+                "for (int offset = kThreadsPerRow; offset < 32; offset *= 2) {",
+                *(f"  {sum_} += __shfl_xor_sync(0xffffffffu, {sum_}, offset);" for sum_ in edges),
+                "}",
+            )
 
     def _from_shared(self, out: SectionList) -> None:
         """shared_atomic: the block's row of sums, in column order."""
@@ -258,36 +282,42 @@ class ColumnSums:
         )
 
     def _from_registers(self, out: SectionList) -> None:
-        elem = []
-        for index, name in enumerate(self.names):
-            cell = f"{self.start(index)}i * kVectors + vector"
-            if self.in_partials:
-                row = f"static_cast<long long>({self.b.walker}) * {len(self.names)} * kPitch"
-                elem.append(f"partials[{row} + {cell}] = {name}_sum[step][i];")
-            else:
-                elem.append(f"atomicAdd(sums + {cell}, {name}_sum[step][i]);")
         out.loop(
             Loop(
                 comment="One sum per column leaves the block.",
                 unroll="#pragma unroll",
                 guard=self._guard,
-                elem=tuple(elem),
+                elem=self._leaving("{}_sum[step][i]", "i * kVectors + vector"),
+                edge=self._leaving("{}_edge_sum", "edge") if self.b.layout.edged else (),
             )
         )
 
+    def _leaving(self, sum_: str, cell: str) -> tuple[str, ...]:
+        """Lines that hand one cell's sums of this block on."""
+        lines = []
+        for index, name in enumerate(self.names):
+            value = sum_.format(name)
+            if self.in_partials:
+                row = f"static_cast<long long>({self.b.walker}) * {len(self.names)} * kPitch"
+                lines.append(f"partials[{row} + {self.start(index)}{cell}] = {value};")
+            else:
+                lines.append(f"atomicAdd(sums + {self.start(index)}{cell}, {value});")
+        return tuple(lines)
+
     @property
     def element_major(self) -> bool:
-        return self.in_registers and self.b.layout.vector > 1
+        return self.in_registers and self.b.layout.vector > 1 and not self.shifted
 
     def _column_of_cell(self) -> str:
-        return "cell % kVectors * kVector + cell / kVectors" if self.element_major else "cell"
+        if not self.element_major:
+            return "cell"
+        column = "cell % kVectors * kVector + cell / kVectors"
+        return f"cell < kVectors * kVector ? {column} : cell" if self.b.layout.edged else column
 
     @property
     def cells(self) -> str:
-        """Cells of one reduction that hold a sum."""
-        if self.b.problem.any_cols:
-            return "cols"
-        return "kVectors * kVector" if self.element_major else "kCols"
+        """Cells of one reduction that hold a sum, one a column."""
+        return "cols" if self.b.problem.any_cols else "kCols"
 
     def _finish_by_last(self, out: SectionList) -> None:
         lines = [
@@ -301,10 +331,7 @@ class ColumnSums:
             "  __threadfence();",
             f"  for (int cell = threadIdx.x; cell < {self.cells}; cell += {self.b.schedule.threads}) {{",
         ]
-        masked = self.element_major and self.b.layout.partial
         lines.append(f"    const int column = {self._column_of_cell()};")
-        if masked:
-            lines.append("    if (column >= kCols) continue;")
         for index, store in enumerate(self.stores):
             name = self.names[index]
             lines.append(f"    const float {name}_total = load_cache_global(sums + {self.start(index)}cell);")
@@ -357,7 +384,7 @@ class ColumnSums:
         ]
         layout = self.b.layout
         columns = next((c for c in (32, 16) if self.pitch // c * len(outputs) >= FINISH_BLOCKS), 8)
-        dependent = self.b.schedule.dependent_launch == "on"
+        dependent = self.b.schedule.dependent_launch != "off"
         launch = Launch(threads=FINISH_THREADS, blocks=self.pitch // columns * len(outputs), dependent=dependent)
         view: dict[str, object] = {
             "name": name,
@@ -369,7 +396,10 @@ class ColumnSums:
             "threads": FINISH_THREADS,
             "dependent": dependent,
             "cluster": cluster,
+            "triggers": self.b.schedule.dependent_launch == "start",
+            "declared": [self.b.declare(param) for param in params],
             "columns": columns,
+            "column": self._column_of_cell(),
             "outputs": [{"name": s.tensor, "lines": self.write_lines(s, "total")} for s in self.stores],
         }
         return Kernel(name=name, params=tuple(params), launch=launch), view

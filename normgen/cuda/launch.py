@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from normgen.codegen.module import Kernel, Module, Param, Source
+from normgen.codegen.module import Kernel, Launch, Module, Param, Source
 from normgen.cuda.compiler import Cubin
 from normgen.cuda.driver import OnDevice, check, core_device, driver
 from normgen.cuda.stream import Stream
@@ -20,6 +20,23 @@ from normgen.errors import NormgenError
 
 _STATIC_SHARED_LIMIT = 48 << 10  # above it, dynamic shared memory must be asked for
 _PORTABLE_CLUSTER = 8
+
+
+def attributes_of(launch: Launch, bindings: Any, *, dependent: bool) -> list[Any]:
+    """The attributes of a launch through cuLaunchKernelEx: clusters, and an early start."""
+    ids, attributes = bindings.CUlaunchAttributeID, []
+    if launch.cluster > 1:
+        cluster = bindings.CUlaunchAttribute()
+        cluster.id = ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        cluster.value.clusterDim.x = launch.cluster
+        cluster.value.clusterDim.y = cluster.value.clusterDim.z = 1
+        attributes.append(cluster)
+    if dependent:
+        early = bindings.CUlaunchAttribute()
+        early.id = ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        early.value.programmaticStreamSerializationAllowed = 1
+        attributes.append(early)
+    return attributes
 
 
 class LoadedKernel:
@@ -61,18 +78,7 @@ class LoadedKernel:
         config.gridDimX, config.gridDimY, config.gridDimZ = launch.cluster, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = launch.threads, 1, 1
         config.sharedMemBytes = launch.shared_bytes
-        ids, attributes = bindings.CUlaunchAttributeID, []
-        if launch.cluster > 1:
-            cluster = bindings.CUlaunchAttribute()
-            cluster.id = ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            cluster.value.clusterDim.x = launch.cluster
-            cluster.value.clusterDim.y = cluster.value.clusterDim.z = 1
-            attributes.append(cluster)
-        if self._dependent_launch:
-            dependent = bindings.CUlaunchAttribute()
-            dependent.id = ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            dependent.value.programmaticStreamSerializationAllowed = 1
-            attributes.append(dependent)
+        attributes = attributes_of(launch, bindings, dependent=self._dependent_launch)
         config.attrs, config.numAttrs = attributes, len(attributes)
         return config
 

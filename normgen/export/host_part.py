@@ -177,7 +177,7 @@ def _launch_line(problem: Problem, kernel: Kernel) -> LaunchLine:
 
 def launch_values(s: Launch) -> str:
     """The initialiser of the template's struct Launch."""
-    sizes = (s.threads, s.rows_per_block, s.cluster, s.persistent, s.shared_bytes, s.blocks, s.min_blocks)
+    sizes = (s.threads, s.rows_per_block, s.cluster, s.persistent, s.shared_bytes, s.blocks, s.period, s.min_blocks)
     return ", ".join([*map(str, sizes), "true" if s.dependent else "false"])
 
 
@@ -301,6 +301,12 @@ def _doc(group: Group, workspace: bool) -> list[str]:
     if null:
         said.append(
             f"May be null: {', '.join(null)}." + " A parameter that is null has no gradient." * _backward(group)
+        )
+    if problem.stable_tensors:
+        named = " and ".join(t.name for t in problem.tensors if t.name in problem.stable_tensors)
+        said.append(
+            f"The caller promises that nothing which may still run on `stream` at the call writes {named}: kernels "
+            "launched early (programmatic dependent launch) read them before the kernels in front have ended."
         )
     if workspace:
         said.append(f"workspace: {group.name}_workspace_bytes(rows, cols) bytes, aligned as by cudaMalloc.")

@@ -42,6 +42,7 @@ def problem_for(
     any_cols: bool = False,
     accumulate: bool = False,
     deterministic: bool = False,
+    stable_parameters: bool = False,
 ) -> Problem:
     """As `make_problem`; a backward problem reads exactly the tensors its derived program loads.
 
@@ -63,6 +64,7 @@ def problem_for(
         any_cols=any_cols,
         accumulate=accumulate,
         deterministic=deterministic,
+        stable_parameters=stable_parameters,
     )
     if direction != Direction.BACKWARD:
         if gradients is not None or saved is not None or accumulate:

@@ -2,13 +2,14 @@
 
 schema         2-digit layout version; a reader refuses others
 op, spec_sha256, direction, rows, cols, dtypes, pitch, align, any_cols, accumulate      the problem
-deterministic  only where it is promised: the same bits in every run
+deterministic  the same bits in every run, stable_parameters: promises; there only when true
 cache          cold: every launch finds its data in DRAM; hot: in L2
 schedule       every knob
 outcome        ok | illegal | compile_error | launch_error | timeout | wrong_result | worker_died | predicted
 measured       false: no GPU ran this, `predicted_us` is the cost model's word
 times_us       n, median, p05, p95, low, high (95 % interval of the median) in µs a launch
 roof_us        a copy of the same number of bytes, best of two ways, in the same run
+roofs_us       each of the two, copy (a memcpy node) and elementwise (a kernel); absent from older records
 bytes, gb_per_s, percent_of_roof, default_us (the default schedule, same run)
 error          largest error per written tensor, as a fraction of its bound
 resources      per kernel: registers, spill_bytes, static_shared_bytes, ...
@@ -69,6 +70,7 @@ class ProblemKey:
     any_cols: bool = False
     accumulate: bool = False
     deterministic: bool = False
+    stable_parameters: bool = False
 
     @staticmethod
     def of(problem: Problem) -> ProblemKey:
@@ -84,12 +86,13 @@ class ProblemKey:
             any_cols=problem.any_cols,
             accumulate=problem.accumulate,
             deterministic=problem.deterministic,
+            stable_parameters=problem.stable_parameters,
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """In a record's line; `deterministic` only where it is promised."""
+        """In a record's line; a promise only where it is made."""
         plain = asdict(self) | {"dtypes": dict(self.dtypes)}
-        return plain if self.deterministic else {k: v for k, v in plain.items() if k != "deterministic"}
+        return {name: value for name, value in plain.items() if value or name not in _PROMISES}
 
     @property
     def present(self) -> frozenset[str]:
@@ -112,10 +115,8 @@ class ProblemKey:
             self.any_cols,
             self.accumulate,
             self.deterministic,
+            self.stable_parameters,
         )
-
-    def same_but_rows(self, other: ProblemKey) -> bool:
-        return replace(self, rows=0) == replace(other, rows=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +131,7 @@ class Record:
     times_us: Times | None = None
     predicted_us: float | None = None
     roof_us: float | None = None
+    roofs_us: Mapping[str, float] = field(default_factory=dict, hash=False)
     bytes: int = 0
     default_us: float | None = None
     error: Mapping[str, float] = field(default_factory=dict, hash=False)
@@ -157,14 +159,20 @@ class Record:
     def percent_of_roof(self) -> float | None:
         return 100.0 * self.roof_us / self.us if self.us and self.roof_us else None
 
+    @property
+    def to_copy(self) -> float | None:
+        """The time over that of a memcpy node of the same bytes; None where the run did not keep it."""
+        copy_us = self.roofs_us.get("copy")
+        return self.us / copy_us if self.us and copy_us else None
+
     def serves(self, key: ProblemKey) -> bool:
-        """Whether the schedule is one for this problem at some number of rows.
+        """Whether the record is one of this problem.
 
         A deterministic one is served by every record whose kernel sums columns in a fixed order, promised or not.
         """
         if key.deterministic and self.schedule.columns in DETERMINISTIC_COLUMNS:
-            return replace(self.problem, deterministic=True).same_but_rows(key)
-        return self.problem.same_but_rows(key)
+            return replace(self.problem, deterministic=True) == key
+        return self.problem == key
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values in the fixed key order of the file format."""
@@ -173,6 +181,7 @@ class Record:
             "times_us": asdict(self.times_us) if self.times_us else None,
             "predicted_us": self.predicted_us,
             "roof_us": self.roof_us,
+            **({"roofs_us": dict(self.roofs_us)} if self.roofs_us else {}),
             "bytes": self.bytes,
             "gb_per_s": self.gb_per_s,
             "percent_of_roof": self.percent_of_roof,
@@ -201,7 +210,8 @@ class Record:
 
 
 _PROBLEM_FIELDS = ("op", "spec_sha256", "direction", "rows", "cols", "pitch", "align", "any_cols", "accumulate")
-_PROMISES = ("deterministic",)  # in a line only where they are given
+_PROMISES = ("deterministic", "stable_parameters")  # fields of the problem that a line may leave out: not promised
+_OPTIONAL = ("roofs_us",)  # younger than the first records
 _DERIVED = ("schema", "gb_per_s", "percent_of_roof", "dtypes")
 _PLAIN = (
     *("measured", "predicted_us", "roof_us", "bytes", "default_us", "error", "device"),
@@ -225,11 +235,12 @@ def from_dict(data: Mapping[str, Any]) -> Record:
     if data.get("schema") != SCHEMA:
         raise ValueError(f"schema {data.get('schema')!r}, this version reads {SCHEMA}")
     known = {*_PROBLEM_FIELDS, *_DERIVED, *_PLAIN, "cache", "schedule", "outcome", "times_us", "resources"}
-    if set(data) - set(_PROMISES) != known:
-        unknown, missing = sorted(set(data) - known - set(_PROMISES)), sorted(known - set(data))
+    given = set(data) - {*_PROMISES, *_OPTIONAL}
+    if given != known:
+        unknown, missing = sorted(given - known), sorted(known - given)
         raise ValueError(f"unknown keys: {unknown}, missing keys: {missing}")
     try:
-        fields = {name: data[name] for name in _PROBLEM_FIELDS} | {n: data[n] for n in _PROMISES if n in data}
+        fields = {name: data[name] for name in (*_PROBLEM_FIELDS, *_PROMISES) if name in data}
         key = ProblemKey(dtypes=tuple(data["dtypes"].items()), **fields)
         return Record(
             problem=key,
@@ -238,7 +249,7 @@ def from_dict(data: Mapping[str, Any]) -> Record:
             outcome=Outcome(data["outcome"]),
             times_us=Times(**data["times_us"]) if data["times_us"] else None,
             resources=tuple(data["resources"]),
-            **{name: data[name] for name in _PLAIN},
+            **{name: data[name] for name in (*_PLAIN, *_OPTIONAL) if name in data},
         )
     except (TypeError, AttributeError) as error:
         raise ValueError(f"a field has the wrong form: {error}") from None

@@ -45,6 +45,7 @@ def tune(
     gradients: Collection[str] | None = None,
     accumulate: bool = False,
     deterministic: bool = False,
+    stable_parameters: bool = False,
     progress: Progress | None = None,
     output: Path | None = None,
     resume: bool = False,
@@ -60,6 +61,7 @@ def tune(
     gradients, accumulate, deterministic  as in `problem_for`: of backward kernels
     cache     "cold": every launch finds its data in DRAM; "hot": in L2
     trials    candidates at most; budget_s: seconds in all
+    stable_parameters  the promise of `Problem.stable_parameters`, for kernels launched early
     output    folder of the header (default: the run's own folder)
     resume    go on with the newest run that asked the same and was killed; nothing it measured is measured again
     reuse     times that other runs measured under the same conditions are taken over; finalists are always re-timed
@@ -93,6 +95,7 @@ def tune(
                 gradients=gradients,
                 accumulate=accumulate,
                 deterministic=deterministic,
+                stable_parameters=stable_parameters,
             )
         run = stack.enter_context(
             open_run(
@@ -201,6 +204,7 @@ def command_of(op: str, problem: Problem, *, cache: Cache, seed: int, target: De
     words += ["--deterministic"] if problem.deterministic else []
     words += ["--pitch", str(problem.pitch)] if problem.pitch != problem.cols else []
     words += ["--align", str(problem.align)] if problem.align != 16 else []
+    words += ["--stable-parameters"] if problem.stable_parameters else []
     words += ["--cache", cache.value] if cache is not Cache.COLD else []
     words += ["--seed", str(seed)] if seed else []
     words += ["--device", "cpu", "--target", gpu_slug(target)] if target else []

@@ -47,6 +47,14 @@ KERNELS = {
     "block_per_row": named(
         "rmsnorm", "4096x4096", "bf16", {"threads_per_row": 256, "vector": 8, "params": "early", **IN_REGISTERS}
     ),
+    "dependent_launch": named(
+        "rmsnorm",
+        "16x4096",
+        "bf16",
+        {"threads_per_row": 256, "vector": 8, "params": "early", "dependent_launch": "loads", **IN_REGISTERS},
+        without=["rstd"],
+        stable_parameters=True,
+    ),
     "shared_tree": named(
         "layernorm",
         "8x1024x768",

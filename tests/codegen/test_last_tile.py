@@ -70,7 +70,7 @@ def test_tiles_cover_every_cell_with_at_most_eight_counters(op: str, cols: int) 
     vector = 8 if cols % 8 == 0 else 4
     schedule = replace(TILES, vector=vector)
     cells = problem.column_outputs * -(-cols // 32) * 32
-    size, tiles = last_tile_sums(problem, schedule), last_tiles(problem, schedule)
+    size, tiles = last_tile_sums(problem), last_tiles(problem)
     assert size % 128 == 0
     assert (tiles - 1) * size < cells <= tiles * size
     assert tiles <= 8

@@ -445,6 +445,36 @@ __device__ inline void meet() { __syncthreads(); }  // HERE
         blocks=2,
         cluster=2,
     ),
+    "read before the wait of a dependent launch": _planted(
+        FaultKind.TOO_EARLY,
+        "reads 'x' before waiting for the kernels in front",
+        """
+  const float value = x[threadIdx.x % cols];  // HERE
+  dependency_wait();
+  y[threadIdx.x] = value;
+""",
+        dependent=True,
+    ),
+    "write before the wait of a dependent launch": _planted(
+        FaultKind.TOO_EARLY,
+        "writes 'y' before waiting for the kernels in front",
+        """
+  dependency_trigger();
+  y[threadIdx.x] = 0.0f;  // HERE
+  dependency_wait();
+""",
+        dependent=True,
+    ),
+    "wait of another thread": _planted(
+        FaultKind.TOO_EARLY,
+        "reads 'x' before waiting",
+        """
+  if (threadIdx.x == 0) dependency_wait();
+  __syncthreads();
+  y[threadIdx.x] = x[threadIdx.x % cols];  // HERE
+""",
+        dependent=True,
+    ),
     "loop without end or memory access": _planted(
         FaultKind.TIMEOUT,
         "still runs",

@@ -124,6 +124,22 @@ def test_a_deterministic_header_has_no_grid_of_atomics() -> None:
     assert one_block not in varying.text
 
 
+CHAINED = Schedule(threads_per_row=256, vector=8, hold="registers", unroll=0, params="early", dependent_launch="start")
+
+
+@needs_nvcc
+@pytest.mark.parametrize("stable", [False, True])
+def test_a_header_launches_its_first_kernel_early_and_states_the_promise_it_needs(stable: bool, tmp_path: Path) -> None:
+    one = record("rmsnorm", shape="16x4096", dtype="bf16", schedule=CHAINED, stable_parameters=stable)
+    (header,) = headers_of([one])
+    path = header.write(tmp_path)
+    assert path.name == f"rmsnorm_fwd_bf16{'_stable_parameters' if stable else ''}_sm90.cu"
+    assert "{256, 1, 1, 0, 0, 0, 0, true};" in header.text
+    assert ("promises that nothing which may still run" in header.text) is stable
+    done = nvcc("-c", path, "-o", tmp_path / "header.o")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_a_headers_kernels_need_the_registers_of_the_tuned_ones() -> None:
     records = layernorm_records()
     (header,) = headers_of(records)

@@ -409,7 +409,7 @@ layernorm_bwd_bf16_4096_cluster_per_row_125841_finish(
   __syncthreads();
 
   const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+  if (threadIdx.x < kCells && cell < kCols) {
     float total = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];

@@ -269,7 +269,7 @@ rmsnorm_bwd_f32_768_block_per_row_115327(
         for (int warp = 0; warp < kThreads / 32; ++warp) total += column_sums[warp * 128 + i];
         const int cell = (first + i) % kPitch;
         const int column = cell % kVectors * kVector + cell / kVectors;
-        if (first + i >= kRowSums || cell >= kVectors * kVector || column >= kCols) continue;
+        if (first + i >= kRowSums || cell >= kCols) continue;
         Vec<float, 1> dweight_vec = {};
         const float dweight_value[1] = {total};
         pack(dweight_vec, dweight_value);

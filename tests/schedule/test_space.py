@@ -110,6 +110,9 @@ REFUSED = [
     ({"blocks_per_sm": 8, "threads_per_row": 512}, {}, "exceed the 2048 threads of an SM"),
     ({"hold": "registers", "unroll": 4}, {}, "unrolled completely"),
     ({"columns": "atomic"}, {}, "no column reductions"),
+    ({"dependent_launch": "on"}, {}, "no second kernel to start early"),
+    ({"dependent_launch": "loads", "persistent": 2}, {}, "the only one of its block"),
+    ({"dependent_launch": "loads", "hold": "reload"}, {}, "the only one of its block"),
 ]
 
 

@@ -47,11 +47,12 @@ def test_a_line_reads_back_as_the_record_it_was() -> None:
     assert parse_line(line).line() == line
 
 
-def test_a_promise_of_the_same_bits_stands_in_the_line_only_where_it_is_given() -> None:
+@pytest.mark.parametrize("promise", ["deterministic", "stable_parameters"])
+def test_a_promise_is_part_of_the_line_only_where_it_is_made(promise: str) -> None:
     plain = record()
-    promised = record(problem=dataclasses.replace(plain.problem, deterministic=True))
-    assert "deterministic" not in json.loads(plain.line())
-    assert json.loads(promised.line())["deterministic"] is True
+    promised = dataclasses.replace(plain, problem=dataclasses.replace(plain.problem, **{promise: True}))
+    assert promise not in plain.line()
+    assert json.loads(promised.line())[promise] is True
     assert parse_line(promised.line()) == promised
     assert promised.problem.slot() != plain.problem.slot()
 
@@ -67,6 +68,17 @@ def test_a_deterministic_problem_is_served_by_every_kernel_that_sums_in_a_fixed_
     assert not varying.serves(promised)
     assert not fixed.serves(dataclasses.replace(promised, cols=promised.cols + 1))
     assert not record(problem=promised).serves(plain)
+
+
+def test_both_copies_of_a_roof_are_kept_and_an_older_line_without_them_stays_as_it_was() -> None:
+    both = record(us=14.0, roofs_us={"copy": 14.5, "elementwise": 13.7})
+    assert parse_line(both.line()) == both
+    assert parse_line(both.line()).roofs_us == both.roofs_us
+    assert both.to_copy == pytest.approx(14.0 / 14.5)
+    older = record().line()
+    assert "roofs_us" not in older
+    assert parse_line(older).to_copy is None
+    assert parse_line(older).line() == older
 
 
 def test_a_failure_and_a_prediction_survive_the_trip_too() -> None:
@@ -131,9 +143,8 @@ def test_a_record_of_another_spec_or_generator_is_replaced_whatever_its_time() -
     assert is_better(record(us=14.0, versions={"generator": "ffffffffffff"}), old)
 
 
-def test_the_slot_ignores_the_spec_text_and_the_rows_test_ignores_rows() -> None:
+def test_the_slot_ignores_the_spec_text() -> None:
     key = ProblemKey.of(problem())
     assert dataclasses.replace(key, spec_sha256="x").slot() == key.slot()
-    assert key.same_but_rows(ProblemKey.of(problem(rows=1)))
-    assert not key.same_but_rows(ProblemKey.of(problem(cols=1024)))
+    assert key.slot() != ProblemKey.of(problem(rows=1)).slot()
     assert Cache("hot") is Cache.HOT

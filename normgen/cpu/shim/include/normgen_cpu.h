@@ -55,6 +55,7 @@ __attribute__((const)) unsigned normgen_cpu_block_dim();
 __attribute__((const)) unsigned normgen_cpu_grid_dim();
 __attribute__((const)) unsigned normgen_cpu_cluster_rank();
 __attribute__((const)) unsigned char* normgen_cpu_dynamic_shared();
+void normgen_cpu_dependency_wait();
 void normgen_cpu_syncthreads();
 void normgen_cpu_syncwarp(unsigned mask);
 void normgen_cpu_shuffle(unsigned mask, int source, const void* in, void* out, int bytes);

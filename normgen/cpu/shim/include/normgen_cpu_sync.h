@@ -99,6 +99,7 @@ NORMGEN_INLINE void cluster_send(Value* own_shared_address, unsigned rank, Value
 NORMGEN_INLINE void mbarrier_cluster_fence() {}
 NORMGEN_INLINE void cluster_arrive() { normgen_cpu_cluster_arrive(); }
 NORMGEN_INLINE void cluster_wait() { normgen_cpu_cluster_wait(); }
+NORMGEN_INLINE void opaque(unsigned&) {}
 NORMGEN_INLINE void named_barrier(int id, int threads) { normgen_cpu_named_barrier(id, threads); }
-NORMGEN_INLINE void dependency_wait() {}
+NORMGEN_INLINE void dependency_wait() { normgen_cpu_dependency_wait(); }
 NORMGEN_INLINE void dependency_trigger() {}

@@ -63,6 +63,10 @@ void check_global(uintptr_t address, size_t bytes, int access, uintptr_t pc) {
       continue;
     }
     last = index;
+    if (!machine.current->dependency_met && (writes || region.stable == 0)) {
+      fatal_fault(kTooEarly, pc, "%s '%s' before waiting for the kernels in front, which may still use it", verb(access),
+                  region.name);
+    }
     return;
   }
   if (read_only != nullptr) fatal_fault(kOutOfBounds, pc, "writes to '%s', which the kernel only reads", read_only->name);

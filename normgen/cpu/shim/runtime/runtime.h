@@ -37,6 +37,7 @@ enum FaultKind : int {
   kDeadlock,
   kTimeout,
   kOutOfBoundsShared,
+  kTooEarly,  // a dependent launch touched memory, or ended, before it waited for the kernels in front of it
   kIndexOutOfArray,  // of a local or a shared array: Python tells which from the line
 };
 
@@ -48,6 +49,7 @@ struct Region {  // one tensor: `rows` rows of `row_bytes` legal bytes, `pitch_b
   uint64_t base;
   int64_t rows, row_bytes, pitch_bytes;
   int64_t writable;
+  int64_t stable;  // no kernel in front writes it: it may be read before the wait
   const char* name;
 };
 
@@ -70,7 +72,7 @@ struct Launch {
   unsigned char* shared_end;
   void** arguments;
   const Region* regions;
-  int region_count, grid, threads, cluster, dynamic_bytes;
+  int region_count, grid, threads, cluster, dynamic_bytes, dependent;
   uint32_t seed;
   double time_limit_s;
 };
@@ -166,6 +168,7 @@ struct Fiber {
   int thread;       // threadIdx.x
   uint64_t stamp_thread;
   bool exited;
+  bool dependency_met;  // has waited for the kernels in front, or need not
   Wait wait;
   uintptr_t pc;
   Request request;
