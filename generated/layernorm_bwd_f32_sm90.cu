@@ -10,6 +10,7 @@
 //   y    = (x - mean) * rstd * weight + bias
 //   weight = 1, bias = 0 where the pointer is null
 //   differentiated: dx, dweight, dbias from the gradients of the outputs
+//   dweight, dbias: the same bits in every run; by atomics, in no fixed order: the general kernel
 //
 // spec      layernorm, sha256:01601c5b7d824437f399d43d4f249c7b69c3030bb4d380b8dfeae0a51a6f499b
 // tuned by  normgen 0.1.0, generator revision ca8a8c773373

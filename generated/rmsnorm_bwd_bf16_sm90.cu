@@ -8,6 +8,7 @@
 //   y    = x * rstd * weight
 //   weight = 1 where the pointer is null
 //   differentiated: dx, dweight from the gradients of the outputs
+//   dweight: the same bits in every run; by atomics, in no fixed order: the general kernel
 //
 // spec      rmsnorm, sha256:b7b8183805aee90abb97a402f3890d079496a48e98c3f31ad9aa5665d42141e3
 // tuned by  normgen 0.1.0, generator revision 457246767dcb

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from normgen.problem import Problem
     from normgen.schedule.schedule import Schedule
 
+_PLAIN = ("shape", "dtype", "direction", "pitch", "align", "accumulate", "deterministic", "stable_parameters")
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -39,6 +40,9 @@ def _problem_options(command: Command, *, is_required: bool) -> Command:
         click.option("--dtypes", default="", help="Where others differ: weight=f32,bias=f32."),
         click.option("--direction", type=click.Choice(["forward", "backward"]), default="forward", show_default=True),
         click.option("--without", default="", help="Optional tensors that are absent: bias,mean."),
+        click.option("--gradients", default="", help="Backward: differentiate by these only: x, or weight,bias."),
+        click.option("--accumulate", is_flag=True, help="Backward: add to the gradients instead of overwriting them."),
+        click.option("--deterministic", is_flag=True, help="The same bits in every run: no atomics on sums."),
         click.option("--pitch", type=int, help="Elements from row start to row start (default: cols)."),
         click.option("--align", type=int, default=16, show_default=True, help="Bytes that divide base pointers."),
         click.option("--stable-parameters", is_flag=True, help="Promise: no kernel still running writes parameters."),
@@ -62,8 +66,9 @@ def show(what: dict[str, Any] | str) -> None:
 
 def problem_arguments(options: dict[str, Any]) -> dict[str, Any]:
     """The keyword arguments of make_problem and tune from the command line's."""
-    plain = {name: options[name] for name in ("shape", "dtype", "direction", "pitch", "align", "stable_parameters")}
-    return plain | {"dtypes": parse_pairs(options["dtypes"]), "without": parse_names(options["without"])}
+    plain = {name: options[name] for name in _PLAIN}
+    named = {"dtypes": parse_pairs(options["dtypes"]), "without": parse_names(options["without"])}
+    return plain | named | {"gradients": parse_names(options["gradients"]) or None}
 
 
 def read_problem(options: dict[str, Any]) -> Problem:

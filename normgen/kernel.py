@@ -188,6 +188,11 @@ class Kernel:
 
     def _allocate(self, first: Any, views: Mapping[str, ArrayView]) -> list[tuple[str, Any]]:
         """New outputs; [.., cols] like the first row input, statistics [..]."""
+        if self.problem.accumulate:
+            gradients = ", ".join(t.name for t in self._writes)
+            raise UsageError(
+                "an accumulating kernel adds to gradients that the caller gives", received=f"no {gradients}"
+            )
         shape = next((views[t.name].shape for t in self._reads if t.kind is Kind.ELEM), ())
 
         def size_of(tensor: TensorUse) -> tuple[int, ...]:
@@ -254,6 +259,9 @@ def kernel(
     direction: str = "forward",
     present: Collection[str] | None = None,
     dtypes: Mapping[str, str] | None = None,
+    gradients: Collection[str] | None = None,
+    accumulate: bool = False,
+    deterministic: bool = False,
     stable_parameters: bool = False,
     device: int = 0,
     schedule: Schedule | None = None,
@@ -263,6 +271,9 @@ def kernel(
     op         name of a spec, or the path of a spec file
     present    the optional tensors the caller passes or wants; None: all of them
     dtypes     stored dtypes that differ from `dtype`, by tensor name
+    gradients  backward: the tensors to differentiate by, ("x",) for frozen parameters; None: all that are there
+    accumulate  backward: add to the gradients, which the caller then gives, instead of overwriting them
+    deterministic  the same bits in every run: no atomics on sums over rows
     stable_parameters  the promise that nothing which may still run on the stream when a call is made writes the column
                parameters (weights at inference); a kernel that is launched early then reads them early
     schedule   use this one instead of looking for a record
@@ -288,6 +299,9 @@ def kernel(
         dtypes=dtypes or {},
         direction=direction,
         without=() if present is None else tuple(sorted(optional - set(present))),
+        gradients=gradients,
+        accumulate=accumulate,
+        deterministic=deterministic,
         stable_parameters=stable_parameters,
     )
     facts = device_facts(device)
@@ -356,8 +370,10 @@ def general_schedules(problem: Problem, facts: Device) -> Iterator[tuple[Problem
 
     loose = unaligned(problem)
     yield loose, default_schedule(loose, facts)
+    plain = Schedule(vector=1, hold="reload", columns="atomic" if problem.column_outputs else Schedule().columns)
     for threads in (256, 128, 64, 32, 16, 8, 4, 2, 1):
-        schedule = Schedule(threads_per_row=threads, rows_per_block=max(1, 128 // threads), vector=1, hold="reload")
+        beside = 1 if problem.deterministic else max(1, 128 // threads)
+        schedule = replace(plain, threads_per_row=threads, rows_per_block=beside)
         if refusal(loose, schedule, facts) is None:
             yield loose, schedule
             return

@@ -44,6 +44,8 @@ class Problem:
     align     bytes every base pointer is a multiple of
     any_cols  cols is a run-time argument of the kernel (the general fallback), not a constant
     accumulate  the written gradients are added to, not overwritten
+    deterministic  the same bits in every run: no atomics on sums. Only set where there are column reductions; all else
+                is summed in a fixed order anyway
     stable_parameters  the caller promises that no kernel which may still run at the launch writes the column
                        parameters (weights at inference): a dependent launch may read them before it waits
     absent    optional tensors of the spec that are not there
@@ -58,6 +60,7 @@ class Problem:
     align: int = 16
     any_cols: bool = False
     accumulate: bool = False
+    deterministic: bool = False
     stable_parameters: bool = False
     absent: tuple[str, ...] = ()
 
@@ -93,6 +96,15 @@ class Problem:
     def dtype(self) -> DType:
         """The stored dtype of the first row input: the one the problem is named after."""
         return next(t.dtype for t in self.elem_tensors if not t.is_written)
+
+    @cached_property
+    def gradients(self) -> tuple[str, ...] | None:
+        """Backward: the tensors whose gradients are written, where not all of them are; else None."""
+        if self.direction is not Direction.BACKWARD:
+            return None
+        sources = [t.name for t in _by_role(self.spec.tensors, Role.INPUT, Role.PARAMETER) if t.name not in self.absent]
+        written = tuple(name for name in sources if f"d{name}" in {t.name for t in self.tensors if t.is_written})
+        return written if len(written) < len(sources) else None
 
     @cached_property
     def stable_tensors(self) -> frozenset[str]:
@@ -155,6 +167,7 @@ def make_problem(
     align: int = 16,
     any_cols: bool = False,
     accumulate: bool = False,
+    deterministic: bool = False,
     stable_parameters: bool = False,
     reads: Collection[str] | None = None,
     gradients: Collection[str] | None = None,
@@ -181,6 +194,7 @@ def make_problem(
     else:
         tensors = _backward_tensors(spec, here, stored, reads, gradients)
     _check_layout(tensors, cols, pitch, align)
+    sums_columns = any(t.is_written and t.kind is Kind.COL for t in tensors)
     return Problem(
         spec=spec,
         direction=Direction(direction),
@@ -191,6 +205,7 @@ def make_problem(
         align=align,
         any_cols=any_cols,
         accumulate=accumulate,
+        deterministic=deterministic and sums_columns,
         stable_parameters=stable_parameters,
         absent=tuple(sorted(without)),
     )

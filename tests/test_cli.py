@@ -169,6 +169,42 @@ def test_verify_on_the_cpu_says_ok_or_ends_with_4(tmp_path: Path, capsys: pytest
     assert "y: " in found["summary"]
 
 
+BACKWARD = ("--direction", "backward", "--shape", "24x64")
+
+
+@pytest.mark.parametrize(
+    ("options", "tensors"),
+    [
+        (("--gradients", "x"), ["dx"]),
+        (("--gradients", "weight,bias", "--accumulate"), ["dweight", "dbias"]),
+        (("--deterministic", "--accumulate"), ["dx", "dweight", "dbias"]),
+    ],
+)
+def test_verify_of_chosen_gradients_added_or_in_a_fixed_order(
+    options: tuple[str, ...], tensors: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = run(capsys, "verify", "--device", "cpu", *BACKWARD, *options)
+    assert code == 0
+    assert [name for name in ("dx", "dweight", "dbias") if f"{name}: ok" in out] == tensors
+
+
+def test_deterministic_explains_itself_and_refuses_atomics(capsys: pytest.CaptureFixture[str]) -> None:
+    why = run(capsys, "space", *BACKWARD, "--deterministic", "--why")[1]
+    assert "deterministic: atomics add the sums of blocks in whatever order these end" in why
+    atomic = "threads_per_row=16 rows_per_block=8 columns=atomic persistent=0 stages=1 params=late dependent_launch=off"
+    code, _, err = run(capsys, "show", *BACKWARD, "--deterministic", "--schedule", atomic)
+    assert code == 2
+    assert "deterministic: atomics keep the order of rows only where" in err
+
+
+def test_accumulate_shows_in_the_program(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "+= " in run(capsys, "show", *BACKWARD, "--accumulate", "--ir")[1]
+    assert "+= " not in run(capsys, "show", *BACKWARD, "--ir")[1]
+    code, _, err = run(capsys, "show", "--shape", "24x64", "--accumulate")
+    assert code == 2
+    assert "belong to the backward direction" in err
+
+
 def test_tune_without_a_gpu_predicts_and_writes_record_and_header(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,11 +22,13 @@ from normgen.spec_reader import load
 
 H200 = target("h200")
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
-# By hand: with r = rsqrt(Σx² + eps), y = x r has dx = r dy - x r³ Σ(x dy).
+# By hand: with r = rsqrt(Σx² + eps) and d = dy gain, y = x r gain has dx = r d - x r³ Σ(x d); dgain sums dy x r.
 L2NORM_BACKWARD = (
     ("r", "rsqrt(sum(x * x) + eps)"),
-    ("along_x", "sum(x * dy)"),
-    ("dx", "r * dy - x * r * r * r * along_x"),
+    ("scaled", "dy * gain"),
+    ("along_x", "sum(x * scaled)"),
+    ("dx", "r * scaled - x * r * r * r * along_x"),
+    ("dgain", "sum_rows(dy * x * r)"),
 )
 
 
@@ -65,7 +67,7 @@ def test_a_new_spec_gives_a_verified_forward_kernel(l2norm: Path, shape: tuple[i
     assert found.ok, found.summary()
     rows = [i for i, family in enumerate(inputs.families) if family == "normal"]
     x = inputs.arrays["x"][rows].astype(np.float64)
-    want = x / np.sqrt((x * x).sum(axis=1, keepdims=True) + 1e-6)
+    want = x / np.sqrt((x * x).sum(axis=1, keepdims=True) + 1e-6) * inputs.arrays["gain"].astype(np.float64)
     unit = problem.dtype.unit_roundoff
     np.testing.assert_allclose(outputs.arrays["y"][rows].astype(np.float64), want, rtol=unit + 1e-5)
 
@@ -75,7 +77,7 @@ def test_a_new_spec_gives_a_verified_forward_kernel(l2norm: Path, shape: tuple[i
 @pytest.mark.parametrize("shape", [(37, 96), (5, 123)], ids=str)
 def test_a_new_spec_gives_a_verified_backward_kernel(l2norm: Path, shape: tuple[int, int], dtype: str) -> None:
     problem = problem_for(load(l2norm), shape=shape, dtype=dtype, direction="backward")
-    assert [t.name for t in problem.tensors] == ["dx", "dy", "x"]
+    assert [t.name for t in problem.tensors] == ["dx", "dgain", "dy", "x", "gain"]
     inputs, outputs = verify.make_inputs(problem), verify.make_outputs(problem)
     program = build(emit(problem, default_schedule(problem, H200)))
     run = program.run({**inputs.arrays, **outputs.arrays}, rows=shape[0], cols=shape[1], scalars=inputs.scalars)
@@ -95,16 +97,30 @@ def test_the_commands_take_a_new_spec(l2norm: Path) -> None:
     assert "y: ok" in verified.stdout
     shown = normgen(folder, "show", "--op", "l2norm.toml", "--shape", "8192x768", "--ir", "--direction", "backward")
     assert re.search(r"store +dx", shown.stdout), shown.stderr
+    assert re.search(r"reduce +dgain *: col", shown.stdout)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:no record for")
+def test_the_readmes_kernels_agree_with_autograd(l2norm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    shown = re.search(r"<!-- example: l2norm -->\n```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert shown is not None
+    monkeypatch.chdir(l2norm.parent)
+    monkeypatch.setenv("NORMGEN_CACHE_DIR", str(l2norm.parent / "cache"))
+    exec(compile(shown[1], "README.md", "exec"), {})  # its own last lines compare
 
 
 def test_a_spec_cannot_run_python(tmp_path: Path, l2norm: Path) -> None:
     mark = tmp_path / "ran"
     evil = tmp_path / "evil.toml"
-    text = l2norm.read_text().replace("x * rsqrt(sum(x*x) + eps)", f"__import__('pathlib').Path('{mark}').touch()")
+    text = l2norm.read_text().replace(
+        "x * rsqrt(sum(x*x) + eps) * gain", f"__import__('pathlib').Path('{mark}').touch()"
+    )
     evil.write_text(text)
     done = normgen(tmp_path, "spec", "check", "evil.toml")
     assert done.returncode == 2
-    assert "evil.toml:9" in done.stderr
+    assert "evil.toml:10" in done.stderr
     assert not mark.exists()
 
 

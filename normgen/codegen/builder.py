@@ -306,7 +306,7 @@ class KernelBuilder(DependentLaunch):
         if s.cluster > 1:
             lane = "static_cast<int>(cluster_rank() * kThreads + threadIdx.x)"
         lines = [f"const int lane = {lane};"]
-        uses_slot = s.threads_per_row > WARP or s.reduce_with == "shared_tree"
+        uses_slot = bool(self.states) and (s.threads_per_row > WARP or s.reduce_with == "shared_tree")
         if s.cluster == 1 and (not whole_block or uses_slot):
             slot = "0" if whole_block else "threadIdx.x / kThreadsPerRow"
             lines.append(f"const int slot = {slot};  // this thread's row within the block")

@@ -114,7 +114,9 @@ def program_parts(problem: Problem, program: RowProgram, schedule: Schedule) -> 
 
 def launch_of(builder: KernelBuilder) -> Launch:
     s = builder.schedule
+    in_order = builder.problem.deterministic and s.columns == "atomic"  # one walker adds its rows one after another
     return Launch(
+        blocks=s.cluster if in_order else 0,
         threads=s.threads,
         rows_per_block=s.rows_per_block,
         cluster=s.cluster,

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from normgen.export.groups import Entry, Group
 from normgen.problem import Direction
-from normgen.schedule.schedule import Schedule
+from normgen.schedule.schedule import DETERMINISTIC_COLUMNS, Schedule
+from normgen.spec import Kind
 from normgen.tuning.records import Record
 from normgen.tuning.revision import generator_revision
 
@@ -55,7 +56,20 @@ def _formulas(group: Group) -> list[str]:
         wrt = ", ".join(t.name for t in group.problem.tensors if t.is_written)
         added = ", each added to what is there" if group.problem.accumulate else ""
         lines.append(f"  differentiated: {wrt} from the gradients of the outputs{added}")
-    return lines
+    return lines + _order_of_sums(group)
+
+
+def _order_of_sums(group: Group) -> list[str]:
+    """Whether sums over rows come out the same in every run."""
+    sums = ", ".join(t.name for t in group.problem.tensors if t.is_written and t.kind is Kind.COL)
+    if not sums:
+        return []
+    if group.problem.deterministic:
+        return _wrapped(f"{sums}: summed over the rows in a fixed order, the same bits in every run", "  ")
+    varying = [e for e in group.entries if e.record.schedule.columns not in DETERMINISTIC_COLUMNS]
+    shapes = [f"{e.problem.rows} x {e.problem.cols}" for e in varying]
+    by_atomics = " and ".join(["the general kernel", *(["the kernels of " + ", ".join(shapes)] if shapes else [])])
+    return _wrapped(f"{sums}: the same bits in every run; by atomics, in no fixed order: {by_atomics}", "  ")
 
 
 def _unique(values: Iterable[str]) -> list[str]:

@@ -101,7 +101,9 @@ def rebuilt(problem: Problem, *, without: Sequence[str], align: int) -> Problem:
         pitch=cols + 1,
         align=align,
         any_cols=True,
+        gradients=problem.gradients,
         accumulate=problem.accumulate,
+        deterministic=problem.deterministic,
     )
 
 
@@ -134,7 +136,9 @@ def problem_of(record: Record, spec: Spec) -> Problem:
         without=[name for name in optional if name not in names],
         pitch=key.pitch,
         align=key.align,
+        gradients=_gradients(key, spec),
         accumulate=key.accumulate,
+        deterministic=key.deterministic,
         stable_parameters=key.stable_parameters,
     )
     if ProblemKey.of(problem) != key:
@@ -142,6 +146,12 @@ def problem_of(record: Record, spec: Spec) -> Problem:
         received = ", ".join(stored)
         raise UsageError(f"a header of {key.op} {key.direction} takes {found}", received=f"a record of {received}")
     return problem
+
+
+def _gradients(key: ProblemKey, spec: Spec) -> list[str] | None:
+    """What a backward record differentiates by."""
+    backward = key.direction == Direction.BACKWARD
+    return [t.name for t in spec.tensors if t.role in _GIVEN and f"d{t.name}" in key.present] if backward else None
 
 
 _GIVEN = (Role.PARAMETER, Role.INPUT)
@@ -171,7 +181,14 @@ def _group(slot: tuple[str, int], base: Problem, entries: list[Entry]) -> Group:
     best: dict[ProblemKey, Entry] = {}
     for entry in sorted(entries, key=preference):
         best.setdefault(entry.record.problem, entry)
-    optional = tuple(t.name for t in base.spec.tensors if t.optional and t.role in _GIVEN and t.name not in base.absent)
+    optional = tuple(
+        t.name
+        for t in base.spec.tensors
+        if t.optional
+        and t.role in _GIVEN
+        and base.present & {t.name, f"d{t.name}"}
+        and t.name not in (base.gradients or ())
+    )
     nullable = tuple(t.name for t in base.tensors if t.nullable)
     chosen = sorted(best.values(), key=lambda e: (*e.order(), e.record.schedule.key))
     name, arch = slot
@@ -193,7 +210,9 @@ def _base(problem: Problem) -> Problem:
         dtypes={t.name: _stored(problem, t.name) for t in given},
         direction=problem.direction.value,
         without=without,
+        gradients=problem.gradients,
         accumulate=problem.accumulate,
+        deterministic=problem.deterministic,
         stable_parameters=problem.stable_parameters,
     )
     return replace(full, rows=1, cols=1, pitch=1)
@@ -201,11 +220,14 @@ def _base(problem: Problem) -> Problem:
 
 def _name(base: Problem) -> str:
     """layernorm_fwd_bf16, with whatever makes another signature named after it: _weight_f32, _accumulate."""
-    default = problem_for(base.spec, shape=(1, 1), dtype=base.dtype.name, direction=base.direction.value)
+    default = problem_for(
+        base.spec, shape=(1, 1), dtype=base.dtype.name, direction=base.direction.value, gradients=base.gradients
+    )
     usual = {t.name: t.dtype for t in default.tensors}
     others = {t.name: t.dtype for t in base.tensors if usual.get(t.name, F32) != t.dtype}
     if base.direction is Direction.BACKWARD:  # a gradient is stored like its tensor: name the pair once
         others = {n: d for n, d in others.items() if not (n.startswith("d") and n[1:] in others)}
     parts = [base.name, *(f"{n}_{d.name}" for n, d in others.items()), *(f"without_{n}" for n in base.absent)]
-    promises = {"accumulate": base.accumulate, "stable_parameters": base.stable_parameters}
-    return "_".join([*parts, *(name for name, holds in promises.items() if holds)])
+    parts += ["only", *(f"d{name}" for name in base.gradients)] if base.gradients else []
+    promises = ("accumulate", "deterministic", "stable_parameters")
+    return "_".join([*parts, *(name for name in promises if getattr(base, name))])

@@ -41,6 +41,7 @@ def problem_for(
     align: int = 16,
     any_cols: bool = False,
     accumulate: bool = False,
+    deterministic: bool = False,
     stable_parameters: bool = False,
 ) -> Problem:
     """As `make_problem`; a backward problem reads exactly the tensors its derived program loads.
@@ -62,6 +63,7 @@ def problem_for(
         align=align,
         any_cols=any_cols,
         accumulate=accumulate,
+        deterministic=deterministic,
         stable_parameters=stable_parameters,
     )
     if direction != Direction.BACKWARD:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from normgen.device import Device
 from normgen.problem import Problem, TensorUse
-from normgen.schedule.schedule import Schedule
+from normgen.schedule.schedule import DETERMINISTIC_COLUMNS, Schedule
 from normgen.spec import Kind
 
 _NO_COLUMNS = Schedule().columns
@@ -330,6 +330,12 @@ def _columns(problem: Problem, s: Schedule, _: Device) -> str | None:
         return "there are no column reductions to sum" if s.columns != _NO_COLUMNS else None
     if problem.any_cols and s.columns != "atomic":
         return "cols is a run-time value: column sums go straight to memory (columns = atomic)"
+    if problem.deterministic and s.columns not in DETERMINISTIC_COLUMNS:
+        if s.columns != "atomic":
+            return "deterministic: atomics add the sums of blocks in whatever order these end; columns = partials_*"
+        if s.rows_per_block > 1 or s.edges == "peel":
+            return "deterministic: atomics keep the order of rows only where one thread owns a column in all of them"
+        return None
     if s.columns in ("atomic", "shared_atomic"):
         return None
     if not s.persistent:
@@ -441,6 +447,13 @@ def searched_cluster(problem: Problem, s: Schedule, device: Device) -> str | Non
         return "not searched: clusters for rows that one block holds, unless rows are fewer than half the SMs"
     if steps_per_lane(problem, s) > 16:
         return "not searched: clusters with more than 16 vectors a thread"
+    return None
+
+
+def searched_columns(problem: Problem, s: Schedule, _: Device) -> str | None:
+    """Search policy: deterministic atomics need a single block for all rows, fit for a general kernel only."""
+    if problem.deterministic and s.columns == "atomic":
+        return "not searched: one block that walks all rows"
     return None
 
 

@@ -23,6 +23,7 @@ from normgen.schedule.legality import (
     plain_only,
     refusal,
     searched_cluster,
+    searched_columns,
     searched_launch,
     searched_tile,
     steps_per_lane,
@@ -155,7 +156,7 @@ def space(problem: Problem, device: Device) -> Space:
                 {n: v[:1] for n, v in values.items()} | {"unroll": values["unroll"]} if plain is not None else values
             )
             for schedule in _points(base, FREE_KNOBS, _promising(problem, base, device, lists, refusals)):
-                reason = refusal(problem, schedule, device, (*FREE, searched_launch))
+                reason = refusal(problem, schedule, device, (*FREE, searched_launch, searched_columns))
                 if reason is None:
                     legal.append(schedule)
                 else:
@@ -339,7 +340,8 @@ def _with_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
 def fallback_schedule(problem: Problem) -> Schedule:
     """The schedule of an exported header's general kernel: any cols, any row pitch and any alignment; never tuned.
 
-    A block owns a row, reads it once a look and element by element; formulas as written.
+    A block owns a row, reads it once a look and element by element; formulas as written. Where sums of columns must be
+    deterministic, that one block walks all rows.
     """
     writes_columns = any(t.is_written and t.kind is Kind.COL for t in problem.tensors)
     columns = "atomic" if writes_columns else Schedule().columns

@@ -2,7 +2,7 @@
 
 schema         2-digit layout version; a reader refuses others
 op, spec_sha256, direction, rows, cols, dtypes, pitch, align, any_cols, accumulate      the problem
-stable_parameters  the same; there only when true
+deterministic  the same bits in every run, stable_parameters: promises; there only when true
 cache          cold: every launch finds its data in DRAM; hot: in L2
 schedule       every knob
 outcome        ok | illegal | compile_error | launch_error | timeout | wrong_result | worker_died | predicted
@@ -21,12 +21,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from normgen.problem import Problem
-from normgen.schedule.schedule import Schedule, schedule_from
+from normgen.schedule.schedule import DETERMINISTIC_COLUMNS, Schedule, schedule_from
 from normgen.tuning.statistics import Times
 
 SCHEMA = 1
@@ -69,6 +69,7 @@ class ProblemKey:
     align: int
     any_cols: bool = False
     accumulate: bool = False
+    deterministic: bool = False
     stable_parameters: bool = False
 
     @staticmethod
@@ -84,14 +85,14 @@ class ProblemKey:
             align=problem.align,
             any_cols=problem.any_cols,
             accumulate=problem.accumulate,
+            deterministic=problem.deterministic,
             stable_parameters=problem.stable_parameters,
         )
 
     def as_dict(self) -> dict[str, Any]:
+        """In a record's line; a promise only where it is made."""
         plain = asdict(self) | {"dtypes": dict(self.dtypes)}
-        if not self.stable_parameters:
-            del plain["stable_parameters"]
-        return plain
+        return {name: value for name, value in plain.items() if value or name not in _PROMISES}
 
     @property
     def present(self) -> frozenset[str]:
@@ -113,6 +114,7 @@ class ProblemKey:
             self.align,
             self.any_cols,
             self.accumulate,
+            self.deterministic,
             self.stable_parameters,
         )
 
@@ -163,6 +165,15 @@ class Record:
         copy_us = self.roofs_us.get("copy")
         return self.us / copy_us if self.us and copy_us else None
 
+    def serves(self, key: ProblemKey) -> bool:
+        """Whether the record is one of this problem.
+
+        A deterministic one is served by every record whose kernel sums columns in a fixed order, promised or not.
+        """
+        if key.deterministic and self.schedule.columns in DETERMINISTIC_COLUMNS:
+            return replace(self.problem, deterministic=True) == key
+        return self.problem == key
+
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values in the fixed key order of the file format."""
         key = self.problem.as_dict()
@@ -199,7 +210,7 @@ class Record:
 
 
 _PROBLEM_FIELDS = ("op", "spec_sha256", "direction", "rows", "cols", "pitch", "align", "any_cols", "accumulate")
-_PROMISES = ("stable_parameters",)  # fields of the problem that a line may leave out: not promised
+_PROMISES = ("deterministic", "stable_parameters")  # fields of the problem that a line may leave out: not promised
 _OPTIONAL = ("roofs_us",)  # younger than the first records
 _DERIVED = ("schema", "gb_per_s", "percent_of_roof", "dtypes")
 _PLAIN = (

@@ -208,7 +208,7 @@ def best_record(
 
 
 def _of_problem(key: ProblemKey, records: Iterable[Record]) -> list[Record]:
-    return [r for r in records if r.problem == key and r.outcome.is_usable]
+    return [r for r in records if r.serves(key) and r.outcome.is_usable]
 
 
 def _slot(record: Record) -> tuple[object, ...]:

@@ -43,6 +43,9 @@ def tune(
     without: Collection[str] = (),
     pitch: int | None = None,
     align: int = 16,
+    gradients: Collection[str] | None = None,
+    accumulate: bool = False,
+    deterministic: bool = False,
     stable_parameters: bool = False,
     progress: Progress | None = None,
     output: Path | None = None,
@@ -56,6 +59,7 @@ def tune(
     op        a built-in spec's name, or the path of a TOML file
     dtype     of the first input; `dtypes` (tensor name -> dtype) where others differ; `without`: absent tensors
     device    a GPU's number; "cpu": predict for `target`; None: the first GPU, else predict
+    gradients, accumulate, deterministic  as in `problem_for`: of backward kernels
     cache     "cold": every launch finds its data in DRAM; "hot": in L2
     trials    candidates at most; budget_s: seconds in all
     stable_parameters  the promise of `Problem.stable_parameters`, for kernels launched early
@@ -89,6 +93,9 @@ def tune(
                 without=without,
                 pitch=pitch,
                 align=align,
+                gradients=gradients,
+                accumulate=accumulate,
+                deterministic=deterministic,
                 stable_parameters=stable_parameters,
             )
         run = stack.enter_context(
@@ -193,9 +200,10 @@ def command_of(op: str, problem: Problem, *, cache: Cache, seed: int, target: De
     words += ["--op", op] if op != "layernorm" else []
     words += ["--dtype", problem.dtype.name] if problem.dtype.name != "f32" else []
     words += ["--direction", problem.direction.value] if problem.direction.value != "forward" else []
-    present = problem.present | {t.name[1:] for t in problem.tensors if problem.direction.value == "backward"}
-    for tensor in problem.spec.tensors:
-        words += ["--without", tensor.name] if tensor.optional and tensor.name not in present else []
+    words += ["--without", ",".join(problem.absent)] if problem.absent else []
+    words += ["--gradients", ",".join(problem.gradients)] if problem.gradients else []
+    words += ["--accumulate"] if problem.accumulate else []
+    words += ["--deterministic"] if problem.deterministic else []
     words += ["--pitch", str(problem.pitch)] if problem.pitch != problem.cols else []
     words += ["--align", str(problem.align)] if problem.align != 16 else []
     words += ["--stable-parameters"] if problem.stable_parameters else []

@@ -122,7 +122,10 @@ def _saved(forward: Reference, name: str, tensors: Tensors, scalars: Scalars) ->
 @register("layernorm", "backward")
 def _layernorm_backward(tensors: Tensors, scalars: Scalars) -> dict[str, Array]:
     """dx = rstd (wdy - mean(wdy) - xhat mean(wdy xhat)), wdy = dy weight, xhat = (x - mean) rstd."""
-    dy, rstd = tensors["dy"], _saved(_layernorm, "rstd", tensors, scalars).reshape(-1, 1)
+    dy = tensors["dy"]
+    if "x" not in tensors:  # a kernel of dbias alone
+        return {"dbias": dy.sum(axis=0)}
+    rstd = _saved(_layernorm, "rstd", tensors, scalars).reshape(-1, 1)
     xhat = (tensors["x"] - _saved(_layernorm, "mean", tensors, scalars).reshape(-1, 1)) * rstd
     wdy = dy * tensors["weight"] if "weight" in tensors else dy
     along_mean = wdy.mean(axis=1, keepdims=True)
@@ -134,7 +137,10 @@ def _layernorm_backward(tensors: Tensors, scalars: Scalars) -> dict[str, Array]:
 @register("rmsnorm", "backward")
 def _rmsnorm_backward(tensors: Tensors, scalars: Scalars) -> dict[str, Array]:
     """dx = rstd (wdy - xhat mean(wdy xhat)), wdy = dy weight, xhat = x rstd."""
-    dy, rstd = tensors["dy"], _saved(_rmsnorm, "rstd", tensors, scalars).reshape(-1, 1)
+    dy = tensors["dy"]
+    if "x" not in tensors:  # a kernel of dbias alone
+        return {"dbias": dy.sum(axis=0)}
+    rstd = _saved(_rmsnorm, "rstd", tensors, scalars).reshape(-1, 1)
     xhat = tensors["x"] * rstd
     wdy = dy * tensors["weight"] if "weight" in tensors else dy
     along_xhat = np.einsum("rc,rc->r", wdy, xhat)[:, None] / dy.shape[1]

@@ -77,7 +77,7 @@ def wrong_backward(cases: Sequence[Case], executor: Executor, *, seed: int) -> I
 
 
 def is_deterministic(problem: Problem, schedule: Schedule) -> bool:
-    return not column_outputs(problem) or schedule.columns in DETERMINISTIC_COLUMNS
+    return not column_outputs(problem) or schedule.columns in DETERMINISTIC_COLUMNS or problem.deterministic
 
 
 def calls(kernel: Built, inputs: verify.Inputs, deterministic: bool, *, chain: int, seed: int) -> list[str]:

@@ -46,11 +46,17 @@ def single_records() -> dict[str, list[Record]]:
         "softmax_f16": [record("softmax", shape="64x4096", dtype="f16")],
         "rmsnorm_mixed": [record("rmsnorm", shape="64x1000", dtype="f16", dtypes={"weight": "f32"})],
         "rmsnorm_backward_clusters": [record("rmsnorm", shape="4096x4096", direction="backward", schedule=CLUSTERS)],
+        "layernorm_backward_deterministic": [record(shape="64x256", direction="backward", deterministic=True)],
+        "layernorm_backward_only_dx": [record(shape="64x256", direction="backward", gradients=("x",))],
+        "rmsnorm_backward_only_dweight": [
+            record("rmsnorm", shape="64x256", direction="backward", gradients=["weight"])
+        ],
         "rmsnorm_backward_accumulate": [record("rmsnorm", shape="64x256", direction="backward", accumulate=True)],
     }
 
 
-ALONE = {name: records for name, records in single_records().items() if not name.startswith("layernorm")}
+IN_THE_PROGRAM = ("layernorm", "layernorm_bf16_backward")
+ALONE = {name: records for name, records in single_records().items() if name not in IN_THE_PROGRAM}
 DEPENDENT = Schedule(
     threads_per_row=32, rows_per_block=4, vector=4, hold="registers", persistent=2, unroll=0, dependent_launch="on"
 )
@@ -83,6 +89,39 @@ def test_a_header_with_a_dependent_launch_compiles_for_sm_90_and_refuses_older_g
     assert nvcc("-c", path, "-o", tmp_path / "header.o").returncode == 0
     older = nvcc("-arch=sm_80", "-c", path, "-o", tmp_path / "header.o")
     assert "layernorm_bwd_f32 needs sm_90 or newer" in older.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "arguments"),
+    [
+        (
+            "layernorm_backward_deterministic",
+            "layernorm_bwd_f32_deterministic",
+            "dx dweight dbias dy x weight mean rstd",
+        ),
+        ("layernorm_backward_only_dx", "layernorm_bwd_f32_only_dx", "dx dy x weight mean rstd"),
+        ("rmsnorm_backward_only_dweight", "rmsnorm_bwd_f32_only_dweight", "dweight dy x rstd"),
+        ("rmsnorm_backward_accumulate", "rmsnorm_bwd_f32_accumulate", "dx dweight dy x weight rstd"),
+    ],
+)
+def test_a_header_is_named_after_its_promise_and_takes_its_tensors(name: str, function: str, arguments: str) -> None:
+    (header,) = headers_of(single_records()[name])
+    assert header.file_name == f"{function}_sm90.cu"
+    signature = header.text.rpartition(f"inline cudaError_t {function}(")[2].partition(")")[0]
+    pointers = [word.strip(",*") for word in signature.partition("int rows")[0].split() if word.endswith(",")]
+    assert pointers == arguments.split()
+
+
+def test_a_deterministic_header_has_no_grid_of_atomics() -> None:
+    (header,) = headers_of(single_records()["layernorm_backward_deterministic"])
+    said = "dweight, dbias: summed over the rows in a fixed order, the same bits in every run"
+    assert said in header.text
+    (varying,) = headers_of([record(shape="64x256", direction="backward")])
+    assert said not in varying.text
+    assert "in no fixed order: the general kernel" in varying.text
+    one_block = launch_values(Launch(threads=256, blocks=1, min_blocks=1))
+    assert header.text.count(f"{{{one_block}}}") == 3  # with weight, bias and both
+    assert one_block not in varying.text
 
 
 CHAINED = Schedule(threads_per_row=256, vector=8, hold="registers", unroll=0, params="early", dependent_launch="start")

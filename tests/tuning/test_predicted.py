@@ -104,6 +104,18 @@ def test_a_problem_of_one_row_is_checked_on_every_family_of_rows() -> None:
 
 def test_the_command_says_only_what_differs_from_the_defaults() -> None:
     assert command_of("layernorm", PROBLEM, cache=Cache.COLD, seed=0, target=None) == ("normgen tune --shape 8192x768")
+    backward = problem_for(
+        *(load("layernorm"),),
+        **{"shape": "8x768", "direction": "backward", "gradients": ["x", "weight"], "without": ["bias"]},
+        **{"accumulate": True, "deterministic": True},
+    )
+    assert command_of("layernorm", backward, cache=Cache.COLD, seed=0, target=None) == (
+        "normgen tune --shape 8x768 --direction backward --without bias --accumulate --deterministic"
+    )
+    frozen = problem_for(load("layernorm"), shape="8x768", direction="backward", gradients=["x"])
+    assert command_of("layernorm", frozen, cache=Cache.COLD, seed=0, target=None) == (
+        "normgen tune --shape 8x768 --direction backward --gradients x"
+    )
     other = problem_for(load("rmsnorm"), shape="4x64", dtype="bf16", without=("weight",), pitch=80, align=4)
     assert command_of("rmsnorm", other, cache=Cache.HOT, seed=3, target=H200) == (
         "normgen tune --shape 4x64 --op rmsnorm --dtype bf16 --without weight --pitch 80 --align 4 "

@@ -47,12 +47,27 @@ def test_a_line_reads_back_as_the_record_it_was() -> None:
     assert parse_line(line).line() == line
 
 
-def test_a_promise_is_part_of_the_line_only_where_it_is_made() -> None:
+@pytest.mark.parametrize("promise", ["deterministic", "stable_parameters"])
+def test_a_promise_is_part_of_the_line_only_where_it_is_made(promise: str) -> None:
     plain = record()
-    promised = dataclasses.replace(plain, problem=dataclasses.replace(plain.problem, stable_parameters=True))
-    assert "stable_parameters" not in plain.line()
+    promised = dataclasses.replace(plain, problem=dataclasses.replace(plain.problem, **{promise: True}))
+    assert promise not in plain.line()
+    assert json.loads(promised.line())[promise] is True
     assert parse_line(promised.line()) == promised
     assert promised.problem.slot() != plain.problem.slot()
+
+
+def test_a_deterministic_problem_is_served_by_every_kernel_that_sums_in_a_fixed_order() -> None:
+    plain = record().problem
+    promised = dataclasses.replace(plain, deterministic=True)
+    fixed = record(schedule=Schedule(columns="partials_two_kernels"))
+    varying = record(schedule=Schedule(columns="register_atomic"))
+    assert fixed.serves(plain)
+    assert fixed.serves(promised)
+    assert varying.serves(plain)
+    assert not varying.serves(promised)
+    assert not fixed.serves(dataclasses.replace(promised, cols=promised.cols + 1))
+    assert not record(problem=promised).serves(plain)
 
 
 def test_both_copies_of_a_roof_are_kept_and_an_older_line_without_them_stays_as_it_was() -> None:
