@@ -28,11 +28,12 @@ if TYPE_CHECKING:
 @json_option
 @click.option("--cache", type=click.Choice(["cold", "hot"]), default="cold", show_default=True)
 @click.option("--limit", type=click.IntRange(min=1), help="Measure a stratified sample of so many schedules.")
+@click.option("--best", type=click.IntRange(min=0), default=0, help="And so many that the cost model calls fastest.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="File (default: named by the problem).")
 @click.option("--device", type=int, default=0, show_default=True, help="Number of a GPU.")
 @click.option("--seed", type=int, default=0, show_default=True)
 def sweep(
-    as_json: bool, cache: str, limit: int | None, out: Path | None, device: int, seed: int, **options: Any
+    as_json: bool, cache: str, limit: int | None, best: int, out: Path | None, device: int, seed: int, **options: Any
 ) -> None:
     """Measure every legal schedule of a problem, or a sample, into one file that `replay` reads.
 
@@ -51,16 +52,18 @@ def sweep(
         best = f", best {progress.best_us:.2f} us" if progress.best_us else ""
         click.echo(f"{progress.done} of {progress.total}{best}", err=True)
 
-    found = sweep_on_gpu(problem, cache=Cache(cache), path=path, limit=limit, index=device, seed=seed, tell=tell)
+    found = sweep_on_gpu(
+        problem, cache=Cache(cache), path=path, limit=limit, best=best, index=device, seed=seed, tell=tell
+    )
     outcomes = dict(sorted(Counter(p.outcome.value for p in found.points).items()))
-    best, header = found.optimum, found.header
+    optimum, header = found.optimum, found.header
     if as_json:
         figures = {"roof_us": header.roof_us, "noise_floor": header.noise_floor}
         counts = {"file": str(path), "points": len(found.points), "outcomes": outcomes}
-        show({**counts, **figures, "best": best.schedule.as_dict(), "best_us": best.us})
+        show({**counts, **figures, "best": optimum.schedule.as_dict(), "best_us": optimum.us})
         return
     click.echo(f"{path}: {len(found.points)} of {header.legal} points, {outcomes}")
-    click.echo(f"best {best.us:.2f} us, roof {header.roof_us:.2f} us: {best.schedule}")
+    click.echo(f"best {optimum.us:.2f} us, roof {header.roof_us:.2f} us: {optimum.schedule}")
 
 
 @click.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -67,8 +68,14 @@ def kernel_name(problem: Problem, schedule: Schedule) -> str:
 
 def passes_of(problem: Problem, schedule: Schedule) -> list[tuple[str, RowProgram]]:
     """The program after every pass, named: what `normgen show --ir` prints."""
-    steps = rewrites.passes(written_program(problem), schedule)
-    return [*steps, ("hoist row divisions", hoist_row_divisions(steps[-1][1]))]
+    return list(_passes(problem, schedule.variance, schedule.softmax))
+
+
+@functools.lru_cache(maxsize=32)
+def _passes(problem: Problem, variance: str, softmax: str) -> tuple[tuple[str, RowProgram], ...]:
+    """Thousands of schedules share a few programs, and a program takes four times as long as its text."""
+    steps = rewrites.passes(written_program(problem), Schedule(variance=variance, softmax=softmax))
+    return *steps, ("hoist row divisions", hoist_row_divisions(steps[-1][1]))
 
 
 def emit(problem: Problem, schedule: Schedule) -> Module:

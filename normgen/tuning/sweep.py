@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from normgen.device import Device
 from normgen.errors import NormgenError, NothingValidError, UsageError
 from normgen.problem import Problem
 from normgen.schedule.schedule import Schedule
@@ -30,7 +31,8 @@ from normgen.tuning.sweep_file import Header, Point, Sweep, SweepWriter, header_
 
 BATCH = 32
 AHEAD = 6  # batches in the compilers while one is on the GPU
-POLICY = Policy(screen_samples=8, drop_after=6, margin=0.05)
+# Three samples place what is far behind; a legal set is mostly that, and each further one is half a millisecond.
+POLICY = Policy(screen_samples=8, drop_after=3, margin=0.3)
 REFERENCE = "reference"  # the key under which the default schedule stays loaded
 FINAL_POINTS = 32
 FINAL_SAMPLES = 30
@@ -249,8 +251,9 @@ def sweep(
     limit: int | None,
     seed: int,
     header: Callable[[float | None, float], Header],
+    first: Sequence[Schedule] = (),
 ) -> Sweep:
-    """Measure what `path` does not hold yet of the legal set, or of a sample of `limit`; the whole sweep.
+    """Measure what `path` does not hold yet of the legal set, or of `first` and a sample of `limit`; the whole sweep.
 
     `header(roof_us, noise_floor)` describes a new file. Raises UsageError when the file is of another problem,
     device, cache policy or generator.
@@ -259,9 +262,9 @@ def sweep(
     fresh, before = header(roof_us, noise_floor), resumed(path)
     if before is not None:
         _check_same(before.header, fresh, path)
-    wanted = sample_of(legal, limit, seed=seed)
+    wanted = list(dict.fromkeys([*first, *sample_of(legal, limit, seed=seed)]))
     if fresh.default not in wanted:
-        wanted = [fresh.default, *wanted[: max(0, len(wanted) - 1) if limit else None]]
+        wanted = [fresh.default, *wanted[: max(len(first), len(wanted) - 1) if limit else None]]
     known = {p.schedule for p in before.points} if before else set()
     writer = SweepWriter(path, before.header if before else fresh)
     try:
@@ -289,6 +292,15 @@ def _check_same(old: Header, new: Header, path: Path) -> None:
         raise UsageError(f"{path} was measured with another generator", hint="write to another file with --out")
 
 
+def called_fastest(
+    problem: Problem, legal: Sequence[Schedule], facts: Device, cache: Cache, *, count: int
+) -> list[Schedule]:
+    """The first `count` by the cost model, of equal predictions the plainer ones first."""
+    hot = cache is Cache.HOT
+    keys = {s: (parts.predicted_us(problem, s, facts, hot=hot), len(str(s)), s.key) for s in legal} if count else {}
+    return sorted(keys, key=lambda s: keys[s])[:count]
+
+
 def to_stderr(line: str) -> None:
     print(line, file=sys.stderr)
 
@@ -299,11 +311,15 @@ def sweep_on_gpu(
     cache: Cache,
     path: Path,
     limit: int | None = None,
+    best: int = 0,
     index: int = 0,
     seed: int = 0,
     tell: Callable[[Progress], None] = lambda _: None,
 ) -> Sweep:
-    """Sweep the problem on GPU `index`. Raises NoDeviceError without one, else as `sweep`."""
+    """Sweep the problem on GPU `index`. Raises NoDeviceError without one, else as `sweep`.
+
+    best   beside a sample of `limit`, so many schedules that the cost model calls fastest: its first choice among them
+    """
     from normgen.cuda.runtime import device_facts
     from normgen.tuning.isolated import WorkerBench
     from normgen.tuning.measured import BENCH, processes
@@ -346,4 +362,5 @@ def sweep_on_gpu(
                 seed=seed,
             )
 
-        return sweep(sweeper, legal, path=path, limit=limit, seed=seed, header=header)
+        first = called_fastest(problem, legal, facts, cache, count=best)
+        return sweep(sweeper, legal, path=path, limit=limit, seed=seed, header=header, first=first)

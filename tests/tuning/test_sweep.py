@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,13 +14,17 @@ from typing import Any
 import pytest
 
 from normgen.codegen.module import Module
+from normgen.device import TARGETS
 from normgen.errors import UsageError
 from normgen.problem import Problem
+from normgen.program.source import problem_for
 from normgen.schedule.schedule import Schedule
+from normgen.spec_reader import load
+from normgen.tuning import parts
 from normgen.tuning.bench import Check, DeviceLostError
 from normgen.tuning.builder import Builder
-from normgen.tuning.records import Outcome
-from normgen.tuning.sweep import REFERENCE, Progress, Sweeper, sample_of, sweep
+from normgen.tuning.records import Cache, Outcome
+from normgen.tuning.sweep import POLICY, REFERENCE, Progress, Sweeper, called_fastest, sample_of, sweep
 from normgen.tuning.sweep_file import Header, Sweep, header_of, read_sweep
 from tests.tuning.simulated import problem
 from tests.tuning.test_campaign import SimulatedBench, compile_now, emit
@@ -64,7 +69,13 @@ def describe(legal: Sequence[Schedule], **changed: Any) -> Any:
 
 
 def swept(
-    path: Path, bench: SweptBench, *, legal: Sequence[Schedule] = SOME, limit: int | None = None, **changed: Any
+    path: Path,
+    bench: SweptBench,
+    *,
+    legal: Sequence[Schedule] = SOME,
+    limit: int | None = None,
+    first: Sequence[Schedule] = (),
+    **changed: Any,
 ) -> Sweep:
     said: list[Progress] = []
     sweeper = Sweeper(
@@ -74,7 +85,7 @@ def swept(
         seed=3,
         tell=said.append,
     )
-    found = sweep(sweeper, legal, path=path, limit=limit, seed=3, header=describe(legal, **changed))
+    found = sweep(sweeper, legal, path=path, limit=limit, seed=3, header=describe(legal, **changed), first=first)
     assert not said or said[-1].done == said[-1].total
     return found
 
@@ -160,6 +171,42 @@ def test_a_complete_file_is_not_measured_again_and_a_larger_sample_adds_to_it(tm
     assert len(more.points) >= 160
 
 
+def test_a_sample_holds_what_was_asked_for_first(tmp_path: Path) -> None:
+    first = [s for s in SOME if s.variance == "two_pass"][7:12]
+    found = swept(tmp_path / "a.jsonl.xz", SweptBench(), limit=20, first=first)
+    measured = {p.schedule for p in found.points}
+    assert {*first, DEFAULT} <= measured
+    assert 20 <= len(measured) <= 26
+
+
+def test_the_first_choices_are_the_cost_models_and_of_equals_the_plainest() -> None:
+    asked = problem_for(load("rmsnorm"), shape="4096x4096", dtype="bf16")
+    legal = parts.legal_space(asked, TARGETS["h200"]).legal
+    chosen = called_fastest(asked, legal, TARGETS["h200"], Cache.COLD, count=8)
+    told = sorted(parts.predicted_us(asked, s, TARGETS["h200"]) for s in legal)
+    assert [parts.predicted_us(asked, s, TARGETS["h200"]) for s in chosen] == told[:8]
+    assert len(str(chosen[0])) <= min(len(str(s)) for s in chosen[:2])
+    assert called_fastest(asked, legal, TARGETS["h200"], Cache.COLD, count=0) == []
+
+
+def test_what_is_far_behind_gets_three_samples_and_what_is_near_all(tmp_path: Path) -> None:
+    bench = SweptBench()
+    taken: Counter[str] = Counter()
+    sample = bench.sample
+
+    def counted(key: str) -> float:
+        taken[key] += 1
+        return sample(key)
+
+    bench.sample = counted  # type: ignore[method-assign]
+    swept(tmp_path / "a.jsonl.xz", bench)
+    timed = {s: taken[s.key] for s in SOME if taken[s.key]}
+    far = [n for s, n in timed.items() if truth(s) > 1.7 * OPTIMUM]
+    near = [n for s, n in timed.items() if truth(s) < 1.1 * OPTIMUM]
+    assert statistics.median(far) == POLICY.drop_after
+    assert min(near) >= POLICY.screen_samples
+
+
 @pytest.mark.parametrize(
     "changed", [{"cache": "hot"}, {"device": {"name": "another"}}, {"versions": {"generator": "cd"}}]
 )
@@ -202,9 +249,6 @@ def test_a_file_that_is_no_sweep_is_refused(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.gpu
 def test_a_small_sweep_on_a_device(tmp_path: Path) -> None:
-    from normgen.program.source import problem_for
-    from normgen.spec_reader import load
-    from normgen.tuning.records import Cache
     from normgen.tuning.sweep import sweep_on_gpu
 
     asked = problem_for(load("rmsnorm"), shape="64x1024", dtype="bf16")
