@@ -14,20 +14,25 @@ from normgen.problem import Problem
 from normgen.program.rewrites import applicable
 from normgen.program.source import written_program
 from normgen.schedule.legality import (
+    CUT,
     FREE,
-    ONE_KNOB,
     STRUCTURAL,
     column_outputs,
     held_bytes_per_thread,
     held_register_limit,
-    plain_only,
     refusal,
+    steps_per_lane,
+    sums_in_registers,
+)
+from normgen.schedule.policy import (
+    ONE_KNOB,
+    plain_only,
     searched_cluster,
     searched_columns,
     searched_launch,
+    searched_method,
+    searched_place,
     searched_tile,
-    steps_per_lane,
-    sums_in_registers,
 )
 from normgen.schedule.schedule import CHAINED, KNOBS, Schedule
 from normgen.spec import Kind
@@ -71,17 +76,9 @@ BACKWARD_KNOBS: dict[str, tuple[Any, ...]] = {
     "params": ("late", "kept"),
     "dependent_launch": ("off", "on", "start", "end"),
 }
-STRUCTURAL_KNOBS = (
-    "threads_per_row",
-    "rows_per_block",
-    "cluster",
-    "vector",
-    "hold",
-    "edges",
-    "copy",
-    "persistent",
-    "stages",
-)
+CUT_KNOBS = ("threads_per_row", "rows_per_block", "cluster", "vector", "edges")  # how rows are cut
+PLACE_KNOBS = ("hold", "copy", "persistent", "stages")  # where they wait, and how many
+STRUCTURAL_KNOBS = (*CUT_KNOBS, *PLACE_KNOBS)
 METHOD_KNOBS = ("reduce_with", "variance", "softmax", "columns")
 FREE_KNOBS = tuple(name for name in KNOBS if name not in (*STRUCTURAL_KNOBS, *METHOD_KNOBS))
 
@@ -137,7 +134,7 @@ def space(problem: Problem, device: Device) -> Space:
     values = knob_values(problem, applicable(written_program(problem)))
     legal: list[Schedule] = []
     refusals: dict[str, Refusal] = {}
-    for structure in _points(Schedule(params="late", unroll=1), STRUCTURAL_KNOBS, values):
+    for structure in _structures(problem, device, values, refusals):
         reason = refusal(problem, structure, device, (*STRUCTURAL, searched_tile, searched_cluster, searched_place))
         if reason is not None:
             _count(refusals, reason, structure)
@@ -165,6 +162,19 @@ def space(problem: Problem, device: Device) -> Space:
     return Space(problem=problem, device=device, legal=tuple(legal), refusals=tuple(ordered))
 
 
+def _structures(
+    problem: Problem, device: Device, values: Mapping[str, tuple[Any, ...]], refusals: dict[str, Refusal]
+) -> Iterator[Schedule]:
+    """Cuts of a row that are legal by themselves, with every place and number of rows: most of the product is not."""
+    places = math.prod(len(values[n]) for n in PLACE_KNOBS)
+    for cut in _points(Schedule(params="late", unroll=1), CUT_KNOBS, values):
+        reason = refusal(problem, cut, device, CUT)
+        if reason is None:
+            yield from _points(cut, PLACE_KNOBS, values)
+        else:
+            _count(refusals, reason, cut, places)
+
+
 def _promising(
     problem: Problem,
     base: Schedule,
@@ -186,37 +196,6 @@ def _promising(
                 points = math.prod(len(left[n]) for n in FREE_KNOBS if n != name)
                 _count(refusals, reason, example, points)
     return left
-
-
-def searched_place(problem: Problem, s: Schedule, _: Device) -> str | None:
-    """Search policy: copies past the registers pay for long rows, of which registers hold too few bytes under way."""
-    columns = column_outputs(problem) > 0
-    if s.copy == "direct":
-        if columns and s.hold == "shared":
-            return "not searched: column sums of rows that wait in shared memory without asynchronous copies"
-        if s.hold == "hybrid" and (s.rows_per_block > 1 or s.persistent):
-            return "not searched: half a row in registers with several rows a block"
-        return None
-    if s.vector * problem.dtype.bytes != 16:
-        return "not searched: asynchronous copies of less than 16 bytes a thread"
-    if columns and (problem.cols * problem.dtype.bytes < 4096 or s.threads_per_row < 64 or s.rows_per_block > 1):
-        return "not searched: column sums of rows below 4096 bytes, 64 threads or a block by asynchronous copies"
-    if columns and s.persistent > 2:
-        return "not searched: column sums by asynchronous copies, with more than two blocks an SM"
-    if not columns and (s.persistent or s.rows_per_block > 1 or held_bytes_per_thread(problem, s) <= 64):
-        return "not searched: asynchronous copies of rows that registers hold in four vectors a thread"
-    return None
-
-
-def searched_method(s: Schedule) -> str | None:
-    """Search policy: past the registers, or half in them, go the rows of the best methods only."""
-    if s.copy == "direct" and s.hold != "hybrid":
-        return None
-    if s.reduce_with != "shuffle" or s.variance in ("welford", "shifted"):
-        return "not searched: asynchronous copies and hybrid rows with other trees and one-look variances"
-    if s.columns != Schedule().columns:
-        return "not searched: asynchronous copies and hybrid rows with column sums other than partials_two_kernels"
-    return None
 
 
 def _points(base: Schedule, names: tuple[str, ...], values: Mapping[str, tuple[Any, ...]]) -> Iterator[Schedule]:

@@ -14,7 +14,8 @@ from normgen.device import target
 from normgen.errors import NormgenError
 from normgen.problem import Problem
 from normgen.program.source import problem_for
-from normgen.schedule.legality import CHAINED_BYTES, refusal
+from normgen.schedule.legality import refusal
+from normgen.schedule.policy import CHAINED_BYTES
 from normgen.schedule.schedule import CHAINED, Schedule, schedule_from
 from normgen.schedule.space import space
 from normgen.spec_reader import load

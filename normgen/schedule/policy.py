@@ -1,0 +1,151 @@
+"""Which of the legal schedules are searched: each rule is a finding about where a choice cannot win.
+
+As in legality, a rule is a function (problem, schedule, device) -> sentence or None.
+"""
+
+from __future__ import annotations
+
+from normgen.device import Device
+from normgen.problem import Problem
+from normgen.schedule.legality import (
+    Rule,
+    column_outputs,
+    dependent_launch,
+    held_bytes_per_thread,
+    params_registers,
+    persistent,
+    steps_per_lane,
+    unroll,
+)
+from normgen.schedule.schedule import Schedule
+
+CHAINED_BYTES = 768 << 20  # an early start gains 0.2 % at 16384x8192 bf16, 1 to 5 % from there down (H200)
+
+
+def searched_tile(problem: Problem, s: Schedule, _: Device) -> str | None:
+    """Search policy for structural knobs: legal, but not worth a measurement."""
+    limit = 512 if column_outputs(problem) else 256  # row groups of a block share one row of column sums
+    if s.rows_per_block > 1 and s.threads > limit:
+        return f"not searched: several rows side by side beyond {limit} threads a block"
+    forward = not column_outputs(problem)
+    least = 512 if s.edges == "peel" else 1024
+    if forward and s.persistent and s.cluster == 1 and not least <= s.persistent * s.threads <= 1024:
+        return "not searched: a persistent grid with less than 512 or more than 1024 threads an SM"
+    if forward and s.stages > 1 and s.edges != "peel" and s.cluster == 1:
+        return "not searched: the next row in registers, of aligned rows that leave no column sums"
+    if column_outputs(problem) and s.persistent * s.threads > 768 and s.hold == "registers":
+        return "not searched: more than 768 resident threads an SM, with column sums in registers"
+    return None
+
+
+def searched_cluster(problem: Problem, s: Schedule, device: Device) -> str | None:
+    """Search policy: a cluster pays where one block cannot hold the row or rows are fewer than SMs.
+
+    Column sums take registers too, and a cluster leaves fewer partial rows: clusters from half a block's row on.
+    """
+    if s.cluster == 1:
+        return None
+    if s.threads_per_row < 128:
+        return "not searched: clusters of blocks below 128 threads"
+    if column_outputs(problem):
+        if problem.cols * problem.dtype.bytes < 8192 and problem.rows >= 4 * device.sm_count:
+            return "not searched: column sums over clusters for rows below 8 KiB, unless there are few rows"
+        if not s.persistent:
+            return "not searched: clusters that do not loop over rows, with column sums"
+        return None
+    if s.persistent and s.persistent * s.threads != 1024:
+        return "not searched: a persistent grid of clusters with other than 1024 threads an SM"
+    small = problem.cols * problem.dtype.bytes < 32768 and problem.rows * 2 > device.sm_count
+    if small or problem.any_cols:
+        return "not searched: clusters for rows that one block holds, unless rows are fewer than half the SMs"
+    if steps_per_lane(problem, s) > 16:
+        return "not searched: clusters with more than 16 vectors a thread"
+    return None
+
+
+def searched_columns(problem: Problem, s: Schedule, _: Device) -> str | None:
+    """Search policy: deterministic atomics need a single block for all rows, fit for a general kernel only."""
+    if problem.deterministic and s.columns == "atomic":
+        return "not searched: one block that walks all rows"
+    return None
+
+
+def searched_place(problem: Problem, s: Schedule, _: Device) -> str | None:
+    """Search policy: copies past the registers pay for long rows, of which registers hold too few bytes under way."""
+    columns = column_outputs(problem) > 0
+    if s.copy == "direct":
+        if columns and s.hold == "shared":
+            return "not searched: column sums of rows that wait in shared memory without asynchronous copies"
+        if s.hold == "hybrid" and (s.rows_per_block > 1 or s.persistent):
+            return "not searched: half a row in registers with several rows a block"
+        return None
+    if s.vector * problem.dtype.bytes != 16:
+        return "not searched: asynchronous copies of less than 16 bytes a thread"
+    if columns and (problem.cols * problem.dtype.bytes < 4096 or s.threads_per_row < 64 or s.rows_per_block > 1):
+        return "not searched: column sums of rows below 4096 bytes, 64 threads or a block by asynchronous copies"
+    if columns and s.persistent > 2:
+        return "not searched: column sums by asynchronous copies, with more than two blocks an SM"
+    if not columns and (s.persistent or s.rows_per_block > 1 or held_bytes_per_thread(problem, s) <= 64):
+        return "not searched: asynchronous copies of rows that registers hold in four vectors a thread"
+    return None
+
+
+def searched_launch(problem: Problem, s: Schedule, device: Device) -> str | None:
+    """Search policy: what an early start is combined with.
+
+    The next launch may start at once where a block walks rows, else when the row has been asked for; on an H200 the
+    other order loses up to 1 %. With column sums it never loses (8192x768 to 4096x4096): only that is searched.
+    """
+    if s.columns == "partials_two_kernels" and column_outputs(problem):
+        if device.arch >= 90 and not s.chained and problem.compulsory_bytes < CHAINED_BYTES:
+            return "not searched: two kernels without an early start"
+        return None
+    if not s.chained:
+        return None
+    if problem.compulsory_bytes >= CHAINED_BYTES:
+        return "not searched: every kernel launched early where a launch moves 768 MB or more"
+    if s.hold != "registers":
+        return "not searched: every kernel launched early, of rows not held in registers"
+    if s.dependent_launch != ("start" if s.persistent else "loads"):
+        return "not searched: the next kernel started at another place than the best"
+    return None
+
+
+def searched_method(s: Schedule) -> str | None:
+    """Search policy: past the registers, or half in them, go the rows of the best methods only."""
+    if s.copy == "direct" and s.hold != "hybrid":
+        return None
+    if s.reduce_with != "shuffle" or s.variance in ("welford", "shifted"):
+        return "not searched: asynchronous copies and hybrid rows with other trees and one-look variances"
+    if s.columns != Schedule().columns:
+        return "not searched: asynchronous copies and hybrid rows with column sums other than partials_two_kernels"
+    return None
+
+
+def plain_only(problem: Problem, s: Schedule) -> str | None:
+    """Why this structure is searched only without hints, early parameters and a persistent grid; None: with all.
+
+    Such points are worth one measurement each (they are the steps of the classic optimisation ladder, or win in
+    a corner), not a subspace of their own.
+    """
+    extras = "hints, early parameters or a persistent grid"
+    if column_outputs(problem) and s.columns != "partials_two_kernels":
+        return "not searched: column sums by atomics or last arrivers, with " + extras
+    if s.reduce_with != "shuffle" or s.threads_per_row == 1:
+        return "not searched: thread per row, shared_tree, cooperative_groups with " + extras
+    wide_is_legal = problem.cols * problem.dtype.bytes % 16 == 0 and problem.align % 16 == 0
+    if s.vector * problem.dtype.bytes < 8 and wide_is_legal:
+        return "not searched: accesses below 8 bytes where 16 are possible, with " + extras
+    if s.hold != "registers" and held_bytes_per_thread(problem, s) <= 256 and not problem.any_cols:
+        return "not searched: a row not held in registers that would fit them, with " + extras
+    if s.variance in ("welford", "shifted") and s.hold == "registers":
+        return "not searched: one-look variances of a row in registers, with " + extras
+    return None
+
+
+# Rules that look at one free knob, and else at the structure alone.
+ONE_KNOB: dict[str, tuple[Rule, ...]] = {
+    "unroll": (unroll,),
+    "params": (persistent, params_registers),
+    "dependent_launch": (dependent_launch, searched_launch),
+}
