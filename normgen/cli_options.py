@@ -90,12 +90,9 @@ def read_schedule(problem: Problem, device: Device, knobs: str) -> Schedule:
 
 def read_whole(file: Path) -> Sequence[Any]:
     """The records of a file; a damaged line is an error here, not something to set aside."""
-    from normgen.tuning.store import read
+    from normgen.tuning import store
 
-    reading = read(file)
-    if reading.damaged:
-        raise UsageError("every line of a record file must be a record", received=str(reading.damaged[0]))
-    return reading.records
+    return store.read_whole(file)
 
 
 def parse_names(text: str) -> tuple[str, ...]:

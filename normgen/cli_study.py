@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +16,11 @@ from normgen.cli_options import (
     show,
     target_option,
 )
+
+if TYPE_CHECKING:
+    from normgen.device import Device
+    from normgen.schedule.constants import Constants
+    from normgen.tuning.replay import Landscape, Report
 
 
 @click.command()
@@ -59,27 +65,48 @@ def sweep(
 
 @click.command()
 @json_option
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--strategy", "names", multiple=True, help="normgen, random, tpe; repeat for several (default: all).")
 @click.option("--seeds", type=click.IntRange(min=1), default=50, show_default=True)
 @click.option("--workers", type=click.IntRange(min=1), help="Processes (default: the cores of this machine).")
-def replay(as_json: bool, file: Path, names: tuple[str, ...], seeds: int, workers: int | None) -> None:
-    """What search strategies would have found on a recorded sweep, without a GPU.
+@click.option("--page", type=click.Path(dir_okay=False, path_type=Path), help="Write the tables as Markdown too.")
+def replay(
+    as_json: bool, files: tuple[Path, ...], names: tuple[str, ...], seeds: int, workers: int | None, page: Path | None
+) -> None:
+    """What search strategies would have found on recorded sweeps, without a GPU.
 
     Prints the optimum over the best so far after 10, 25, 50, 100 and 200 evaluations: median and worst seed.
-    --json prints {file, points, optimum_us, reports: [{strategy, seeds, median, worst}]}.
+    --json prints {sweeps: [{file, points, optimum_us, reports: [{strategy, seeds, median, worst}]}]}.
     """
-    from normgen.tuning.replay import EVALUATIONS, STRATEGIES, landscape_of
+    from normgen.report.search_page import search_page
+    from normgen.tuning.replay import STRATEGIES, landscape_of
     from normgen.tuning.replay import replay as run
     from normgen.tuning.sweep_file import read_sweep
 
-    land = landscape_of(read_sweep(file))
-    reports = [run(land, name, seeds=seeds, workers=workers) for name in names or STRATEGIES]
+    found = []
+    for file in files:
+        sweep = read_sweep(file)
+        land = landscape_of(sweep)
+        reports = [run(land, name, seeds=seeds, workers=workers) for name in names or STRATEGIES]
+        found.append((file, sweep.header, land, reports))
+        if not as_json:
+            _show_reports(file, land, reports)
+    if page is not None:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(search_page(found, seeds=seeds), encoding="utf-8")
     if as_json:
-        facts = {"file": str(file), "points": len(land.legal), "optimum_us": land.optimum_us}
-        show({**facts, "reports": [r.as_dict() for r in reports]})
-        return
-    click.echo(f"{file}: {len(land.legal)} points, optimum {land.optimum_us:.2f} us, {seeds} seeds")
+        facts = [
+            {"file": str(file), "points": len(land.legal), "optimum_us": land.optimum_us}
+            | {"reports": [r.as_dict() for r in reports]}
+            for file, _, land, reports in found
+        ]
+        show({"sweeps": facts})
+
+
+def _show_reports(file: Path, land: Landscape, reports: Sequence[Report]) -> None:
+    from normgen.tuning.replay import EVALUATIONS
+
+    click.echo(f"{file}: {len(land.legal)} points, optimum {land.optimum_us:.2f} us, {reports[0].seeds} seeds")
     click.echo("after".ljust(18) + "".join(f"{n:>8}" for n in EVALUATIONS))
     for report in reports:
         for what, values in (("median", report.median), ("worst", report.worst)):
@@ -90,8 +117,9 @@ def replay(as_json: bool, file: Path, names: tuple[str, ...], seeds: int, worker
 @problem_options
 @target_option
 @json_option
+@click.option("--cache", type=click.Choice(["cold", "hot"]), default="cold", show_default=True)
 @click.argument("knobs", nargs=-1)
-def explain(target: str, as_json: bool, knobs: tuple[str, ...], **options: Any) -> None:
+def explain(target: str, as_json: bool, cache: str, knobs: tuple[str, ...], **options: Any) -> None:
     """What the cost model thinks of a schedule: KNOBS that differ from the default, such as vector=4 load=streaming.
 
     --json prints {problem, schedule, device, us, memory_us, latency_us, issue_us, columns_us, tail_us, factor, bytes,
@@ -104,11 +132,11 @@ def explain(target: str, as_json: bool, knobs: tuple[str, ...], **options: Any) 
 
     problem, facts = read_problem(options), parts.target_device(target)
     schedule = read_schedule(problem, facts, " ".join(knobs))
-    cost = predict(problem, schedule, facts, stages=parts.stages_of(problem))
+    cost = predict(problem, schedule, facts, stages=parts.stages_of(problem), hot=cache == "hot")
     if as_json:
         show({"problem": str(problem), "schedule": schedule.as_dict(), "device": facts.name, **asdict(cost)})
         return
-    click.echo(f"{problem} on {facts.name}: {schedule}")
+    click.echo(f"{problem} on {facts.name}, {cache}: {schedule}")
     click.echo("\n".join(cost.lines()))
 
 
@@ -119,33 +147,34 @@ def explain(target: str, as_json: bool, knobs: tuple[str, ...], **options: Any) 
     "--fit", "files", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Fit to a sweep or a run's candidates.jsonl instead, without a GPU; repeat for several.",
 )  # fmt: skip
+@click.option(
+    "--evaluate", "judged", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Only say how good the model's first choice is on a sweep or candidates.jsonl; repeat for several.",
+)  # fmt: skip
 @click.option("--from", "start_file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Start here.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="File (default: named by the GPU).")
-def calibrate(as_json: bool, device: int, files: tuple[Path, ...], start_file: Path | None, out: Path | None) -> None:
+def calibrate(
+    as_json: bool,
+    device: int,
+    files: tuple[Path, ...],
+    judged: tuple[Path, ...],
+    start_file: Path | None,
+    out: Path | None,
+) -> None:
     """Measure the cost model's constants on a GPU, or fit them to measured schedules, and write them to a file.
 
-    --json prints {file, device, constants}. The files that ship stand in normgen/schedule/devices.
+    --json prints {file, device, constants}. The files that ship stand in normgen/schedule/devices. With --evaluate
+    nothing is written: the constants of --from (default: those that ship) name the schedule they call fastest, and
+    --json prints {median, largest, choices: [{problem, cache, schedules, first, first_us, predicted_us, optimum,
+    optimum_us, rank, ratio}]}, ratio being first_us / optimum_us.
     """
-    from normgen.schedule.constants import constants_of, file_name, read_constants, write_constants
+    from normgen.schedule.constants import file_name, read_constants, write_constants
 
-    evidence: dict[str, object]
-    if files:
-        from normgen.tuning.fit import fit_constants, read_measured
-
-        measured = read_measured(files)
-        facts = measured[0].device
-        start = read_constants(start_file) if start_file else constants_of(facts)
-        constants = fit_constants(measured, start, tell=lambda text: click.echo(text, err=True))
-        evidence = {"fit": [f"{m.problem}: {len(m.points)} schedules" for m in measured]}
-    else:
-        from normgen.cuda.runtime import device_facts
-        from normgen.tuning.calibrate import calibrate_gpu, summary
-
-        facts = device_facts(device)
-        found = calibrate_gpu(device, read_constants(start_file) if start_file else constants_of(facts))
-        constants = found.constants
-        evidence = {"copy_gb_per_s": found.copy_gb_per_s, "measured_us": found.measured_us}
-        click.echo("\n".join(summary(found)), err=True)
+    start = read_constants(start_file) if start_file else None
+    if judged:
+        _evaluate(as_json, judged, start)
+        return
+    facts, constants, evidence = _fitted(files, start) if files else _calibrated(device, start)
     path = out or Path(file_name(facts.name))
     write_constants(path, constants, device=facts.name, evidence=evidence)
     if as_json:
@@ -154,4 +183,85 @@ def calibrate(as_json: bool, device: int, files: tuple[Path, ...], start_file: P
         click.echo(f"{path}: constants of {facts.name}")
 
 
-STUDY_COMMANDS: tuple[click.Command, ...] = (sweep, replay, explain, calibrate)
+def _evaluate(as_json: bool, files: Sequence[Path], constants: Constants | None) -> None:
+    from normgen.tuning import evaluate
+    from normgen.tuning.fit import read_measured
+
+    choices = [evaluate.first_choice(m, constants) for m in read_measured(files, thinned=False)]
+    show(evaluate.summary(choices) if as_json else "\n".join(evaluate.lines(choices)))
+
+
+def _fitted(files: Sequence[Path], start: Constants | None) -> tuple[Device, Constants, dict[str, object]]:
+    """Starts from the defaults, not from an earlier fit: a fit of a fit would wander."""
+    from normgen.schedule.constants import Constants
+    from normgen.tuning.fit import fit_constants, read_measured
+
+    measured = read_measured(files)
+    constants = fit_constants(measured, start or Constants(), tell=lambda text: click.echo(text, err=True))
+    evidence = {"fit": [f"{m.problem}: {len(m.points)} schedules" for m in measured]}
+    return measured[0].device, constants, dict(evidence)
+
+
+def _calibrated(device: int, start: Constants | None) -> tuple[Device, Constants, dict[str, object]]:
+    from normgen.cuda.runtime import device_facts
+    from normgen.schedule.constants import constants_of
+    from normgen.tuning.calibrate import calibrate_gpu, summary
+
+    facts = device_facts(device)
+    found = calibrate_gpu(device, start or constants_of(facts))
+    click.echo("\n".join(summary(found)), err=True)
+    return facts, found.constants, {"copy_gb_per_s": found.copy_gb_per_s, "measured_us": found.measured_us}
+
+
+@click.group()
+def study() -> None:
+    """Experiments on the tuner itself."""
+
+
+@study.command()
+@problem_options
+@json_option
+@click.option("--cache", type=click.Choice(["cold", "hot"]), default="cold", show_default=True)
+@click.option("--seeds", type=click.IntRange(min=1), default=10, show_default=True, help="Tunes, seeds 0, 1, ...")
+@click.option(
+    "--against", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A sweep of the same problem: winners are compared with its fastest.",
+)  # fmt: skip
+@click.option("--trials", type=click.IntRange(min=1), help="Candidates of each tune at most.")
+@click.option("--device", type=int, default=0, show_default=True, help="Number of a GPU.")
+def repeat(
+    as_json: bool, cache: str, seeds: int, against: Path | None, trials: int | None, device: int, **options: Any
+) -> None:
+    """Tune one problem again and again from empty caches, then time all winners in one interleaved run.
+
+    --json prints {best: {schedule, us, of_sweep}, worst_ratio, median_candidates, median_timed, median_wall_s,
+    noise_floor, tunes: [{seed, winner, candidates, timed, wall_s, phases_s, us, ratio}]}.
+    """
+    from normgen.tuning.records import Cache
+    from normgen.tuning.repeat import Tuned, repeat_on_gpu
+    from normgen.tuning.sweep_file import read_sweep
+
+    asked = [word for name, value in options.items() if value not in (None, "") for word in (f"--{name}", str(value))]
+    asked += ["--cache", cache, *(["--trials", str(trials)] if trials else [])]
+
+    def tell(tuned: Tuned) -> None:
+        click.echo(f"seed {tuned.seed}: {tuned.candidates} candidates, {tuned.wall_s:.1f} s: {tuned.winner}", err=True)
+
+    swept = read_sweep(against) if against else None
+    problem = read_problem(options)
+    found = repeat_on_gpu(
+        problem, asked, cache=Cache(cache), seeds=seeds, against=swept, index=device, tell=tell
+    ).as_dict()
+    if as_json:
+        show(found)
+        return
+    for one in found["tunes"]:
+        counts = f"{one['candidates']:4} candidates {one['wall_s']:6.1f} s"
+        click.echo(f"seed {one['seed']:2} {one['ratio']:.4f} x {one['us']:9.3f} us {counts}  {one['winner']}")
+    best = found["best"]
+    click.echo(f"{'of the sweep' if best['of_sweep'] else 'best'} {best['us']:.3f} us: {best['schedule']}")
+    medians = f"median {found['median_candidates']:.0f} candidates, {found['median_wall_s']:.1f} s"
+    click.echo(f"worst {found['worst_ratio']:.4f} x, {medians}, noise floor {found['noise_floor']:.2%}")
+
+
+STUDY_COMMANDS: tuple[click.Command, ...] = (sweep, replay, explain, calibrate, study)

@@ -305,8 +305,8 @@ def _best_schedule(problem: Problem, facts: Device) -> tuple[Schedule, str]:
     from normgen.tuning.store import lookup
 
     found = lookup(problem, facts)
-    if found.record is not None:
-        return found.record.schedule, found.reason
+    if found.schedule is not None:
+        return found.schedule, found.reason
     about = f"{problem} on {facts.name}"
     if about not in _warned:
         _warned.add(about)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
 
 import pytest
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command line does; before anything imports numpy
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -21,8 +21,8 @@ from normgen.errors import NormgenError
 from normgen.schedule.schedule import CHAINED, Schedule
 from normgen.spec import Kind
 from normgen.tuning import measure, parts, statistics
-from normgen.tuning.bench import DeviceLostError
-from normgen.tuning.gpu_bench import GpuBench
+from normgen.tuning.bench import DeviceLostError, roof_name
+from normgen.tuning.gpu_bench import COPY, GpuBench
 
 if TYPE_CHECKING:
     from normgen.bench.peers.device import TorchSide
@@ -196,6 +196,7 @@ def conclude(
         return Provider(
             times_us=statistics.summarise(samples) if samples else None,
             to_roof=statistics.paired_ratio(samples, series[roof]) if samples and roof else None,
+            to_copy=statistics.paired_ratio(samples, series[COPY]) if samples and COPY in series else None,
             failed=draft.failed,
             error=draft.error,
             note="" if is_peer else note,
@@ -222,6 +223,7 @@ def conclude(
         ours=provider(OURS),
         peers={name: provider(name) for name in drafts if name != OURS},
         seconds=seconds,
+        roofs_us={roof_name(key): statistics.median(series[key]) for key in timed_roofs},
     )
 
 

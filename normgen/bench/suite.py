@@ -23,7 +23,7 @@ import fnmatch
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,11 +81,22 @@ class Suite:
 
         Raises UsageError when there is none.
         """
-        chosen = tuple(e for e in self.entries if fnmatch.fnmatchcase(e.label, f"*{pattern}*"))
+        chosen = tuple(e for e in self.entries if _matches(e, pattern))
         if not chosen:
             hint = f"for example '{self.entries[0].label}'"
             raise UsageError(f"no entry of suite '{self.name}' matches the pattern", received=pattern, hint=hint)
-        return Suite(name=self.name, summary=self.summary, entries=chosen, file=self.file)
+        return replace(self, entries=chosen)
+
+    def skip(self, pattern: str) -> Suite:
+        """The entries whose label does not contain the pattern. Raises UsageError when that leaves none."""
+        chosen = tuple(e for e in self.entries if not _matches(e, pattern))
+        if not chosen:
+            raise UsageError(f"every entry of suite '{self.name}' matches the pattern to skip", received=pattern)
+        return replace(self, entries=chosen)
+
+
+def _matches(entry: Entry, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(entry.label, f"*{pattern}*")
 
 
 def list_suites() -> dict[str, Path]:

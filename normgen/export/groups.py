@@ -39,9 +39,12 @@ class Entry:
         return min(16, schedule.vector * max(t.dtype.bytes for t in self.problem.tensors))
 
     def order(self) -> tuple[object, ...]:
-        """Cols, rows, the widest accesses first; equal ones by what stands in the record."""
+        """Cols, rows, the fewest tensors and the widest accesses first; equal ones by what stands in the record.
+
+        The dispatch takes the first of equally near ones: a call without a statistic gets what was tuned without it.
+        """
         key = self.record.problem
-        return (key.cols, key.rows, len(self.problem.absent), -self.vector_align, key.pitch, -key.align)
+        return (key.cols, key.rows, -len(self.problem.absent), -self.vector_align, key.pitch, -key.align)
 
 
 @dataclass(frozen=True, kw_only=True)

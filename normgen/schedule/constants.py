@@ -21,46 +21,51 @@ class Constants:
 
     launch_us .. l2_over_dram       what `normgen calibrate` measures
     l2_over_dram                    L2 bandwidth in units of DRAM bandwidth
+    sm_gb_per_s                     what one SM takes from L2: 64 bytes a clock, less what is lost
+    trip_share                      of a load's latency that each further loop trip waits
+    prefetch_left                   share of the shorter of loading and computing that prefetching does not hide
     instructions_per_clock          warp instructions an SM issues, of 4 schedulers
     blend                           exponent of the smooth maximum of memory, latency and issue
     narrow_penalty                  per halving of a 16-byte access
-    *_streaming .. persistent_penalty  factors on the bound
+    load_past_l1 .. persistent_penalty  factors on the bound; hints that leave L1 out pay for one stream of rows only
     *_registers                     of the register estimate
     chained                         of a launch's time, what is left when it starts while the kernel before it ends
     second_kernel_us .. atomics_per_us column sums
     """
 
-    launch_us: float = 0.6
-    dram_latency_us: float = 0.9
-    l2_latency_us: float = 0.30
-    l1_latency_us: float = 0.03
-    shuffle_us: float = 0.014
-    barrier_us: float = 0.035
-    cluster_barrier_us: float = 0.45
-    l2_over_dram: float = 1.35
-    store_us: float = 0.3
-    element_us: float = 0.002
-    trip_share: float = 0.4
-    prefetched: float = 0.5
-    instructions_per_clock: float = 3.0
+    launch_us: float = 0.7
+    dram_latency_us: float = 0.65
+    l2_latency_us: float = 0.2
+    l1_latency_us: float = 0.02
+    shuffle_us: float = 0.018
+    barrier_us: float = 0.015
+    cluster_barrier_us: float = 0.18
+    l2_over_dram: float = 1.26
+    store_us: float = 0.2
+    element_us: float = 0.003
+    trip_share: float = 0.6
+    prefetch_left: float = 0.3
+    sm_gb_per_s: float = 110.0
+    instructions_per_clock: float = 2.5
     blend: float = 3.0
-    tail_share: float = 0.4
+    tail_share: float = 0.6
     narrow_penalty: float = 0.02
-    load_streaming: float = 0.985
-    load_no_allocate: float = 0.99
+    load_past_l1: float = 0.98
+    load_streams_past_l1: float = 1.03
     store_streaming: float = 0.98
-    params_early: float = 0.99
-    params_kept: float = 1.0
+    params_early: float = 0.985
+    params_kept: float = 0.985
     idle_exponent: float = 0.3
     side_by_side: float = 0.01
     few_vectors: float = 0.03
+    held_shared: float = 1.04
     persistent_penalty: float = 1.06
     base_registers: float = 17.0
     held_registers: float = 1.25
     param_registers: float = 1.0
     vector_registers: float = 1.6
     sum_registers: float = 1.4
-    second_kernel_us: float = 2.0
+    second_kernel_us: float = 1.6
     chained: float = 0.5
     last_tile_us: float = 0.03
     atomics_per_us: float = 80_000.0

@@ -6,6 +6,7 @@ A kernel takes a launch, then about the largest of three times, blended smoothly
     latency  row tiles one after another in every resident slot: load, reductions, arithmetic, store
     issue    instructions through the SMs' schedulers
 
+With a hot cache the row comes from L2: its latency and bandwidth stand in for DRAM's, and hints change nothing.
 Backward adds what its column sums cost: atomics, or partial rows and the kernel that adds them. Hints and the place
 of the parameters multiply the time by a factor each. Constants are those of `schedule.constants`: microbenchmarks
 give the latencies and rates, a fit on measured schedules the rest.
@@ -33,6 +34,7 @@ from normgen.schedule.schedule import Schedule
 from normgen.spec import Kind
 
 REGISTERS_PER_SM = 65536  # of every GPU since compute capability 5.0
+L1_BYTES = 128 << 10  # of an SM, beside some shared memory
 ROW_ATOMICS = ("atomic", "shared_atomic")
 
 
@@ -80,10 +82,13 @@ def estimated_registers(problem: Problem, s: Schedule, c: Constants | None = Non
     params = param_bytes_per_thread(problem, s) / 4 if s.params != "late" else 0
     sums = sums_in_registers(problem, s)
     rows = s.stages if s.copy == "direct" else 1  # others on their way wait in shared memory
+    indexed = 0.0  # an array indexed by a loop that stays a loop lies in local memory
+    if s.hold != "registers" and 0 < s.unroll < steps_per_lane(problem, s):
+        indexed, params = params, 0.0
     need = c.base_registers + c.held_registers * held * rows + c.param_registers * params
     need += c.sum_registers * sums + c.vector_registers * s.vector
     limit = min(255, REGISTERS_PER_SM // (max(1, s.blocks_per_sm) * s.threads) // 8 * 8)
-    return int(min(need, limit)), max(0, int(need - limit))
+    return int(min(need, limit)), max(0, int(need - limit)) + int(indexed)
 
 
 def blocks_resident(s: Schedule, device: Device, registers: int, shared_bytes: int) -> int:
@@ -101,10 +106,11 @@ def row_looks(s: Schedule, stages: int, writes: bool) -> int:
     return (min(stages, 1) if one_stage else stages) + (1 if writes else 0)
 
 
-def _issue_us(problem: Problem, s: Schedule, device: Device, looks: int, c: Constants) -> float:
-    """Warp instructions over the SMs' issue rate: some an element and look, reads and writes by vector."""
-    per_element = 2.0 * looks + 3.0 + (6.0 if s.variance == "welford" else 0.0)
-    per_element += 2.0 * column_outputs(problem)
+def _issue_us(problem: Problem, s: Schedule, device: Device, looks: int, blocks: int, c: Constants) -> float:
+    """Warp instructions over the busy SMs' issue rate: some an element and look, reads and writes by vector."""
+    per_element = 2.0 * looks + 3.0 + 2.0 * column_outputs(problem)
+    per_element += 6.0 if s.variance == "welford" else 0.0
+    per_element += 10.0 if s.softmax == "online" else 0.0  # a second exponential, which rescales the sum so far
     if s.edges != "exact":
         per_element *= 1.6
     reads = (looks if s.hold != "registers" else 1) * sum(not t.is_written for t in problem.elem_tensors) + 1
@@ -114,7 +120,8 @@ def _issue_us(problem: Problem, s: Schedule, device: Device, looks: int, c: Cons
     steps = math.log2(max(2, min(32, s.threads_per_row))) * 2 * max(1, looks - 1)
     rows_in_warp = max(1, 32 // s.threads_per_row)
     instructions += problem.rows * s.cluster * warps / rows_in_warp * (steps * 2 + 40)
-    return instructions / (device.sm_count * c.instructions_per_clock * device.sm_clock_ghz * 1e3)
+    busy = min(blocks, device.sm_count)
+    return instructions / (busy * c.instructions_per_clock * device.sm_clock_ghz * 1e3)
 
 
 def _reduce_us(s: Schedule, c: Constants) -> float:
@@ -131,28 +138,40 @@ def _reduce_us(s: Schedule, c: Constants) -> float:
     return reduce + (c.cluster_barrier_us if s.cluster > 1 else 0.0)
 
 
-def _tile_us(problem: Problem, s: Schedule, looks: int, c: Constants) -> float:
+def _rereads_l1(problem: Problem, s: Schedule) -> bool:
+    """Whether a row that is read again comes from L1: it was allowed to stay there, and some blocks' rows fit."""
+    row_bytes = problem.cols * problem.row_input_bytes // s.cluster
+    return s.load == "default" and row_bytes * s.rows_per_block <= L1_BYTES // 4
+
+
+def _tile_us(problem: Problem, s: Schedule, looks: int, c: Constants, *, hot: bool) -> float:
     """One tile of rows from its first load to its last store, alone in its slot."""
     steps = steps_per_lane(problem, s)
     arithmetic = steps * s.vector * c.element_us * looks * (3.0 if s.variance == "welford" else 1.0)
     trips = 1 if s.hold == "registers" else math.ceil(steps / (s.unroll or steps))
-    again = {"registers": 0.0, "hybrid": 0.0, "shared": 0.1 * c.l2_latency_us, "reload": c.l2_latency_us}[s.hold]
-    first = c.dram_latency_us * (1 + c.trip_share * (trips - 1))
-    if s.persistent and (s.stages > 1 or s.copy != "direct"):
-        first *= c.prefetched
+    again = 0.0 if s.hold in ("registers", "hybrid") else c.l1_latency_us
+    if s.hold == "reload" and not _rereads_l1(problem, s):
+        again = c.l2_latency_us
+    first = (c.l2_latency_us if hot else c.dram_latency_us) * (1 + c.trip_share * (trips - 1))
     params = c.l2_latency_us if s.params == "late" and param_bytes_per_thread(problem, s) else 0.0
-    dependent = max(0, looks - 1) * (_reduce_us(s, c) + again * trips)
-    return first + dependent + arithmetic + params + c.store_us
+    rest = max(0, looks - 1) * (_reduce_us(s, c) + again * trips) + arithmetic + params + c.store_us
+    if s.persistent and (s.stages > 1 or s.copy != "direct"):  # the next row's loads travel meanwhile
+        return max(first, rest) + c.prefetch_left * min(first, rest)
+    return first + rest
 
 
-def _memory_us(problem: Problem, s: Schedule, device: Device, looks: int, spilled: float, c: Constants) -> float:
-    bandwidth = device.dram_gb_per_s * 1e3  # bytes per µs
+def _memory_us(
+    problem: Problem, s: Schedule, device: Device, looks: int, spilled: float, blocks: int, c: Constants, *, hot: bool
+) -> float:
+    """Bytes through DRAM or L2, of which a few blocks get no more than their SMs take in."""
+    dram = device.dram_gb_per_s * 1e3  # bytes per µs
+    l2 = min(dram * c.l2_over_dram, min(blocks, device.sm_count) * c.sm_gb_per_s * 1e3)
     width = s.vector * problem.dtype.bytes
     narrow = 1 + c.narrow_penalty * max(0.0, math.log2(16 / min(16, width)))
     read = problem.rows * problem.cols * sum(t.dtype.bytes for t in problem.elem_tensors if not t.is_written)
-    again = read * max(0, looks - 1) if s.hold == "reload" else 0
+    again = read * max(0, looks - 1) if s.hold == "reload" and not _rereads_l1(problem, s) else 0
     local = 8.0 * spilled * s.threads_per_row * s.cluster * problem.rows  # stored and loaded once a row
-    return (problem.compulsory_bytes + (again + local) / c.l2_over_dram) / bandwidth * narrow
+    return (problem.compulsory_bytes / (l2 if hot else min(dram, l2)) + (again + local) / l2) * narrow
 
 
 def _columns_us(problem: Problem, s: Schedule, device: Device, blocks: float, c: Constants) -> float:
@@ -175,15 +194,20 @@ def _columns_us(problem: Problem, s: Schedule, device: Device, blocks: float, c:
     return in_block + moved + c.second_kernel_us
 
 
-def _factor(problem: Problem, s: Schedule, c: Constants) -> float:
+def _factor(problem: Problem, s: Schedule, c: Constants, *, hot: bool) -> float:
     """Hints, the place of parameters, the shape of a block: factors that were measured, not derived."""
-    factor = {"streaming": c.load_streaming, "no_allocate": c.load_no_allocate}.get(s.load, 1.0)
-    factor *= c.store_streaming if s.store == "streaming" else 1.0
-    factor *= {"early": c.params_early, "kept": c.params_kept, "packed": c.params_kept}.get(s.params, 1.0)
+    factor = 1.0
+    if not hot:
+        streams = sum(not t.is_written for t in problem.elem_tensors)
+        if s.load != "default" and s.hold != "reload":
+            factor *= c.load_past_l1 if streams == 1 else c.load_streams_past_l1
+        factor *= c.store_streaming if s.store == "streaming" and not column_outputs(problem) else 1.0
+        factor *= {"early": c.params_early, "kept": c.params_kept, "packed": c.params_kept}.get(s.params, 1.0)
     lanes = s.threads_per_row * s.cluster * steps_per_lane(problem, s) * s.vector
     factor *= float((lanes / problem.cols) ** c.idle_exponent)
     factor *= 1 + c.side_by_side * math.log2(s.rows_per_block) * (s.threads > 64)
     factor *= 1 + c.few_vectors * (steps_per_lane(problem, s) == 1)
+    factor *= c.held_shared if s.hold == "shared" and s.copy == "direct" else 1.0
     return factor
 
 
@@ -193,13 +217,18 @@ def predict(
     device: Device,
     *,
     stages: int = 1,
+    hot: bool = False,
     registers: int | None = None,
     spill_bytes: int = 0,
     shared_bytes: int | None = None,
     constants: Constants | None = None,
 ) -> Cost:
-    """Predicted time of a kernel with `stages` dependent row reductions, forward or backward."""
+    """Predicted time of a kernel with `stages` dependent row reductions, forward or backward.
+
+    `hot`: its tensors lie in L2, as a small one does that the kernel before has written; one too large does not.
+    """
     c = constants or constants_of(device)
+    hot = hot and problem.compulsory_bytes <= device.l2_bytes
     looks = row_looks(s, stages, any(t.is_written and t.kind is Kind.ELEM for t in problem.tensors))
     spilled = spill_bytes / 8
     if registers is None:
@@ -215,17 +244,17 @@ def predict(
     # The fullest SM decides how many tiles go one after another through a slot.
     running = min(resident, max(1, -(-blocks // device.sm_count)))
     rounds = max(1.0, tiles * s.cluster / (device.sm_count * running))
-    tile_us = _tile_us(problem, s, looks, c)
+    tile_us = _tile_us(problem, s, looks, c, hot=hot)
     latency = rounds * tile_us
-    memory = _memory_us(problem, s, device, looks, spilled, c)
-    issue = _issue_us(problem, s, device, looks, c)
+    memory = _memory_us(problem, s, device, looks, spilled, blocks, c, hot=hot)
+    issue = _issue_us(problem, s, device, looks, blocks, c)
     bound = (memory**c.blend + latency**c.blend + issue**c.blend) ** (1 / c.blend)
-    factor = _factor(problem, s, c)
+    factor = _factor(problem, s, c, hot=hot)
     if s.persistent and s.stages == 1 and s.copy == "direct":
         factor *= c.persistent_penalty
     columns = _columns_us(problem, s, device, blocks, c)
-    ragged = (math.ceil(waves) - waves) / waves if waves > 1 else 0.0
-    tail = c.tail_share * (tile_us + ragged * min(bound, tile_us))
+    # While the first tiles load and the last ones end, memory is not busy.
+    tail = c.tail_share * tile_us * memory / bound
     launch = c.launch_us * (c.chained if s.chained else 1.0)
     return Cost(
         us=launch + bound * factor + columns + tail,

@@ -15,6 +15,7 @@ from normgen.program.rewrites import applicable
 from normgen.program.source import written_program
 from normgen.schedule.legality import (
     FREE,
+    ONE_KNOB,
     STRUCTURAL,
     column_outputs,
     held_bytes_per_thread,
@@ -39,7 +40,7 @@ DEFAULT_KNOBS: dict[str, tuple[Any, ...]] = {
     "hold": ("registers", "shared", "hybrid", "reload"),
     "copy": ("direct", "cp_async", "bulk"),
     "edges": ("exact", "masked", "peel"),
-    "persistent": (0, 2, 4, 8, 16),
+    "persistent": (0, 1, 2, 4, 8, 16),
     "stages": (1, 2),
     "reduce_with": ("shuffle", "cooperative_groups", "shared_tree"),
     "variance": ("two_pass", "sum_of_squares", "shifted", "welford"),
@@ -148,12 +149,12 @@ def space(problem: Problem, device: Device) -> Space:
             plain = plain_only(problem, base)
             if plain is not None:
                 _count(refusals, plain, base)
-            if plain is not None and base.persistent:
+            if plain is not None and base.persistent > (1 if column_outputs(problem) else 0):
                 continue
             lists = (
                 {n: v[:1] for n, v in values.items()} | {"unroll": values["unroll"]} if plain is not None else values
             )
-            for schedule in _points(base, FREE_KNOBS, lists):
+            for schedule in _points(base, FREE_KNOBS, _promising(problem, base, device, lists, refusals)):
                 reason = refusal(problem, schedule, device, (*FREE, searched_launch))
                 if reason is None:
                     legal.append(schedule)
@@ -194,6 +195,29 @@ def searched_method(s: Schedule) -> str | None:
     return None
 
 
+def _promising(
+    problem: Problem,
+    base: Schedule,
+    device: Device,
+    values: Mapping[str, tuple[Any, ...]],
+    refusals: dict[str, Refusal],
+) -> dict[str, tuple[Any, ...]]:
+    """`values` without those that no other free knob can make legal: most points of a space need not be visited.
+
+    A rule that names one free knob and structure alone refuses its value at all points of `base`.
+    """
+    left = dict(values)
+    for name in ONE_KNOB:
+        for value in values[name]:
+            example = replace(base, **{name: value})
+            reason = next((r for rule in ONE_KNOB[name] if (r := rule(problem, example, device)) is not None), None)
+            if reason is not None and len(left[name]) > 1:
+                left[name] = tuple(v for v in left[name] if v != value)
+                points = math.prod(len(left[n]) for n in FREE_KNOBS if n != name)
+                _count(refusals, reason, example, points)
+    return left
+
+
 def _points(base: Schedule, names: tuple[str, ...], values: Mapping[str, tuple[Any, ...]]) -> Iterator[Schedule]:
     knobs = dict(vars(base))  # dataclasses.replace looks at every field again for each point
     for combination in itertools.product(*(values[n] for n in names)):
@@ -201,11 +225,11 @@ def _points(base: Schedule, names: tuple[str, ...], values: Mapping[str, tuple[A
         yield Schedule(**knobs)
 
 
-def _count(refusals: dict[str, Refusal], reason: str, schedule: Schedule) -> None:
+def _count(refusals: dict[str, Refusal], reason: str, schedule: Schedule, points: int = 1) -> None:
     if reason in refusals:
-        refusals[reason].count += 1
+        refusals[reason].count += points
     else:
-        refusals[reason] = Refusal(reason=reason, count=1, example=schedule)
+        refusals[reason] = Refusal(reason=reason, count=points, example=schedule)
 
 
 def default_schedule(problem: Problem, device: Device) -> Schedule:
@@ -243,7 +267,8 @@ def _without_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
     """Defaults of programs whose rows have nothing to do with each other.
 
     Many rows stream past the caches; of fewer rows than SMs the next kernel finds the outputs in L2, and parameters
-    read late win but in clusters (1x4096 to 64x8192 bf16, hot, on an H200; of long rows too: 2048x65536 and more).
+    read late win but in clusters (1x4096 to 64x8192 bf16, hot, on an H200). Clusters that walk many long rows, the
+    next one on its way, hide their exchanges (2048x65536 to 2048x262144: 3 to 7 % ahead of one cluster a row).
     """
     few = problem.rows < device.sm_count
     clusters = _clusters(problem, device)
@@ -252,6 +277,10 @@ def _without_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
             if hold == "registers" and _crowded(problem, cut, more=len(clusters) > 1):
                 continue
             hinted = replace(cut, load="streaming", store="default" if few else "streaming")
+            if cluster > 1 and not few and hold == "registers":
+                walking = replace(hinted, load="default", persistent=max(1, 1024 // cut.threads))
+                yield replace(walking, stages=2)
+                yield walking
             if hold == "registers" and _has_parameters(problem) and (few == (cluster > 1)):
                 yield replace(hinted, params="early")
             yield hinted
@@ -282,7 +311,8 @@ def _has_parameters(problem: Problem) -> bool:
 
 
 def _with_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
-    """Defaults of programs with column sums: in registers beside the row, then of rows read again, then by atomics.
+    """Defaults of programs with column sums: in registers beside the row, over a cluster if need be; then of rows
+    read again; then by atomics.
 
     512 threads an SM leave each 128 registers; rows of a block or more have the next row in flight, narrower rows
     have their neighbours to hide behind (8192x768 to 16384x8192 bf16 on an H200). Atomics a row cost ten times as
@@ -291,7 +321,7 @@ def _with_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
     kept = "kept" if _has_parameters(problem) else "late"
     dependent = "end" if device.arch >= 90 else "off"
     clusters = (1, 2, 4, 8, 16) if device.arch >= 90 else (1,)
-    for cut in (cut for cluster in clusters for cut in _cut(problem, "registers", cluster)):
+    for cut in itertools.chain.from_iterable(_cut(problem, "registers", cluster) for cluster in clusters):
         if held_bytes_per_thread(problem, cut) <= 256:
             persistent = max(1, 512 // cut.threads)
             sums = replace(cut, persistent=persistent, dependent_launch=dependent)

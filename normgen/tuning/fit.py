@@ -1,8 +1,9 @@
 """Fit the cost model's constants to measured schedules: `normgen calibrate --fit FILES`.
 
-Minimises the squared log ratio of measured to predicted time, points near the best of their problem weighing most
-(that is where the order matters), plus a pull towards the starting constants, by a pattern search: one constant
-after another is scaled up and down as long as that helps. Deterministic.
+The factors of hints come from pairs of schedules that differ in that hint alone: the median of their ratios. The
+other constants minimise the squared log ratio of measured to predicted time, points near the best of their problem
+weighing most (that is where the order matters), plus a pull towards the starting constants, by a pattern search: one
+constant after another is scaled up and down as long as that helps. Deterministic.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from normgen.device import Device
 from normgen.errors import UsageError
@@ -21,36 +25,47 @@ from normgen.schedule.constants import Constants
 from normgen.schedule.cost import predict
 from normgen.schedule.schedule import Schedule
 
+if TYPE_CHECKING:
+    from normgen.tuning.records import Record
+
 FIXED = (
     "base_registers",
     "held_registers",
     "param_registers",
     "vector_registers",
-    "sum_registers",
-)  # fitted to compilers' reports
+    "sum_registers",  # so far: fitted to compilers' reports
+    "params_early",
+    "params_kept",  # pairs of schedules say 1 to 3 %, of which the latency of late parameters is modelled by itself
+)
 PULL = 0.004
+LEVEL = 0.2  # weight of a whole problem's error
 NEAR = 4.0  # weight e^(-NEAR log(us / best))
 STEPS = (1.3, 1.1, 1.03)
-FACTORS = ("load_streaming", "load_no_allocate", "store_streaming", "params_early", "params_kept", "persistent_penalty")
+FACTORS = ("held_shared", "persistent_penalty")
+PAIRED = ("load_past_l1", "load_streams_past_l1", "store_streaming")
+PAIRED_NEAR = 1.4  # times the best: pairs of slower schedules say nothing
+LEAST_PAIRS = 5
+XZ = b"\xfd7zXZ\x00"
 LARGEST = 400  # points of a problem: the fastest half and an even share of the rest
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The timed schedules of one problem on one device."""
+    """The timed schedules of one problem on one device; `hot`: with its tensors in L2."""
 
     problem: Problem
     device: Device
+    hot: bool = False
     points: tuple[tuple[Schedule, float], ...]
 
 
-def read_measured(paths: Sequence[Path]) -> list[Measured]:
-    """Problems and their timed schedules from sweeps and files of records."""
+def read_measured(paths: Sequence[Path], *, thinned: bool = True) -> list[Measured]:
+    """Problems and their timed schedules from sweeps and files of records; `thinned`: as many as a fit needs."""
+    from normgen.tuning.records import Cache
     from normgen.tuning.replay import problem_of
-    from normgen.tuning.store import read
     from normgen.tuning.sweep_file import Header, read_sweep
 
-    found: dict[str, tuple[Problem, Device, dict[Schedule, float]]] = {}
+    found: dict[str, tuple[Problem, Device, bool, dict[Schedule, float]]] = {}
 
     def add(key: Mapping[str, object], cache: str, device: Mapping[str, object], s: Schedule, us: float) -> None:
         name = json.dumps([key, cache, device["name"]], sort_keys=True)
@@ -59,8 +74,8 @@ def read_measured(paths: Sequence[Path]) -> list[Measured]:
                 problem=key, cache=cache, device=device, versions={}, roof_us=None, noise_floor=None, bytes=0,
                 legal=0, seed=0, default=s, knobs={},
             )  # fmt: skip
-            found[name] = problem_of(header), Device(**dict(device)), {}  # type: ignore[arg-type]
-        found[name][2][s] = us
+            found[name] = problem_of(header), Device(**dict(device)), cache == Cache.HOT, {}  # type: ignore[arg-type]
+        found[name][3][s] = us
 
     for path in paths:
         if _is_sweep(path):
@@ -69,7 +84,7 @@ def read_measured(paths: Sequence[Path]) -> list[Measured]:
                 if point.us is not None:
                     add(sweep.header.problem, sweep.header.cache, sweep.header.device, point.schedule, point.us)
         else:
-            for record in read(path).records:
+            for record in _records(path):
                 if record.times_us is not None:
                     key = {**record.as_dict(), "dtypes": dict(record.problem.dtypes)}
                     names = ("op", "direction", "rows", "cols", "dtypes", "pitch", "align", "stable_parameters")
@@ -77,13 +92,25 @@ def read_measured(paths: Sequence[Path]) -> list[Measured]:
                     add(key, record.cache.value, record.device, record.schedule, record.times_us.median)
     if not found:
         raise UsageError("a fit needs measured schedules", received=", ".join(map(str, paths)))
-    return [Measured(problem=p, device=d, points=tuple(_thinned(us))) for p, d, us in found.values()]
+    chosen = _thinned if thinned else lambda us: list(us.items())
+    return [Measured(problem=p, device=d, hot=hot, points=tuple(chosen(us))) for p, d, hot, us in found.values()]
 
 
 def _is_sweep(path: Path) -> bool:
     data = path.read_bytes()
-    text = lzma.decompress(data) if data[:6] == b"\xfd7zXZ\x00" else data
+    text = lzma.decompress(data) if data[:6] == XZ else data
     return b'"knobs"' in text.split(b"\n", 1)[0]
+
+
+def _records(path: Path) -> Sequence[Record]:
+    """The records of a file, plain or xz."""
+    from normgen.tuning.records import parse_line
+    from normgen.tuning.store import read
+
+    data = path.read_bytes()
+    if data[:6] != XZ:
+        return read(path).records
+    return [parse_line(line) for line in lzma.decompress(data).decode().splitlines()]
 
 
 def _thinned(us: Mapping[Schedule, float]) -> list[tuple[Schedule, float]]:
@@ -95,24 +122,33 @@ def _thinned(us: Mapping[Schedule, float]) -> list[tuple[Schedule, float]]:
 
 
 def loss(measured: Sequence[Measured], constants: Constants, start: Constants) -> float:
-    """Weighted mean squared log error, the mean over problems, plus the pull."""
-    from normgen.tuning.parts import stages_of
+    """Weighted variance of the log errors, the mean over problems, plus a share of their means' squares and the pull.
 
-    total = 0.0
-    for one in measured:
-        stages, best = stages_of(one.problem), min(us for _, us in one.points)
-        weights = errors = 0.0
-        for schedule, us in one.points:
-            told = predict(one.problem, schedule, one.device, stages=stages, constants=constants).us
-            weight = math.exp(-NEAR * math.log(us / best)) + 0.01
-            error = math.log(us / told)
-            # Believed faster than it is: the model's first choice may be that one.
-            errors += weight * error**2 * (2.0 if error > 0 else 1.0)
-            weights += weight
-        total += errors / weights / len(measured)
+    The variance is what the order of a problem's schedules depends on; the mean is a matter of the whole problem.
+    """
+    total = sum(_loss_of(one, constants) for one in measured) / len(measured)
     names = [n for n in start.as_dict() if n not in FIXED]
     before, after = start.as_dict(), constants.as_dict()
     return total + PULL * sum(_distance(n, after[n], before[n]) ** 2 for n in names) / len(names)
+
+
+def _loss_of(one: Measured, constants: Constants) -> float:
+    from normgen.tuning.parts import stages_of
+
+    stages = stages_of(one.problem)
+
+    def told_us(s: Schedule) -> float:
+        return predict(one.problem, s, one.device, stages=stages, hot=one.hot, constants=constants).us
+
+    told = np.array([told_us(s) for s, _ in one.points])
+    us = np.array([us for _, us in one.points])
+    weights = np.exp(-NEAR * np.log(us / us.min())) + 0.01
+    weights /= weights.sum()
+    errors = np.log(us / told)
+    mean = float((weights * errors).sum())
+    # Believed faster than it is: the model's first choice may be that one.
+    spread = (weights * (errors - mean) ** 2 * np.where(errors > mean, 2.0, 1.0)).sum()
+    return float(spread) + LEVEL * mean**2
 
 
 def _distance(name: str, value: float, start: float) -> float:
@@ -130,16 +166,43 @@ def fit_constants(
     tell: Callable[[str], None] = lambda _: None,
 ) -> Constants:
     """The constants that predict the measured times best; those named in `keep` stay as they are."""
-    best, value = start, loss(measured, start, start)
+    paired = {n: factor for n, factor in paired_factors(measured).items() if n not in keep}
+    best = start = replace(start, **paired)
+    value = loss(measured, start, start)
     for step in STEPS:
         for _ in range(rounds):
             before = value
-            for name in [n for n in start.as_dict() if n not in (*FIXED, *keep)]:
+            for name in [n for n in start.as_dict() if n not in (*FIXED, *PAIRED, *keep)]:
                 best, value = _improved(measured, start, best, value, name, 1 + (step - 1) / _stiffness(name))
             tell(f"steps of {step}: loss {value:.5f}")
             if value > before * 0.999:
                 break
     return best
+
+
+def paired_factors(measured: Sequence[Measured]) -> dict[str, float]:
+    """Median over pairs of schedules that differ in one hint alone: time with it over time without."""
+    ratios: dict[str, list[float]] = {}
+    for one in measured:
+        us = dict(one.points)
+        limit = PAIRED_NEAR * min(us.values())
+        for s, with_us in us.items() if not one.hot else ():
+            for knob, plain in (("load", replace(s, load="default")), ("store", replace(s, store="default"))):
+                without = us.get(plain)
+                name = _hint_constant(one.problem, s, knob)
+                if name and without is not None and min(with_us, without) <= limit:
+                    ratios.setdefault(name, []).append(with_us / without)
+    return {name: float(np.median(found)) for name, found in ratios.items() if len(found) >= LEAST_PAIRS}
+
+
+def _hint_constant(problem: Problem, s: Schedule, knob: str) -> str:
+    """Which constant the cost model applies for that hint; empty: none."""
+    if knob == "store":
+        return "store_streaming" if s.store == "streaming" and not problem.column_outputs else ""
+    if s.load == "default" or s.hold == "reload":
+        return ""
+    one_stream = sum(not t.is_written for t in problem.elem_tensors) == 1
+    return "load_past_l1" if one_stream else "load_streams_past_l1"
 
 
 def _stiffness(name: str) -> float:

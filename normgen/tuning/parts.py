@@ -52,19 +52,20 @@ def stages_of(problem: Problem) -> int:
 
 
 def predicted_us(
-    problem: Problem, schedule: Schedule, device: Device, figures: Mapping[str, Any] | None = None
+    problem: Problem, schedule: Schedule, device: Device, figures: Mapping[str, Any] | None = None, *, hot: bool = False
 ) -> float:
     """The cost model's µs; with a kernel's figures (`run.resources_of`) it need not guess its registers."""
     from normgen.schedule.cost import predict
 
     stages = stages_of(problem)
     if figures is None:
-        return predict(problem, schedule, device, stages=stages).us
+        return predict(problem, schedule, device, stages=stages, hot=hot).us
     return predict(
         problem,
         schedule,
         device,
         stages=stages,
+        hot=hot,
         registers=int(figures["registers"]),
         spill_bytes=int(figures["spill_bytes"]),
         shared_bytes=int(figures["static_shared_bytes"]) + int(figures["dynamic_shared_bytes"]),

@@ -9,7 +9,7 @@ from normgen.schedule.schedule import Schedule
 from normgen.tuning import cpu_check, parts
 from normgen.tuning.builder import Builder
 from normgen.tuning.measured import prepare
-from normgen.tuning.records import Outcome, Record
+from normgen.tuning.records import Cache, Outcome, Record
 from normgen.tuning.run import Candidate, Run, local_bytes, misfit
 
 COMPILED = 40  # schedules worth compiling when nothing is measured
@@ -79,7 +79,9 @@ def rank(run: Run, candidates: list[Candidate]) -> list[Candidate]:
     """By the cost model that now knows the registers; one that uses local memory comes after all that do not."""
     fit = [c for c in candidates if c.outcome is None and c.cubin is not None]
     for candidate in fit:
-        candidate.predicted_us = parts.predicted_us(run.problem, candidate.schedule, run.device, candidate.resources[0])
+        candidate.predicted_us = parts.predicted_us(
+            run.problem, candidate.schedule, run.device, candidate.resources[0], hot=run.cache is Cache.HOT
+        )
         candidate.outcome = Outcome.PREDICTED
         if local := local_bytes(candidate.resources):
             candidate.reason = f"{local} bytes a thread in local memory"

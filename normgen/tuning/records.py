@@ -9,6 +9,7 @@ outcome        ok | illegal | compile_error | launch_error | timeout | wrong_res
 measured       false: no GPU ran this, `predicted_us` is the cost model's word
 times_us       n, median, p05, p95, low, high (95 % interval of the median) in µs a launch
 roof_us        a copy of the same number of bytes, best of two ways, in the same run
+roofs_us       each of the two, copy (a memcpy node) and elementwise (a kernel); absent from older records
 bytes, gb_per_s, percent_of_roof, default_us (the default schedule, same run)
 error          largest error per written tensor, as a fraction of its bound
 resources      per kernel: registers, spill_bytes, static_shared_bytes, ...
@@ -20,7 +21,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -115,9 +116,6 @@ class ProblemKey:
             self.stable_parameters,
         )
 
-    def same_but_rows(self, other: ProblemKey) -> bool:
-        return replace(self, rows=0) == replace(other, rows=0)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
@@ -131,6 +129,7 @@ class Record:
     times_us: Times | None = None
     predicted_us: float | None = None
     roof_us: float | None = None
+    roofs_us: Mapping[str, float] = field(default_factory=dict, hash=False)
     bytes: int = 0
     default_us: float | None = None
     error: Mapping[str, float] = field(default_factory=dict, hash=False)
@@ -158,6 +157,12 @@ class Record:
     def percent_of_roof(self) -> float | None:
         return 100.0 * self.roof_us / self.us if self.us and self.roof_us else None
 
+    @property
+    def to_copy(self) -> float | None:
+        """The time over that of a memcpy node of the same bytes; None where the run did not keep it."""
+        copy_us = self.roofs_us.get("copy")
+        return self.us / copy_us if self.us and copy_us else None
+
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values in the fixed key order of the file format."""
         key = self.problem.as_dict()
@@ -165,6 +170,7 @@ class Record:
             "times_us": asdict(self.times_us) if self.times_us else None,
             "predicted_us": self.predicted_us,
             "roof_us": self.roof_us,
+            **({"roofs_us": dict(self.roofs_us)} if self.roofs_us else {}),
             "bytes": self.bytes,
             "gb_per_s": self.gb_per_s,
             "percent_of_roof": self.percent_of_roof,
@@ -194,6 +200,7 @@ class Record:
 
 _PROBLEM_FIELDS = ("op", "spec_sha256", "direction", "rows", "cols", "pitch", "align", "any_cols", "accumulate")
 _PROMISES = ("stable_parameters",)  # fields of the problem that a line may leave out: not promised
+_OPTIONAL = ("roofs_us",)  # younger than the first records
 _DERIVED = ("schema", "gb_per_s", "percent_of_roof", "dtypes")
 _PLAIN = (
     *("measured", "predicted_us", "roof_us", "bytes", "default_us", "error", "device"),
@@ -217,7 +224,7 @@ def from_dict(data: Mapping[str, Any]) -> Record:
     if data.get("schema") != SCHEMA:
         raise ValueError(f"schema {data.get('schema')!r}, this version reads {SCHEMA}")
     known = {*_PROBLEM_FIELDS, *_DERIVED, *_PLAIN, "cache", "schedule", "outcome", "times_us", "resources"}
-    given = set(data) - set(_PROMISES)
+    given = set(data) - {*_PROMISES, *_OPTIONAL}
     if given != known:
         unknown, missing = sorted(given - known), sorted(known - given)
         raise ValueError(f"unknown keys: {unknown}, missing keys: {missing}")
@@ -231,7 +238,7 @@ def from_dict(data: Mapping[str, Any]) -> Record:
             outcome=Outcome(data["outcome"]),
             times_us=Times(**data["times_us"]) if data["times_us"] else None,
             resources=tuple(data["resources"]),
-            **{name: data[name] for name in _PLAIN},
+            **{name: data[name] for name in (*_PLAIN, *_OPTIONAL) if name in data},
         )
     except (TypeError, AttributeError) as error:
         raise ValueError(f"a field has the wrong form: {error}") from None

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -27,7 +27,7 @@ from normgen.device import Device
 from normgen.errors import UsageError, did_you_mean
 from normgen.problem import Problem
 from normgen.schedule.schedule import Schedule
-from normgen.tuning.records import Outcome
+from normgen.tuning.records import Cache, Outcome
 from normgen.tuning.strategies import Strategy, Surrogate, codes_of
 from normgen.tuning.sweep_file import Header, Sweep
 
@@ -66,11 +66,11 @@ class Report:
         return asdict(self)
 
 
-def landscape_of(sweep: Sweep, *, predict: Callable[[Problem, Schedule, Device], float] | None = None) -> Landscape:
-    """The landscape of a sweep, with today's cost model (or `predict`)."""
+def landscape_of(sweep: Sweep) -> Landscape:
+    """The landscape of a sweep, with today's cost model."""
     from normgen.tuning.parts import predicted_us
 
-    told = predict or predicted_us
+    hot = sweep.header.cache == Cache.HOT
     problem, device = problem_of(sweep.header), Device(**dict(sweep.header.device))
     legal = tuple(p.schedule for p in sweep.points)
     sweep.optimum  # noqa: B018  raises when there is no time at all
@@ -78,7 +78,7 @@ def landscape_of(sweep: Sweep, *, predict: Callable[[Problem, Schedule, Device],
         legal=legal,
         us=tuple(p.us for p in sweep.points),
         wrong=tuple(p.outcome is Outcome.WRONG_RESULT for p in sweep.points),
-        predicted_us=tuple(told(problem, s, device) for s in legal),
+        predicted_us=tuple(predicted_us(problem, s, device, hot=hot) for s in legal),
         default=sweep.header.default,
     )
 
@@ -92,7 +92,8 @@ def problem_of(header: Header) -> Problem:
     spec = load(key["op"])
     present = set(key["dtypes"])
     without = [t.name for t in spec.tensors if t.optional and not {t.name, f"d{t.name}"} & present]
-    first = next(t.name for t in spec.tensors if t.name in present and t.role.value == "input")
+    inputs = [t.name for t in spec.tensors if t.role.value == "input"]  # a backward pass may read y and dy, and no x
+    first = next(name for n in inputs for name in (n, f"d{n}") if name in present)
     return problem_for(
         spec,
         shape=(key["rows"], key["cols"]),

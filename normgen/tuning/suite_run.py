@@ -20,7 +20,7 @@ from normgen.errors import UsageError
 from normgen.problem import Problem
 from normgen.tuning.jobs import STALE_S, Job, JobStore
 from normgen.tuning.records import Cache, Record, parse_line
-from normgen.tuning.revision import generator_revision
+from normgen.tuning.revision import generator_revision, measuring_revision
 from normgen.tuning.store import adopt, gpu_slug, state_folder
 from normgen.tuning.suite_worker import Configuration
 
@@ -101,10 +101,11 @@ def tasks_of(
     """(label, arguments of `tune`) of each entry, the most bytes first: a long job at the end keeps one GPU busy."""
     ordered = sorted(entries, key=lambda e: (-e.problem.compulsory_bytes, e.label))
     asked = {"trials": trials, "budget_s": budget_s, "seed": seed}
-    return [(e.label, {**_arguments(e), **asked}) for e in ordered]
+    return [(e.label, {**tune_arguments(e), **asked}) for e in ordered]
 
 
-def _arguments(entry: Entry) -> dict[str, Any]:
+def tune_arguments(entry: Entry) -> dict[str, Any]:
+    """What `tune` is asked for an entry, as plain values."""
     problem = entry.problem
     named = {t.name for t in problem.spec.tensors if t.name not in problem.absent}
     return {
@@ -123,7 +124,7 @@ def _arguments(entry: Entry) -> dict[str, Any]:
 
 def suite_id(name: str, tasks: Sequence[tuple[str, Mapping[str, Any]]], device: Device, *, measured: bool) -> str:
     """The same on every host that asks the same of the same GPU model with the same generator."""
-    facts = json.dumps([tasks, device.name, measured, generator_revision()], sort_keys=True)
+    facts = json.dumps([tasks, device.name, measured, generator_revision(), measuring_revision()], sort_keys=True)
     return f"{name}-{gpu_slug(device)}-{hashlib.sha256(facts.encode()).hexdigest()[:10]}"
 
 

@@ -15,7 +15,7 @@ from normgen.errors import NormgenError
 from normgen.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.legality import CHAINED_BYTES, refusal
-from normgen.schedule.schedule import CHAINED, Schedule
+from normgen.schedule.schedule import CHAINED, Schedule, schedule_from
 from normgen.schedule.space import space
 from normgen.spec_reader import load
 from tests.codegen.covering import Case
@@ -32,6 +32,8 @@ FORWARD: dict[str, dict[str, object]] = {
     "shared": {"threads_per_row": 64, "vector": 4, "hold": "shared", "params": "early", "unroll": 1},
     "reload": {"threads_per_row": 64, "vector": 2, "hold": "reload"},
     "cluster": {"threads_per_row": 64, "vector": 2, "cluster": 4, "params": "early", **IN_REGISTERS},
+    "clusters that walk": {"threads_per_row": 64, "vector": 2, "cluster": 2, "persistent": 1, "params": "kept",
+                           **IN_REGISTERS},
     "row loop": {"threads_per_row": 64, "vector": 4, "persistent": 2, "params": "kept", **IN_REGISTERS},
     "in flight": {"threads_per_row": 64, "vector": 4, "persistent": 2, "stages": 2, "params": "kept", **IN_REGISTERS},
     "tree": {"threads_per_row": 64, "vector": 4, "reduce_with": "shared_tree", "params": "early", **IN_REGISTERS},
@@ -39,7 +41,8 @@ FORWARD: dict[str, dict[str, object]] = {
 PEELED: dict[str, object] = {"threads_per_row": 64, "vector": 4, "edges": "peel", "params": "early", **IN_REGISTERS}
 BACKWARD: dict[str, dict[str, object]] = {
     "two kernels": {"persistent": 2, "stages": 2, "params": "kept", "columns": "partials_two_kernels", **IN_REGISTERS},
-    "last block": {"persistent": 2, "columns": "partials_last_block", **IN_REGISTERS},
+    "clusters": {"persistent": 1, "cluster": 2, "params": "kept", "columns": "partials_two_kernels", **IN_REGISTERS},
+    "last tile": {"persistent": 2, "params": "kept", "columns": "partials_last_tile", **IN_REGISTERS},
     "register atomics": {"persistent": 1, "params": "kept", "columns": "register_atomic", **IN_REGISTERS},
     "shared atomics": {"columns": "shared_atomic", "hold": "reload"},
     "atomics": {"columns": "atomic", "hold": "reload"},
@@ -48,15 +51,17 @@ BACKWARD: dict[str, dict[str, object]] = {
 
 def legal(problem: Problem, knobs: dict[str, object]) -> list[Case]:
     """The schedule with every place of the trigger that it allows."""
-    schedules = [Schedule(**{**knobs, "dependent_launch": place}) for place in CHAINED]
-    return [(problem, s) for s in schedules if refusal(problem, s, DEVICE) is None]
+    schedules = [schedule_from({**knobs, "dependent_launch": place}) for place in CHAINED]
+    found = [(problem, s) for s in schedules if refusal(problem, s, DEVICE) is None]
+    assert found, [refusal(problem, s, DEVICE) for s in schedules]
+    return found
 
 
 def forward_cases(op: str, *, stable: bool) -> list[Case]:
     problem = problem_for(load(op), shape=(9, 512), dtype="f32", stable_parameters=stable)
     odd = problem_for(load(op), shape=(7, 509), dtype="f32", stable_parameters=stable, align=4)
     cases = [case for knobs in FORWARD.values() for case in legal(problem, knobs)]
-    return cases + legal(odd, PEELED)
+    return [*cases, *legal(odd, PEELED), *legal(odd, {**PEELED, "persistent": 2, "params": "kept"})]
 
 
 def backward_cases(op: str, *, stable: bool) -> list[Case]:
@@ -159,14 +164,15 @@ def test_a_first_kernel_starts_early_only_where_that_is_asked_for() -> None:
     assert dependent == {"off": [False, False], "on": [False, True], "start": [True, True], "end": [True, True]}
 
 
-def test_only_short_launches_are_searched_with_an_early_start_and_the_space_does_not_grow_threefold() -> None:
-    for shape, is_searched in (("16x4096", True), ("4096x4096", False)):
-        problem = problem_for(load("rmsnorm"), shape=shape, dtype="bf16")
-        assert (problem.compulsory_bytes < CHAINED_BYTES) is is_searched
-        found = space(problem, H200).legal
-        chained = [schedule for schedule in found if schedule.chained]
-        assert {s.dependent_launch for s in chained} == (set(CHAINED) if is_searched else set())
-        assert len(found) <= 3 * (len(found) - len(chained))
+@pytest.mark.parametrize(("shape", "is_searched"), [("16x4096", True), ("4096x4096", True), ("16384x32768", False)])
+def test_launches_that_move_less_than_the_limit_are_searched_with_an_early_start(shape: str, is_searched: bool) -> None:
+    problem = problem_for(load("rmsnorm"), shape=shape, dtype="bf16")
+    assert (problem.compulsory_bytes < CHAINED_BYTES) is is_searched
+    found = space(problem, H200).legal
+    chained = [schedule for schedule in found if schedule.chained]
+    assert {s.dependent_launch for s in chained} <= ({"start", "loads"} if is_searched else set())
+    assert bool(chained) is is_searched
+    assert len(found) <= 3 * (len(found) - len(chained))
 
 
 def test_an_older_gpu_has_no_dependent_launch() -> None:

@@ -1,0 +1,53 @@
+"""docs/search.md: what `normgen replay` found on sweeps, as a table. `normgen replay FILE... --page docs/search.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from normgen.tuning.replay import EVALUATIONS, Landscape, Report
+from normgen.tuning.sweep_file import Header
+
+_HEAD = """\
+# How many measurements a search needs
+
+Each table replays search strategies on one recorded sweep (`normgen sweep`), without a GPU: the sweep's optimum over
+the best time found after so many evaluations, for the median and the worst of {seeds} seeds. 1.000 is the optimum.
+`normgen` is the tuner's own strategy in the tuner's batches, `random` the exact distribution of random search without
+replacement, `tpe` Optuna's TPESampler with its default settings (a point it suggests again is answered from memory, \
+1000
+suggestions at most). A candidate that does not compile, faults or is wrong costs an evaluation.
+
+Written by `{command}`; not edited by hand.
+"""
+
+
+def search_page(found: Sequence[tuple[Path, Header, Landscape, Sequence[Report]]], *, seeds: int) -> str:
+    """The page of some sweeps and their reports, in the order given."""
+    files = " ".join(path.as_posix() for path, *_ in found)
+    command = f"normgen replay {files} --seeds {seeds} --page docs/search.md"
+    return "\n".join([_HEAD.format(seeds=seeds, command=command), *(_section(*one) for one in found)])
+
+
+def _section(path: Path, header: Header, land: Landscape, reports: Sequence[Report]) -> str:
+    key = header.problem
+    dtypes = "/".join(dict.fromkeys(key["dtypes"].values()))
+    title = f"{key['op']} {key['direction']} {key['rows']}x{key['cols']} {dtypes} {header.cache}"
+    share = "all" if len(land.legal) >= header.legal else f"a stratified sample of {len(land.legal)} of"
+    facts = f"`{path.name}`, {header.device['name']}: {share} {header.legal} legal schedules"
+    facts += f", optimum {land.optimum_us:.4g} µs"
+    roof = f", roof {header.roof_us:.4g} µs" if header.roof_us else ""
+    return f"## {title}\n\n{facts}{roof}.\n\n{_table(reports)}"
+
+
+def _table(reports: Sequence[Report]) -> str:
+    lines = ["| strategy | seed | " + " | ".join(map(str, EVALUATIONS)) + " |"]
+    lines.append("| --- | --- |" + " ---: |" * len(EVALUATIONS))
+    for report in reports:
+        for what, values in (("median", report.median), ("worst", report.worst)):
+            lines.append(f"| {report.strategy} | {what} | {_cells(values)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cells(values: Mapping[int, float]) -> str:
+    return " | ".join(f"{values[n]:.3f}" for n in EVALUATIONS)
