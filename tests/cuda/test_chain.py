@@ -188,7 +188,9 @@ def _backward_chain(problem: Problem, schedule: Schedule, arch: int, stream: Str
 def test_a_handles_calls_chain(arch: int, stream: Stream) -> None:
     shape, schedule = (16, 4096), Schedule(**BLOCK, dependent_launch="start")
     assert arch >= 90
-    chained = kernel("rmsnorm", shape=shape, dtype="float32", present=(), schedule=schedule, stable_parameters=True)
+    chained = kernel(
+        "rmsnorm", shape=shape, dtype="float32", present=("weight",), schedule=schedule, stable_parameters=True
+    )
     random = np.random.default_rng(7)
     x = random.standard_normal(shape, dtype=np.float32)
     signs = random.choice(np.array([-1, 1], dtype=np.float32), shape[1])
