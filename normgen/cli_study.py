@@ -213,4 +213,55 @@ def _calibrated(device: int, start: Constants | None) -> tuple[Device, Constants
     return facts, found.constants, {"copy_gb_per_s": found.copy_gb_per_s, "measured_us": found.measured_us}
 
 
-STUDY_COMMANDS: tuple[click.Command, ...] = (sweep, replay, explain, calibrate)
+@click.group()
+def study() -> None:
+    """Experiments on the tuner itself."""
+
+
+@study.command()
+@problem_options
+@json_option
+@click.option("--cache", type=click.Choice(["cold", "hot"]), default="cold", show_default=True)
+@click.option("--seeds", type=click.IntRange(min=1), default=10, show_default=True, help="Tunes, seeds 0, 1, ...")
+@click.option(
+    "--against", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A sweep of the same problem: winners are compared with its fastest.",
+)  # fmt: skip
+@click.option("--trials", type=click.IntRange(min=1), help="Candidates of each tune at most.")
+@click.option("--device", type=int, default=0, show_default=True, help="Number of a GPU.")
+def repeat(
+    as_json: bool, cache: str, seeds: int, against: Path | None, trials: int | None, device: int, **options: Any
+) -> None:
+    """Tune one problem again and again from empty caches, then time all winners in one interleaved run.
+
+    --json prints {best: {schedule, us, of_sweep}, worst_ratio, median_candidates, median_timed, median_wall_s,
+    noise_floor, tunes: [{seed, winner, candidates, timed, wall_s, phases_s, us, ratio}]}.
+    """
+    from normgen.tuning.records import Cache
+    from normgen.tuning.repeat import Tuned, repeat_on_gpu
+    from normgen.tuning.sweep_file import read_sweep
+
+    asked = [word for name, value in options.items() if value not in (None, "") for word in (f"--{name}", str(value))]
+    asked += ["--cache", cache, *(["--trials", str(trials)] if trials else [])]
+
+    def tell(tuned: Tuned) -> None:
+        click.echo(f"seed {tuned.seed}: {tuned.candidates} candidates, {tuned.wall_s:.1f} s: {tuned.winner}", err=True)
+
+    swept = read_sweep(against) if against else None
+    problem = read_problem(options)
+    found = repeat_on_gpu(
+        problem, asked, cache=Cache(cache), seeds=seeds, against=swept, index=device, tell=tell
+    ).as_dict()
+    if as_json:
+        show(found)
+        return
+    for one in found["tunes"]:
+        counts = f"{one['candidates']:4} candidates {one['wall_s']:6.1f} s"
+        click.echo(f"seed {one['seed']:2} {one['ratio']:.4f} x {one['us']:9.3f} us {counts}  {one['winner']}")
+    best = found["best"]
+    click.echo(f"{'of the sweep' if best['of_sweep'] else 'best'} {best['us']:.3f} us: {best['schedule']}")
+    medians = f"median {found['median_candidates']:.0f} candidates, {found['median_wall_s']:.1f} s"
+    click.echo(f"worst {found['worst_ratio']:.4f} x, {medians}, noise floor {found['noise_floor']:.2%}")
+
+
+STUDY_COMMANDS: tuple[click.Command, ...] = (sweep, replay, explain, calibrate, study)

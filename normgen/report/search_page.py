@@ -14,8 +14,9 @@ _HEAD = """\
 Each table replays search strategies on one recorded sweep (`normgen sweep`), without a GPU: the sweep's optimum over
 the best time found after so many evaluations, for the median and the worst of {seeds} seeds. 1.000 is the optimum.
 `normgen` is the tuner's own strategy in the tuner's batches, `random` the exact distribution of random search without
-replacement, `tpe` Optuna's TPESampler with its default settings. A candidate that does not compile, faults or is wrong
-costs an evaluation.
+replacement, `tpe` Optuna's TPESampler with its default settings (a point it suggests again is answered from memory, \
+1000
+suggestions at most). A candidate that does not compile, faults or is wrong costs an evaluation.
 
 Written by `{command}`; not edited by hand.
 """

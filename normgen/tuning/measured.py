@@ -133,6 +133,7 @@ def results_here(
         gpu=device.name,
         generator=versions.get("generator", ""),
         nvrtc=versions.get("nvrtc", ""),
+        measuring=versions.get("measuring", ""),
         cache=cache.value,
         policy=canonical((policy or Policy()).as_dict()),
     )

@@ -3,8 +3,8 @@
 <cache folder>/results/<gpu>/<problem>.jsonl     records, appended; every environment keeps its own lines
 
 A line answers for a schedule only where its whole environment is the asker's: spec text, GPU model, generator,
-NVRTC release, measurement policy and cache objective. Any other line is a miss with its reason. What can pass by
-itself (a timeout, a launch that failed) is never an answer.
+NVRTC release, the code that checks and times, its policy, and the cache objective. Any other line is a miss with its
+reason. What can pass by itself (a timeout, a launch that failed) is never an answer.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class Environment:
     gpu: str
     generator: str
     nvrtc: str
+    measuring: str  # hash of the code that checks and times
     cache: str
     policy: str  # canonical JSON of how it was measured
 
@@ -52,6 +53,7 @@ def environment_of(record: Record) -> Environment:
         gpu=str(record.device.get("name", "")),
         generator=record.versions.get("generator", ""),
         nvrtc=record.versions.get("nvrtc", ""),
+        measuring=record.versions.get("measuring", ""),
         cache=record.cache.value,
         policy=canonical(record.search.get("policy") or {}),
     )

@@ -206,6 +206,7 @@ class Run:
             "measured": self.measured,
             "generator": self.versions.get("generator"),
             "nvrtc": self.versions.get("nvrtc"),
+            "measuring": self.versions.get("measuring"),
         }
 
 

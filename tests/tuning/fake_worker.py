@@ -41,10 +41,15 @@ class FakeBench(SimulatedTimer):
         del self.truth[key]
 
 
-def main() -> None:
+def take_over() -> None:
+    """From here on this process takes the simulated device for GPU 0."""
     parts.find_gpu = lambda _: (0, TARGETS["h200"])
     tuner.environment = lambda *, measured: {"generator": "test", "nvrtc": "13"}  # noqa: ARG005
     measured.BENCH = "tests.tuning.fake_worker:FakeBench"
+
+
+def main() -> None:
+    take_over()
     machine = os.environ.get("NORMGEN_TEST_MACHINE")
     if machine:
         jobs._machine = lambda: machine  # type: ignore[assignment]

@@ -23,7 +23,7 @@ SCHEDULE = Schedule(threads_per_row=64)
 
 def measured(**changes: Any) -> Record:
     plain = {
-        "versions": {"generator": "abc", "nvrtc": "13.0.88"},
+        "versions": {"generator": "abc", "nvrtc": "13.0.88", "measuring": "123"},
         "device": H200.as_dict(),
         "search": {"policy": POLICY, "reference": "r", "reference_us": 20.0},
         "schedule": SCHEDULE,
@@ -51,6 +51,7 @@ def test_what_one_process_measured_another_finds(tmp_path: Path) -> None:
     ("changed", "reason"),
     [
         ({"generator": "def"}, "generator abc, here def"),
+        ({"measuring": "456"}, "measuring 123, here 456"),
         ({"nvrtc": "13.1.1"}, "nvrtc 13.0.88, here 13.1.1"),
         ({"cache": Cache.HOT.value}, "cache cold, here hot"),
         ({"spec": "cd" * 32}, f"spec {HERE.spec[:12]}, here cdcdcdcdcdcd"),
