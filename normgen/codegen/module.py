@@ -62,6 +62,10 @@ class Launch:
             tiles = min(tiles, max(self.period, most - most % self.period))
         return max(tiles, self.min_blocks) * self.cluster
 
+    def fitting(self, blocks: int, *, clusters: int) -> int:
+        """Of a grid that loops over rows, no more blocks than those clusters have that fit the device at a time."""
+        return min(blocks, max(self.period, clusters - clusters % self.period) * self.cluster)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:

@@ -65,7 +65,7 @@ class LoadedKernel:
         blocks = launch.grid(rows=rows, sm_count=self.sm_count)
         if not launch.loops_clusters:
             return blocks
-        return min(blocks, self._resident_clusters * launch.cluster)
+        return launch.fitting(blocks, clusters=self._resident_clusters)
 
     @cached_property
     def _resident_clusters(self) -> int:

@@ -134,7 +134,7 @@ def test_a_header_launches_its_first_kernel_early_and_states_the_promise_it_need
     (header,) = headers_of([one])
     path = header.write(tmp_path)
     assert path.name == f"rmsnorm_fwd_bf16{'_stable_parameters' if stable else ''}_sm90.cu"
-    assert "{256, 1, 1, 0, 0, 0, 0, true};" in header.text
+    assert "{256, 1, 1, 0, 0, 0, 1, 0, true};" in header.text
     assert ("promises that nothing which may still run" in header.text) is stable
     done = nvcc("-c", path, "-o", tmp_path / "header.o")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -206,21 +206,35 @@ def test_a_header_selects_by_cols_nearest_rows_alignment_and_null_parameters(pro
 @needs_nvcc
 def test_the_grid_in_the_header_is_the_grid_of_the_launch(program: Path) -> None:
     launches = [
-        Launch(threads=128, rows_per_block=r, cluster=c, persistent=p, blocks=b, min_blocks=m)
-        for r, c, p, b, m in [
-            (1, 1, 0, 0, 0),
-            (4, 1, 0, 0, 0),
-            (1, 4, 0, 0, 0),
-            (2, 1, 3, 0, 0),
-            (1, 8, 1, 0, 0),
-            (4, 1, 2, 0, 1),
-            (1, 1, 0, 64, 0),
-            (1, 16, 1, 0, 1),
+        Launch(threads=128, rows_per_block=r, cluster=c, persistent=p, blocks=b, period=d, min_blocks=m)
+        for r, c, p, b, d, m in [
+            (1, 1, 0, 0, 1, 0),
+            (4, 1, 0, 0, 1, 0),
+            (1, 4, 0, 0, 1, 0),
+            (2, 1, 3, 0, 1, 0),
+            (2, 1, 3, 0, 8, 0),
+            (1, 8, 1, 0, 1, 0),
+            (4, 1, 2, 0, 1, 1),
+            (1, 1, 0, 64, 1, 0),
+            (1, 16, 1, 0, 4, 1),
         ]
     ]
     cases = [(s, rows, sms) for s in launches for rows in (0, 1, 5, 1000, 2**31 - 1) for sms in (1, 13, 132)]
     questions = (f"blocks {launch_values(s).replace(',', '')} {rows} {sms}" for s, rows, sms in cases)
     assert ask(program, questions) == [s.grid(rows=rows, sm_count=sms) for s, rows, sms in cases]
+
+
+def test_a_grid_cut_to_the_clusters_that_fit_keeps_whole_clusters_and_periods() -> None:
+    for cluster in (2, 4, 8):
+        for period in (1, 4, 8):
+            launch = Launch(threads=128, cluster=cluster, persistent=1, period=period)
+            whole = launch.grid(rows=10**6, sm_count=132)
+            for clusters in (0, 1, 7, 16, 33, 200):
+                blocks = launch.fitting(whole, clusters=clusters)
+                assert blocks % (cluster * period) == 0
+                assert 0 < blocks <= max(clusters, period) * cluster
+                assert blocks == whole or blocks + cluster * period > clusters * cluster
+            assert launch.fitting(cluster, clusters=33) == cluster  # few rows
 
 
 @needs_nvcc

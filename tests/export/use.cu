@@ -27,7 +27,7 @@ int main() {
       fwd::Launch s{};
       int rows, sm_count;
       std::cin >> s.threads >> s.rows_per_block >> s.cluster >> s.persistent >> s.shared_bytes >> s.blocks;
-      std::cin >> s.min_blocks >> std::boolalpha >> s.dependent >> rows >> sm_count;
+      std::cin >> s.period >> s.min_blocks >> std::boolalpha >> s.dependent >> rows >> sm_count;
       std::cout << fwd::blocks_for(s, rows, sm_count) << "\n";
     } else if (what == "align") {
       unsigned long long bits;
