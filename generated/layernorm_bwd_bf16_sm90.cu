@@ -407,7 +407,7 @@ layernorm_bwd_bf16_768_warp_per_row_9f6823(
 
   __syncthreads();
   // ... and are added in a fixed order.
-  for (int cell = threadIdx.x; cell < kVectors * kVector; cell += kThreads) {
+  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
     const float dweight_total = column_sums[cell] + column_sums[2 * kPitch + cell] + column_sums[4 * kPitch + cell] + column_sums[6 * kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + cell] = dweight_total;
     const float dbias_total = column_sums[kPitch + cell] + column_sums[3 * kPitch + cell] + column_sums[5 * kPitch + cell] + column_sums[7 * kPitch + cell];
@@ -453,7 +453,7 @@ layernorm_bwd_bf16_768_warp_per_row_9f6823_finish(
   __syncthreads();
 
   const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+  if (threadIdx.x < kCells && cell < kCols) {
     float total = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
@@ -615,7 +615,7 @@ layernorm_bwd_bf16_1024_block_per_row_5a1def(
 
   __syncthreads();
   // ... and are added in a fixed order.
-  for (int cell = threadIdx.x; cell < kVectors * kVector; cell += kThreads) {
+  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
     const float dweight_total = column_sums[cell] + column_sums[2 * kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + cell] = dweight_total;
     const float dbias_total = column_sums[kPitch + cell] + column_sums[3 * kPitch + cell];
@@ -661,7 +661,7 @@ layernorm_bwd_bf16_1024_block_per_row_5a1def_finish(
   __syncthreads();
 
   const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+  if (threadIdx.x < kCells && cell < kCols) {
     float total = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
@@ -823,7 +823,7 @@ layernorm_bwd_bf16_1024_block_per_row_94ff81(
 
   __syncthreads();
   // ... and are added in a fixed order.
-  for (int cell = threadIdx.x; cell < kVectors * kVector; cell += kThreads) {
+  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
     const float dweight_total = column_sums[cell] + column_sums[2 * kPitch + cell] + column_sums[4 * kPitch + cell] + column_sums[6 * kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + cell] = dweight_total;
     const float dbias_total = column_sums[kPitch + cell] + column_sums[3 * kPitch + cell] + column_sums[5 * kPitch + cell] + column_sums[7 * kPitch + cell];
@@ -869,7 +869,7 @@ layernorm_bwd_bf16_1024_block_per_row_94ff81_finish(
   __syncthreads();
 
   const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+  if (threadIdx.x < kCells && cell < kCols) {
     float total = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
@@ -1031,7 +1031,7 @@ layernorm_bwd_bf16_4096_block_per_row_14b60c(
 
   __syncthreads();
   // ... and are added in a fixed order.
-  for (int cell = threadIdx.x; cell < kVectors * kVector; cell += kThreads) {
+  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
     const float dweight_total = column_sums[cell] + column_sums[2 * kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + cell] = dweight_total;
     const float dbias_total = column_sums[kPitch + cell] + column_sums[3 * kPitch + cell];
@@ -1077,7 +1077,7 @@ layernorm_bwd_bf16_4096_block_per_row_14b60c_finish(
   __syncthreads();
 
   const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+  if (threadIdx.x < kCells && cell < kCols) {
     float total = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
@@ -1270,7 +1270,7 @@ layernorm_bwd_bf16_8192_block_per_row_519190_finish(
   __syncthreads();
 
   const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+  if (threadIdx.x < kCells && cell < kCols) {
     float total = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
@@ -1436,7 +1436,7 @@ layernorm_bwd_bf16_16384_block_per_row_3fa7b1_finish(
   __syncthreads();
 
   const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+  if (threadIdx.x < kCells && cell < kCols) {
     float total = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
@@ -1481,7 +1481,7 @@ layernorm_bwd_bf16_any_cols_block_per_row_202b13(
 
   const int lane = threadIdx.x;
   const int slot = 0;  // this thread's row within the block
-  const int vectors = (cols + kVector - 1) / kVector;
+  const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
   int parity = 0;
 
@@ -1601,7 +1601,7 @@ layernorm_bwd_bf16_any_cols_without_bias_block_per_row_202b13(
 
   const int lane = threadIdx.x;
   const int slot = 0;  // this thread's row within the block
-  const int vectors = (cols + kVector - 1) / kVector;
+  const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
   int parity = 0;
 
@@ -1734,7 +1734,7 @@ layernorm_bwd_bf16_any_cols_without_weight_block_per_row_202b13(
 
   const int lane = threadIdx.x;
   const int slot = 0;  // this thread's row within the block
-  const int vectors = (cols + kVector - 1) / kVector;
+  const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
   int parity = 0;
 
@@ -1859,7 +1859,7 @@ layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_e9df57(
   const int lane = threadIdx.x;
   const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
-  const int vectors = (cols + kVector - 1) / kVector;
+  const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
 
   bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
@@ -1936,25 +1936,26 @@ struct Launch {
   int persistent;      // blocks per SM of a grid that loops over rows; 0: one block (or cluster) per tile of rows
   int shared_bytes;    // dynamic shared memory
   int blocks;          // a fixed grid; 0: by rows
+  int period;          // a grid that loops over rows has a multiple of so many blocks
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_768_warp_per_row_9f6823{128, 4, 1, 4, 24576, 0, 1, false};
-inline constexpr Launch kLaunch_768_warp_per_row_9f6823_finish{512, 1, 1, 0, 0, 192, 0, false};
-inline constexpr Launch kLaunch_1024_block_per_row_5a1def{128, 2, 1, 4, 16384, 0, 1, false};
-inline constexpr Launch kLaunch_1024_block_per_row_5a1def_finish{512, 1, 1, 0, 0, 256, 0, false};
-inline constexpr Launch kLaunch_1024_block_per_row_94ff81{256, 4, 1, 2, 32768, 0, 1, false};
-inline constexpr Launch kLaunch_1024_block_per_row_94ff81_finish{512, 1, 1, 0, 0, 256, 0, false};
-inline constexpr Launch kLaunch_4096_block_per_row_14b60c{512, 2, 1, 1, 65536, 0, 1, false};
-inline constexpr Launch kLaunch_4096_block_per_row_14b60c_finish{512, 1, 1, 0, 0, 256, 0, false};
-inline constexpr Launch kLaunch_8192_block_per_row_519190{512, 1, 1, 1, 0, 0, 1, false};
-inline constexpr Launch kLaunch_8192_block_per_row_519190_finish{512, 1, 1, 0, 0, 512, 0, false};
-inline constexpr Launch kLaunch_16384_block_per_row_3fa7b1{512, 1, 1, 1, 0, 0, 1, false};
-inline constexpr Launch kLaunch_16384_block_per_row_3fa7b1_finish{512, 1, 1, 0, 0, 1024, 0, true};
-inline constexpr Launch kLaunch_any_cols_block_per_row_202b13{256, 1, 1, 0, 0, 0, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_202b13{256, 1, 1, 0, 0, 0, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_202b13{256, 1, 1, 0, 0, 0, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 0, false};
+inline constexpr Launch kLaunch_768_warp_per_row_9f6823{128, 4, 1, 4, 24576, 0, 1, 1, false};
+inline constexpr Launch kLaunch_768_warp_per_row_9f6823_finish{512, 1, 1, 0, 0, 192, 1, 0, false};
+inline constexpr Launch kLaunch_1024_block_per_row_5a1def{128, 2, 1, 4, 16384, 0, 1, 1, false};
+inline constexpr Launch kLaunch_1024_block_per_row_5a1def_finish{512, 1, 1, 0, 0, 256, 1, 0, false};
+inline constexpr Launch kLaunch_1024_block_per_row_94ff81{256, 4, 1, 2, 32768, 0, 1, 1, false};
+inline constexpr Launch kLaunch_1024_block_per_row_94ff81_finish{512, 1, 1, 0, 0, 256, 1, 0, false};
+inline constexpr Launch kLaunch_4096_block_per_row_14b60c{512, 2, 1, 1, 65536, 0, 1, 1, false};
+inline constexpr Launch kLaunch_4096_block_per_row_14b60c_finish{512, 1, 1, 0, 0, 256, 1, 0, false};
+inline constexpr Launch kLaunch_8192_block_per_row_519190{512, 1, 1, 1, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_8192_block_per_row_519190_finish{512, 1, 1, 0, 0, 512, 1, 0, false};
+inline constexpr Launch kLaunch_16384_block_per_row_3fa7b1{512, 1, 1, 1, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_16384_block_per_row_3fa7b1_finish{512, 1, 1, 0, 0, 1024, 1, 0, true};
+inline constexpr Launch kLaunch_any_cols_block_per_row_202b13{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_202b13{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_202b13{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -2021,7 +2022,8 @@ constexpr long long blocks_for(Launch shape, int rows, int sm_count) {
   long long tiles = (static_cast<long long>(rows) + shape.rows_per_block - 1) / shape.rows_per_block;
   if (shape.persistent > 0) {
     const long long resident = static_cast<long long>(shape.persistent) * sm_count / shape.cluster;
-    const long long most = resident < 1 ? 1 : resident;
+    const long long whole = resident - resident % shape.period;
+    const long long most = whole < shape.period ? shape.period : whole;
     if (tiles > most) tiles = most;
   }
   return (tiles < shape.min_blocks ? shape.min_blocks : tiles) * shape.cluster;

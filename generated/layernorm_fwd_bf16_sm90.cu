@@ -307,75 +307,44 @@ __device__ __forceinline__ void write_streaming(T* elements, const Vec<T, N>& ve
   }
 }
 
-// Element i of the vector, as stored bits: 16-bit types share a register.
-template <typename T, int N>
-__device__ __forceinline__ void set_bits(Vec<T, N>& vec, int i, unsigned bits) {
-  if (sizeof(T) == 4) vec.bits[i] = bits;
-  else vec.bits[i / 2] |= i % 2 == 0 ? bits : bits << 16;
-}
-
-template <typename T, int N>
-__device__ __forceinline__ unsigned get_bits(const Vec<T, N>& vec, int i) {
-  return sizeof(T) == 4 ? vec.bits[i] : (vec.bits[i / 2] >> (i % 2 * 16)) & 0xffffu;
-}
-
-// Columns [column, column + N) of a row; those outside [0, cols) read as zero bits and are never used.
-// kWhole: the address of a whole vector is aligned, so that it is one access.
-template <int N, bool kWhole, typename T>
-__device__ __forceinline__ Vec<T, N> read_partial_default(const T* row, int column, int cols) {
-  using Word = typename WordOf<sizeof(T)>::type;
-  if (kWhole && column >= 0 && column + N <= cols) return read_default<N>(row + column);
+// Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
+// around them, moved into place. `inside`: those words are known to lie within the array.
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, int count, bool inside) {
+  constexpr int kSize = static_cast<int>(sizeof(T));
+  constexpr int kWord = (N * kSize < 16 ? N * kSize : 16) / kSize;  // elements of a word
+  constexpr int kRegisters = kWord * kSize / 4;
+  constexpr int kWords = N / kWord + 1;
+  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(elements + first) / kSize % kWord);
   Vec<T, N> vec = {};
+  if (!inside && (first < shift || first - shift + kWords * kWord > count)) {
+    using Word = typename WordOf<kSize>::type;
 #pragma unroll
-  for (int i = 0; i < N; ++i) {
-    if (column + i >= 0 && column + i < cols) {
-      set_bits(vec, i, load_default(reinterpret_cast<const Word*>(row + column + i)));
+    for (int i = 0; i < N; ++i) {
+      const unsigned bits = load_default(reinterpret_cast<const Word*>(elements + first + i));
+      if (kSize == 4) vec.bits[i] = bits;
+      else vec.bits[i / 2] |= i % 2 == 0 ? bits : bits << 16;
     }
+    return vec;
+  }
+  unsigned bits[kWords * kRegisters];
+#pragma unroll
+  for (int word = 0; word < kWords; ++word) {
+    const Vec<T, kWord> part = read_default<kWord>(elements + first - shift + word * kWord);
+#pragma unroll
+    for (int i = 0; i < kRegisters; ++i) bits[word * kRegisters + i] = part.bits[i];
+  }
+#pragma unroll
+  for (int step = kRegisters / 2; step > 0; step /= 2) {
+    const bool moves = (shift * kSize / 4 & step) != 0;  // a select: branches would put the bits in local memory
+#pragma unroll
+    for (int i = 0; i + step < kWords * kRegisters; ++i) bits[i] = moves ? bits[i + step] : bits[i];
+  }
+#pragma unroll
+  for (int i = 0; i < Vec<T, N>::kRegisters; ++i) {
+    vec.bits[i] = __funnelshift_r(bits[i], bits[i + 1], shift * kSize % 4 * 8);
   }
   return vec;
-}
-
-// Columns [column, column + N), column = vector * N - shift, of an array that starts on an aligned vector: the two
-// aligned vectors around them, moved by `shift` elements. Two wide loads instead of N narrow ones.
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_shifted(const T* elements, int vector, int shift, int cols) {
-  constexpr int kRegisters = Vec<T, N>::kRegisters;
-  const Vec<T, N> low = read_partial_default<N, true>(elements, (vector - 1) * N, cols);
-  const Vec<T, N> high = read_partial_default<N, true>(elements, vector * N, cols);
-  unsigned words[3 * kRegisters + 1] = {};
-#pragma unroll
-  for (int i = 0; i < kRegisters; ++i) {
-    words[i] = low.bits[i];
-    words[kRegisters + i] = high.bits[i];
-  }
-  const int skipped = (N - shift) * static_cast<int>(sizeof(T));  // bytes of `low` left behind
-#pragma unroll
-  for (int step = kRegisters; step > 0; step /= 2) {
-    const bool moves = (skipped / 4 & step) != 0;  // a select a word: branches would put the words in local memory
-#pragma unroll
-    for (int i = 0; i <= 2 * kRegisters; ++i) words[i] = moves ? words[i + step] : words[i];
-  }
-  Vec<T, N> vec;
-#pragma unroll
-  for (int i = 0; i < kRegisters; ++i) {
-    vec.bits[i] = skipped % 4 ? __funnelshift_r(words[i], words[i + 1], 16) : words[i];
-  }
-  return vec;
-}
-
-template <int N, typename T>
-__device__ __forceinline__ void write_partial_default(T* row, int column, int cols, const Vec<T, N>& vec) {
-  using Word = typename WordOf<sizeof(T)>::type;
-  if (column >= 0 && column + N <= cols) {
-    write_default(row + column, vec);
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    if (column + i >= 0 && column + i < cols) {
-      store_default(reinterpret_cast<Word*>(row + column + i), static_cast<Word>(get_bits(vec, i)));
-    }
-  }
 }
 
 // All kLanes neighbouring lanes end with the combined state.
@@ -1210,9 +1179,9 @@ layernorm_fwd_bf16_4097_block_per_row_35b597(
   constexpr int kRowsPerBlock = 2;
   constexpr int kVector = 2;  // elements per access of 4 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = (kCols + 2 * kVector - 2) / kVector;  // per row
+  constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kWholeSteps = kCols / kVector / kThreadsPerRow;  // steps with complete vectors only
+  constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;  // a vector a thread, and one behind it
   __shared__ Look1 look1_slots[2][kWarpsPerRow];
 
   const int lane = threadIdx.x % kThreadsPerRow;
@@ -1223,18 +1192,28 @@ layernorm_fwd_bf16_4097_block_per_row_35b597(
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  // Elements between the aligned vector the row starts in and the row's first element.
+  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
+  const int head = (kVector - shift) % kVector;
+  const int vectors = (kCols - head) / kVector;
+  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const bool has_edge = edge < kCols;
   const float row_x_first = element(read_default<1>(x_row), 0);
 
   Vec<bfloat16, kVector> x_held[kSteps];
+  Vec<bfloat16, 1> x_edge = {};
 
   // The row of x is read once and waits in registers; each thread reads back its own part.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    const int column = vector * kVector - shift;
-    x_held[step] = read_partial_default<kVector, true>(x_row, column, kCols);
+    if (step < kWholeSteps || vector < vectors) {
+      const int column = head + vector * kVector;
+      x_held[step] = read_default<kVector>(x_row + column);
+    }
+  }
+  if (has_edge) {
+    x_edge = read_default<1>(x_row + edge);
   }
 
   Look1 look1 = {0.0f, 0.0f};
@@ -1243,16 +1222,19 @@ layernorm_fwd_bf16_4097_block_per_row_35b597(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    const int column = vector * kVector - shift;
-    const bool whole = step > 0 && step < kWholeSteps;
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      if (whole || (column + i >= 0 && column + i < kCols)) {
+    if (step < kWholeSteps || vector < vectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
         look1.x_shifted_sum += x_i - row_x_first;
         look1.x_shifted_squares += (x_i - row_x_first) * (x_i - row_x_first);
       }
     }
+  }
+  if (has_edge) {
+    const float x_i = element(x_edge, 0);
+    look1.x_shifted_sum += x_i - row_x_first;
+    look1.x_shifted_squares += (x_i - row_x_first) * (x_i - row_x_first);
   }
 
   look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
@@ -1271,23 +1253,34 @@ layernorm_fwd_bf16_4097_block_per_row_35b597(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    const int column = vector * kVector - shift;
-    const bool whole = step > 0 && step < kWholeSteps;
-    const Vec<bfloat16, kVector> weight_vec = read_shifted<kVector>(weight, vector, shift, kCols);
-    const Vec<bfloat16, kVector> bias_vec = read_shifted<kVector>(bias, vector, shift, kCols);
-    float y_values[kVector] = {};
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      if (whole || (column + i >= 0 && column + i < kCols)) {
+    if (step < kWholeSteps || vector < vectors) {
+      const int column = head + vector * kVector;
+      const Vec<bfloat16, kVector> weight_vec = read_window<kVector>(weight, column, kCols, step < kWholeSteps);
+      const Vec<bfloat16, kVector> bias_vec = read_window<kVector>(bias, column, kCols, step < kWholeSteps);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
         const float weight_i = element(weight_vec, i);
         const float bias_i = element(bias_vec, i);
         y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
       }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write_default(y_row + column, y_vec);
     }
-    Vec<bfloat16, kVector> y_vec = {};
+  }
+  if (has_edge) {
+    const Vec<bfloat16, 1> weight_vec = read_default<1>(weight + edge);
+    const Vec<bfloat16, 1> bias_vec = read_default<1>(bias + edge);
+    float y_values[1];
+    const float x_i = element(x_edge, 0);
+    const float weight_i = element(weight_vec, 0);
+    const float bias_i = element(bias_vec, 0);
+    y_values[0] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+    Vec<bfloat16, 1> y_vec;
     pack(y_vec, y_values);
-    if (active) write_partial_default(y_row, column, kCols, y_vec);
+    if (active) write_default(y_row + edge, y_vec);
   }
 }
 
@@ -1435,7 +1428,7 @@ layernorm_fwd_bf16_any_cols_block_per_row_e9df57(
   const int lane = threadIdx.x;
   const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
-  const int vectors = (cols + kVector - 1) / kVector;
+  const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
@@ -1530,7 +1523,7 @@ layernorm_fwd_bf16_any_cols_without_weight_block_per_row_e9df57(
   const int lane = threadIdx.x;
   const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
-  const int vectors = (cols + kVector - 1) / kVector;
+  const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
@@ -1623,7 +1616,7 @@ layernorm_fwd_bf16_any_cols_without_bias_block_per_row_e9df57(
   const int lane = threadIdx.x;
   const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
-  const int vectors = (cols + kVector - 1) / kVector;
+  const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
@@ -1715,7 +1708,7 @@ layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_e9df57(
   const int lane = threadIdx.x;
   const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
-  const int vectors = (cols + kVector - 1) / kVector;
+  const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
@@ -1806,23 +1799,24 @@ struct Launch {
   int persistent;      // blocks per SM of a grid that loops over rows; 0: one block (or cluster) per tile of rows
   int shared_bytes;    // dynamic shared memory
   int blocks;          // a fixed grid; 0: by rows
+  int period;          // a grid that loops over rows has a multiple of so many blocks
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_768_warp_per_row_9566dc{128, 4, 1, 0, 0, 0, 0, false};
-inline constexpr Launch kLaunch_1000_block_per_row_36c8ce{128, 2, 1, 0, 0, 0, 0, false};
-inline constexpr Launch kLaunch_1000_warp_per_row_19d89f{64, 2, 1, 0, 0, 0, 0, false};
-inline constexpr Launch kLaunch_1023_warp_per_row_c5495d{64, 2, 1, 0, 0, 0, 0, false};
-inline constexpr Launch kLaunch_3072_warp_per_row_533009{32, 1, 1, 0, 6144, 0, 0, false};
-inline constexpr Launch kLaunch_4096_block_per_row_19f3ed{128, 1, 1, 0, 0, 0, 0, false};
-inline constexpr Launch kLaunch_4097_block_per_row_35b597{256, 2, 1, 0, 0, 0, 0, false};
-inline constexpr Launch kLaunch_6144_block_per_row_090832{128, 1, 1, 0, 0, 0, 0, false};
-inline constexpr Launch kLaunch_8192_block_per_row_640616{256, 1, 1, 0, 0, 0, 0, false};
-inline constexpr Launch kLaunch_65536_cluster_per_row_7094fd{512, 1, 2, 0, 65536, 0, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 0, false};
+inline constexpr Launch kLaunch_768_warp_per_row_9566dc{128, 4, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_1000_block_per_row_36c8ce{128, 2, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_1000_warp_per_row_19d89f{64, 2, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_1023_warp_per_row_c5495d{64, 2, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_3072_warp_per_row_533009{32, 1, 1, 0, 6144, 0, 1, 0, false};
+inline constexpr Launch kLaunch_4096_block_per_row_19f3ed{128, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_4097_block_per_row_35b597{256, 2, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_6144_block_per_row_090832{128, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_8192_block_per_row_640616{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_65536_cluster_per_row_7094fd{512, 1, 2, 0, 65536, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -1888,7 +1882,8 @@ constexpr long long blocks_for(Launch shape, int rows, int sm_count) {
   long long tiles = (static_cast<long long>(rows) + shape.rows_per_block - 1) / shape.rows_per_block;
   if (shape.persistent > 0) {
     const long long resident = static_cast<long long>(shape.persistent) * sm_count / shape.cluster;
-    const long long most = resident < 1 ? 1 : resident;
+    const long long whole = resident - resident % shape.period;
+    const long long most = whole < shape.period ? shape.period : whole;
     if (tiles > most) tiles = most;
   }
   return (tiles < shape.min_blocks ? shape.min_blocks : tiles) * shape.cluster;

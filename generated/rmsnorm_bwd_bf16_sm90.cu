@@ -444,7 +444,7 @@ rmsnorm_bwd_bf16_128_warp_per_row_3061ee(
 
   __syncthreads();
   // ... and are added in a fixed order.
-  for (int cell = threadIdx.x; cell < kVectors * kVector; cell += kThreads) {
+  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
     const float dweight_total = column_sums[cell] + column_sums[kPitch + cell] + column_sums[2 * kPitch + cell] + column_sums[3 * kPitch + cell] + column_sums[4 * kPitch + cell] + column_sums[5 * kPitch + cell] + column_sums[6 * kPitch + cell] + column_sums[7 * kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + cell] = dweight_total;
   }
@@ -488,7 +488,7 @@ rmsnorm_bwd_bf16_128_warp_per_row_3061ee_finish(
   __syncthreads();
 
   const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+  if (threadIdx.x < kCells && cell < kCols) {
     float total = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
@@ -629,7 +629,7 @@ rmsnorm_bwd_bf16_128_warp_per_row_764ba8(
 
   __syncthreads();
   // ... and are added in a fixed order.
-  for (int cell = threadIdx.x; cell < kVectors * kVector; cell += kThreads) {
+  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
     const float dweight_total = column_sums[cell] + column_sums[kPitch + cell] + column_sums[2 * kPitch + cell] + column_sums[3 * kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + cell] = dweight_total;
   }
@@ -673,7 +673,7 @@ rmsnorm_bwd_bf16_128_warp_per_row_764ba8_finish(
   __syncthreads();
 
   const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+  if (threadIdx.x < kCells && cell < kCols) {
     float total = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
@@ -788,7 +788,7 @@ rmsnorm_bwd_bf16_768_warp_per_row_2bd7c4(
 
   __syncthreads();
   // ... and are added in a fixed order.
-  for (int cell = threadIdx.x; cell < kVectors * kVector; cell += kThreads) {
+  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
     const float dweight_total = column_sums[cell] + column_sums[kPitch + cell] + column_sums[2 * kPitch + cell] + column_sums[3 * kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + cell] = dweight_total;
   }
@@ -832,7 +832,7 @@ rmsnorm_bwd_bf16_768_warp_per_row_2bd7c4_finish(
   __syncthreads();
 
   const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+  if (threadIdx.x < kCells && cell < kCols) {
     float total = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
@@ -980,7 +980,7 @@ rmsnorm_bwd_bf16_1024_block_per_row_7c50d3(
 
   __syncthreads();
   // ... and are added in a fixed order.
-  for (int cell = threadIdx.x; cell < kVectors * kVector; cell += kThreads) {
+  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
     const float dweight_total = column_sums[cell] + column_sums[kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + cell] = dweight_total;
   }
@@ -1024,7 +1024,7 @@ rmsnorm_bwd_bf16_1024_block_per_row_7c50d3_finish(
   __syncthreads();
 
   const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+  if (threadIdx.x < kCells && cell < kCols) {
     float total = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
@@ -1172,7 +1172,7 @@ rmsnorm_bwd_bf16_4096_block_per_row_d4f367(
 
   __syncthreads();
   // ... and are added in a fixed order.
-  for (int cell = threadIdx.x; cell < kVectors * kVector; cell += kThreads) {
+  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
     const float dweight_total = column_sums[cell] + column_sums[kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + cell] = dweight_total;
   }
@@ -1216,7 +1216,7 @@ rmsnorm_bwd_bf16_4096_block_per_row_d4f367_finish(
   __syncthreads();
 
   const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+  if (threadIdx.x < kCells && cell < kCols) {
     float total = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
@@ -1349,7 +1349,7 @@ rmsnorm_bwd_bf16_4097_block_per_row_3b8d66(
 
   __syncthreads();
   // ... and are added in a fixed order.
-  for (int cell = threadIdx.x; cell < kVectors * kVector; cell += kThreads) {
+  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
     const float dweight_total = column_sums[cell] + column_sums[kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + cell] = dweight_total;
   }
@@ -1363,8 +1363,6 @@ rmsnorm_bwd_bf16_4097_block_per_row_3b8d66_finish(
     int partial_rows) {
   constexpr int kCols = 4097;
   constexpr int kPitch = 4128;
-  constexpr int kVector = 1;
-  constexpr int kVectors = 4097;
   constexpr int kTensors = 1;
   constexpr int kCells = 16;  // of a block
   constexpr int kLanes = 512 / kCells;  // threads that share a cell
@@ -1391,8 +1389,8 @@ rmsnorm_bwd_bf16_4097_block_per_row_3b8d66_finish(
   if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
   __syncthreads();
 
-  const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+  const int column = cell;
+  if (threadIdx.x < kCells && cell < kCols) {
     float total = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
@@ -1568,7 +1566,7 @@ rmsnorm_bwd_bf16_8192_block_per_row_7bf3df_finish(
   __syncthreads();
 
   const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+  if (threadIdx.x < kCells && cell < kCols) {
     float total = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
@@ -1716,7 +1714,7 @@ rmsnorm_bwd_bf16_32768_block_per_row_42fa92_finish(
   __syncthreads();
 
   const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+  if (threadIdx.x < kCells && cell < kCols) {
     float total = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
@@ -1753,7 +1751,7 @@ rmsnorm_bwd_bf16_any_cols_block_per_row_202b13(
 
   const int lane = threadIdx.x;
   const int slot = 0;  // this thread's row within the block
-  const int vectors = (cols + kVector - 1) / kVector;
+  const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
   int parity = 0;
 
@@ -1878,7 +1876,7 @@ rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_e9df57(
   const int lane = threadIdx.x;
   const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
-  const int vectors = (cols + kVector - 1) / kVector;
+  const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
 
   bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
@@ -1952,27 +1950,28 @@ struct Launch {
   int persistent;      // blocks per SM of a grid that loops over rows; 0: one block (or cluster) per tile of rows
   int shared_bytes;    // dynamic shared memory
   int blocks;          // a fixed grid; 0: by rows
+  int period;          // a grid that loops over rows has a multiple of so many blocks
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_128_warp_per_row_3061ee{256, 32, 1, 3, 4096, 0, 1, false};
-inline constexpr Launch kLaunch_128_warp_per_row_3061ee_finish{512, 1, 1, 0, 0, 16, 0, true};
-inline constexpr Launch kLaunch_128_warp_per_row_764ba8{128, 16, 1, 4, 2048, 0, 1, false};
-inline constexpr Launch kLaunch_128_warp_per_row_764ba8_finish{512, 1, 1, 0, 0, 16, 0, true};
-inline constexpr Launch kLaunch_768_warp_per_row_2bd7c4{128, 4, 1, 4, 12288, 0, 1, false};
-inline constexpr Launch kLaunch_768_warp_per_row_2bd7c4_finish{512, 1, 1, 0, 0, 96, 0, true};
-inline constexpr Launch kLaunch_1024_block_per_row_7c50d3{128, 2, 1, 4, 8192, 0, 1, false};
-inline constexpr Launch kLaunch_1024_block_per_row_7c50d3_finish{512, 1, 1, 0, 0, 128, 0, true};
-inline constexpr Launch kLaunch_4096_block_per_row_d4f367{512, 2, 1, 1, 32768, 0, 1, false};
-inline constexpr Launch kLaunch_4096_block_per_row_d4f367_finish{512, 1, 1, 0, 0, 256, 0, true};
-inline constexpr Launch kLaunch_4097_block_per_row_3b8d66{512, 2, 1, 1, 33024, 0, 1, false};
-inline constexpr Launch kLaunch_4097_block_per_row_3b8d66_finish{512, 1, 1, 0, 0, 258, 0, false};
-inline constexpr Launch kLaunch_8192_block_per_row_7bf3df{512, 1, 1, 1, 0, 0, 1, false};
-inline constexpr Launch kLaunch_8192_block_per_row_7bf3df_finish{512, 1, 1, 0, 0, 256, 0, false};
-inline constexpr Launch kLaunch_32768_block_per_row_42fa92{256, 1, 1, 1, 0, 0, 1, false};
-inline constexpr Launch kLaunch_32768_block_per_row_42fa92_finish{512, 1, 1, 0, 0, 1024, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_202b13{256, 1, 1, 0, 0, 0, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 0, false};
+inline constexpr Launch kLaunch_128_warp_per_row_3061ee{256, 32, 1, 3, 4096, 0, 1, 1, false};
+inline constexpr Launch kLaunch_128_warp_per_row_3061ee_finish{512, 1, 1, 0, 0, 16, 1, 0, true};
+inline constexpr Launch kLaunch_128_warp_per_row_764ba8{128, 16, 1, 4, 2048, 0, 1, 1, false};
+inline constexpr Launch kLaunch_128_warp_per_row_764ba8_finish{512, 1, 1, 0, 0, 16, 1, 0, true};
+inline constexpr Launch kLaunch_768_warp_per_row_2bd7c4{128, 4, 1, 4, 12288, 0, 1, 1, false};
+inline constexpr Launch kLaunch_768_warp_per_row_2bd7c4_finish{512, 1, 1, 0, 0, 96, 1, 0, true};
+inline constexpr Launch kLaunch_1024_block_per_row_7c50d3{128, 2, 1, 4, 8192, 0, 1, 1, false};
+inline constexpr Launch kLaunch_1024_block_per_row_7c50d3_finish{512, 1, 1, 0, 0, 128, 1, 0, true};
+inline constexpr Launch kLaunch_4096_block_per_row_d4f367{512, 2, 1, 1, 32768, 0, 1, 1, false};
+inline constexpr Launch kLaunch_4096_block_per_row_d4f367_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
+inline constexpr Launch kLaunch_4097_block_per_row_3b8d66{512, 2, 1, 1, 33024, 0, 1, 1, false};
+inline constexpr Launch kLaunch_4097_block_per_row_3b8d66_finish{512, 1, 1, 0, 0, 258, 1, 0, false};
+inline constexpr Launch kLaunch_8192_block_per_row_7bf3df{512, 1, 1, 1, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_8192_block_per_row_7bf3df_finish{512, 1, 1, 0, 0, 256, 1, 0, false};
+inline constexpr Launch kLaunch_32768_block_per_row_42fa92{256, 1, 1, 1, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_32768_block_per_row_42fa92_finish{512, 1, 1, 0, 0, 1024, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_block_per_row_202b13{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -2041,7 +2040,8 @@ constexpr long long blocks_for(Launch shape, int rows, int sm_count) {
   long long tiles = (static_cast<long long>(rows) + shape.rows_per_block - 1) / shape.rows_per_block;
   if (shape.persistent > 0) {
     const long long resident = static_cast<long long>(shape.persistent) * sm_count / shape.cluster;
-    const long long most = resident < 1 ? 1 : resident;
+    const long long whole = resident - resident % shape.period;
+    const long long most = whole < shape.period ? shape.period : whole;
     if (tiles > most) tiles = most;
   }
   return (tiles < shape.min_blocks ? shape.min_blocks : tiles) * shape.cluster;

@@ -41,6 +41,7 @@ def _problem_options(command: Command, *, is_required: bool) -> Command:
         click.option("--without", default="", help="Optional tensors that are absent: bias,mean."),
         click.option("--pitch", type=int, help="Elements from row start to row start (default: cols)."),
         click.option("--align", type=int, default=16, show_default=True, help="Bytes that divide base pointers."),
+        click.option("--stable-parameters", is_flag=True, help="Promise: no kernel still running writes parameters."),
     )
     return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), command)
 
@@ -61,7 +62,7 @@ def show(what: dict[str, Any] | str) -> None:
 
 def problem_arguments(options: dict[str, Any]) -> dict[str, Any]:
     """The keyword arguments of make_problem and tune from the command line's."""
-    plain = {name: options[name] for name in ("shape", "dtype", "direction", "pitch", "align")}
+    plain = {name: options[name] for name in ("shape", "dtype", "direction", "pitch", "align", "stable_parameters")}
     return plain | {"dtypes": parse_pairs(options["dtypes"]), "without": parse_names(options["without"])}
 
 
@@ -89,12 +90,9 @@ def read_schedule(problem: Problem, device: Device, knobs: str) -> Schedule:
 
 def read_whole(file: Path) -> Sequence[Any]:
     """The records of a file; a damaged line is an error here, not something to set aside."""
-    from normgen.tuning.store import read
+    from normgen.tuning import store
 
-    reading = read(file)
-    if reading.damaged:
-        raise UsageError("every line of a record file must be a record", received=str(reading.damaged[0]))
-    return reading.records
+    return store.read_whole(file)
 
 
 def parse_names(text: str) -> tuple[str, ...]:

@@ -82,6 +82,8 @@ def _verdict(result: Result) -> str:
     parts = []
     if record.us and record.roof_us:
         parts.append(f"{record.us / record.roof_us:.3f} x the roof of this run")
+    if record.to_copy:
+        parts.append(f"{record.to_copy:.3f} x its memcpy node")
     if record.us and record.default_us:
         parts.append(f"{record.default_us / record.us:.2f} x as fast as the default schedule")
     floor = record.search.get("noise_floor")

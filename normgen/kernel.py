@@ -254,6 +254,7 @@ def kernel(
     direction: str = "forward",
     present: Collection[str] | None = None,
     dtypes: Mapping[str, str] | None = None,
+    stable_parameters: bool = False,
     device: int = 0,
     schedule: Schedule | None = None,
 ) -> Kernel:
@@ -262,6 +263,8 @@ def kernel(
     op         name of a spec, or the path of a spec file
     present    the optional tensors the caller passes or wants; None: all of them
     dtypes     stored dtypes that differ from `dtype`, by tensor name
+    stable_parameters  the promise that nothing which may still run on the stream when a call is made writes the column
+               parameters (weights at inference); a kernel that is launched early then reads them early
     schedule   use this one instead of looking for a record
 
     Warns once per problem if there is no record. Raises UsageError for a wrong argument, NoDeviceError without
@@ -285,6 +288,7 @@ def kernel(
         dtypes=dtypes or {},
         direction=direction,
         without=() if present is None else tuple(sorted(optional - set(present))),
+        stable_parameters=stable_parameters,
     )
     facts = device_facts(device)
     origin = "given by the caller"
@@ -301,8 +305,8 @@ def _best_schedule(problem: Problem, facts: Device) -> tuple[Schedule, str]:
     from normgen.tuning.store import lookup
 
     found = lookup(problem, facts)
-    if found.record is not None:
-        return found.record.schedule, found.reason
+    if found.schedule is not None:
+        return found.schedule, found.reason
     about = f"{problem} on {facts.name}"
     if about not in _warned:
         _warned.add(about)

@@ -44,6 +44,8 @@ class Problem:
     align     bytes every base pointer is a multiple of
     any_cols  cols is a run-time argument of the kernel (the general fallback), not a constant
     accumulate  the written gradients are added to, not overwritten
+    stable_parameters  the caller promises that no kernel which may still run at the launch writes the column
+                       parameters (weights at inference): a dependent launch may read them before it waits
     absent    optional tensors of the spec that are not there
     """
 
@@ -56,6 +58,7 @@ class Problem:
     align: int = 16
     any_cols: bool = False
     accumulate: bool = False
+    stable_parameters: bool = False
     absent: tuple[str, ...] = ()
 
     def tensor(self, name: str) -> TensorUse:
@@ -90,6 +93,12 @@ class Problem:
     def dtype(self) -> DType:
         """The stored dtype of the first row input: the one the problem is named after."""
         return next(t.dtype for t in self.elem_tensors if not t.is_written)
+
+    @cached_property
+    def stable_tensors(self) -> frozenset[str]:
+        """The column parameters, where they are promised not to change."""
+        columns = (t.name for t in self.tensors if t.kind is Kind.COL and not t.is_written)
+        return frozenset(columns) if self.stable_parameters else frozenset()
 
     @property
     def compulsory_bytes(self) -> int:
@@ -146,6 +155,7 @@ def make_problem(
     align: int = 16,
     any_cols: bool = False,
     accumulate: bool = False,
+    stable_parameters: bool = False,
     reads: Collection[str] | None = None,
     gradients: Collection[str] | None = None,
 ) -> Problem:
@@ -181,6 +191,7 @@ def make_problem(
         align=align,
         any_cols=any_cols,
         accumulate=accumulate,
+        stable_parameters=stable_parameters,
         absent=tuple(sorted(without)),
     )
 

@@ -20,7 +20,7 @@ fminf fabsf sqrtf rsqrtf expf exp2f logf log2f tanhf erff powf sin cos tan gamma
 _EMITTER = """
 rows cols row col lane lanes warp warps thread threads block blocks cluster step steps tile tiles stage stages slot
 slots shared vector vectors unroll offset index begin end element elements element_index value values state word words
-head tail mask rank stream workspace partial partials identity lift combine normgen
+head tail edge has_edge mask rank stream workspace partial partials identity lift combine normgen
 load store params edges hold copy
 """
 _FORMULA = "minimum maximum absmax sigmoid"

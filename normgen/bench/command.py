@@ -7,18 +7,26 @@ from pathlib import Path
 
 import click
 
+from normgen.bench import ablation, runner, transfer
 from normgen.bench import plot as plots
-from normgen.bench import runner
+from normgen.bench.ablation import Ablation
+from normgen.bench.contest import Place
 from normgen.bench.peers import Options, check_names
 from normgen.bench.result import Results, from_json
 from normgen.bench.runner import DEVICE_LOST, INTERRUPTED, Wish
 from normgen.bench.suite import load_suite
 from normgen.bench.table import results_text
+from normgen.bench.transfer import Transfer
 from normgen.console import Terminal
+from normgen.device import Device
 from normgen.errors import DriverError, NothingValidError, UsageError, VerificationError
+from normgen.tuning import parts
+from normgen.tuning.records import Record
+from normgen.tuning.store import gpu_slug, read_whole, shipped_folder
 
 EXIT_INTERRUPTED = 130
 STDOUT = "-"
+Figures = Results | Transfer | Ablation
 
 
 def run(
@@ -27,6 +35,8 @@ def run(
     peers: tuple[str, ...] | None,
     json_to: str | None,
     only: str | None,
+    skip: str | None,
+    resume: bool,
     budget_s: float | None,
     limit_s: float | None,
     records: tuple[Path, ...],
@@ -40,11 +50,14 @@ def run(
     chosen = load_suite(suite)
     if only:
         chosen = chosen.only(only)
+    if skip:
+        chosen = chosen.skip(skip)
     if picture is not None:
         plots.require_matplotlib()
-    file = Path(json_to) if json_to not in (None, STDOUT) else None
-    if file is not None and not file.resolve().parent.is_dir():
-        raise UsageError("the folder of the results file exists", received=str(file))
+    file = _file_of(json_to)
+    if resume and file is None:
+        raise UsageError("--resume goes on with the results of a file", hint="--json FILE names it")
+    before = _recorded(file) if resume and file is not None and file.exists() else None
     wish = Wish(
         peers=None if peers is None else check_names(peers),
         options=Options(compile_mode=compile_mode),
@@ -54,26 +67,126 @@ def run(
         seed=seed,
         limit_s=limit_s,
     )
-
-    def save(results: Results) -> None:
-        if file is not None:
-            runner.write_atomically(file, as_json(results))
-
     with Terminal() as progress:
-        results = runner.run_suite(chosen, wish, device=device, progress=progress, on_results=save)
-    save(results)
+        results = runner.run_suite(
+            chosen,
+            wish,
+            device=device,
+            progress=progress,
+            before=before,
+            on_results=lambda found: _save(file, found),
+        )
+    _save(file, results)
     _show(results, json_to, picture)
     return exit_code(results)
 
 
+def run_nearest(
+    count: int,
+    *,
+    json_to: str | None,
+    records: tuple[Path, ...],
+    budget_s: float,
+    limit_s: float | None,
+    samples: int,
+    seed: int,
+    device: int,
+) -> int:
+    """What the nearest-schedule rule is worth at `count` random shapes. Returns the exit code."""
+    file, place = _file_of(json_to), _place(samples=samples, seed=seed, device=device)
+    known = known_records(records, place.facts)
+    entries = transfer.random_entries(known, count=count, seed=seed)
+    with Terminal() as progress:
+        found = transfer.run_transfer(
+            entries,
+            known,
+            place,
+            budget_s=budget_s,
+            limit_s=limit_s,
+            progress=progress,
+            on_results=lambda results: _save(file, results),
+        )
+    return _conclude(found, file, json_to, transfer.transfer_text(found))
+
+
+def run_ablation(
+    source: str,
+    *,
+    json_to: str | None,
+    each: int,
+    most: int,
+    tried: int,
+    records: tuple[Path, ...],
+    limit_s: float | None,
+    samples: int,
+    seed: int,
+    device: int,
+) -> int:
+    """What each technique is worth in the tuned kernels of a suite or a file of records. Returns the exit code."""
+    file, place = _file_of(json_to), _place(samples=samples, seed=seed, device=device)
+    with runner.record_places(records, place.facts) as folders:
+        winners = ablation.tuned_entries(source, place.facts, folders)
+    cases, unused = ablation.cases_of(winners, each=each, most=most)
+    with Terminal() as progress:
+        found = ablation.run_ablation(
+            source,
+            cases,
+            unused,
+            place,
+            tried=tried,
+            limit_s=limit_s,
+            progress=progress,
+            on_results=lambda results: _save(file, results),
+        )
+    return _conclude(found, file, json_to, ablation.ablation_text(found))
+
+
+def known_records(files: tuple[Path, ...], facts: Device) -> list[Record]:
+    """What the rule may know: the records of the files, and those that ship; not what this user tuned meanwhile."""
+    shipped = shipped_folder()
+    places = [*files, *([shipped / f"{gpu_slug(facts)}.jsonl"] if shipped else [])]
+    return [r for place in places for r in read_whole(place) if r.device.get("name") == facts.name]
+
+
+def _place(*, samples: int, seed: int, device: int) -> Place:
+    if samples < 6:
+        raise UsageError("an interval of a median needs at least 6 samples", received=str(samples))
+    found = parts.find_gpu(device)
+    assert found is not None, "a GPU that is asked for by number is found or an error"
+    return Place(facts=found[1], index=found[0], samples=samples, seed=seed)
+
+
+def _file_of(json_to: str | None) -> Path | None:
+    """The results file, if there is to be one. Raises UsageError where it cannot be written."""
+    file = Path(json_to) if json_to not in (None, STDOUT) else None
+    if file is not None and not file.resolve().parent.is_dir():
+        raise UsageError("the folder of the results file exists", received=str(file))
+    return file
+
+
+def _save(file: Path | None, found: Figures) -> None:
+    if file is not None:
+        runner.write_atomically(file, as_json(found))
+
+
+def _conclude(found: Transfer | Ablation, file: Path | None, json_to: str | None, text: str) -> int:
+    _save(file, found)
+    click.echo(as_json(found).rstrip("\n") if json_to == STDOUT else text)
+    return _ended(found.note)
+
+
 def show_recorded(recorded: Path, *, json_to: str | None, picture: Path | None) -> int:
     """Print and draw what an earlier run wrote."""
-    try:
-        text = recorded.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError("cannot read the results file", received=f"{recorded}: {error}") from None
-    _show(from_json(text, file=str(recorded)), json_to, picture)
+    _show(_recorded(recorded), json_to, picture)
     return 0
+
+
+def _recorded(file: Path) -> Results:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError("cannot read the results file", received=f"{file}: {error}") from None
+    return from_json(text, file=str(file))
 
 
 def _show(results: Results, json_to: str | None, picture: Path | None) -> None:
@@ -82,17 +195,22 @@ def _show(results: Results, json_to: str | None, picture: Path | None) -> None:
         plots.plot(results, picture)
 
 
-def as_json(results: Results) -> str:
+def as_json(results: Figures) -> str:
     return json.dumps(results.as_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def exit_code(results: Results) -> int:
     """130 interrupted, 6 device lost, 4 a wrong kernel of ours, 3 one that does not compile or run, else 0."""
-    if results.note == INTERRUPTED:
-        return EXIT_INTERRUPTED
-    if results.note.startswith(DEVICE_LOST):
-        return DriverError.exit_code
+    if ended := _ended(results.note):
+        return ended
     failed = [entry.ours.failed for entry in results.entries if entry.ours.failed]
     if any(reason.startswith("wrong result") for reason in failed):
         return VerificationError.exit_code
     return NothingValidError.exit_code if failed else 0
+
+
+def _ended(note: str) -> int:
+    """The exit code of an early end: 130 interrupted, 6 device lost; a time limit is none."""
+    if note == INTERRUPTED:
+        return EXIT_INTERRUPTED
+    return DriverError.exit_code if note.startswith(DEVICE_LOST) else 0

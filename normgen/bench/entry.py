@@ -18,11 +18,11 @@ from normgen.cuda.cache import CubinCache
 from normgen.cuda.compiler import compile_module
 from normgen.device import Device
 from normgen.errors import NormgenError
-from normgen.schedule.schedule import Schedule
+from normgen.schedule.schedule import CHAINED, Schedule
 from normgen.spec import Kind
 from normgen.tuning import measure, parts, statistics
-from normgen.tuning.bench import DeviceLostError
-from normgen.tuning.gpu_bench import GpuBench
+from normgen.tuning.bench import DeviceLostError, roof_name
+from normgen.tuning.gpu_bench import COPY, GpuBench
 
 if TYPE_CHECKING:
     from normgen.bench.peers.device import TorchSide
@@ -196,10 +196,12 @@ def conclude(
         return Provider(
             times_us=statistics.summarise(samples) if samples else None,
             to_roof=statistics.paired_ratio(samples, series[roof]) if samples and roof else None,
+            to_copy=statistics.paired_ratio(samples, series[COPY]) if samples and COPY in series else None,
             failed=draft.failed,
             error=draft.error,
             note="" if is_peer else note,
             schedule={} if is_peer else dict(schedule or {}),
+            overlaps=not is_peer and (schedule or {}).get("dependent_launch") in CHAINED,
             prepare_s=draft.prepare_s,
             ours_to_this=statistics.paired_ratio(ours, samples) if is_peer and samples and ours else None,
         )
@@ -221,6 +223,7 @@ def conclude(
         ours=provider(OURS),
         peers={name: provider(name) for name in drafts if name != OURS},
         seconds=seconds,
+        roofs_us={roof_name(key): statistics.median(series[key]) for key in timed_roofs},
     )
 
 

@@ -11,13 +11,16 @@ geometric_mean            of best peer / ours over the entries that have both
 entries                   one object an entry, in the suite's order:
   label, op, direction, shape, rows, cols, dtypes, pitch, align, cache, bytes
   roof_us, roof           the better of two copies of the same bytes, and which
+  roofs_us                each of the two: copy (a memcpy node), elementwise (a kernel); {} in older files
   ours, peers.{name}      providers:
     times_us              n, median, p05, p95, low, high (95 % interval of the median); null if not timed
     to_roof               {median, low, high}: its time over the roof's
+    to_copy               the same over the memcpy node's
     failed                why there is no time: not offered, raised, wrong result; "" if there is one
     error                 largest error per written tensor as a fraction of what was allowed
     note                  ours: where the schedule comes from
     schedule              ours: every knob
+    overlaps              ours: its first kernel starts while the launch before it ends, which no peer's does
     prepare_s             seconds until its first result (for torch.compile: the compilation)
     ours_to_this          peers: {median, low, high} of our time over its time
   seconds                 wall time of the entry
@@ -43,10 +46,12 @@ class Provider:
 
     times_us: Times | None = None
     to_roof: Ratio | None = None
+    to_copy: Ratio | None = None
     failed: str = ""
     error: Mapping[str, float] = field(default_factory=dict, hash=False)
     note: str = ""
     schedule: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    overlaps: bool = False
     prepare_s: float = 0.0
     ours_to_this: Ratio | None = None
 
@@ -73,6 +78,7 @@ class EntryResult:
     ours: Provider
     peers: Mapping[str, Provider] = field(hash=False)
     seconds: float
+    roofs_us: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property
     def gb_per_s(self) -> float | None:
@@ -130,9 +136,9 @@ class Results:
         """Plain JSON values, floats to five significant digits; see the module's docstring."""
         fields = {name: getattr(self, name) for name in _RESULT_FIELDS}
         mean = {"geometric_mean": self.geometric_mean}
-        plain = _plain({"schema": SCHEMA, **fields, **mean, "entries": [asdict(e) for e in self.entries]})
-        assert isinstance(plain, dict)
-        return plain
+        found = plain({"schema": SCHEMA, **fields, **mean, "entries": [asdict(e) for e in self.entries]})
+        assert isinstance(found, dict)
+        return found
 
 
 _RESULT_FIELDS = ("suite", "summary", "device", "versions", "options", "started", "seconds", "finished", "note")
@@ -163,16 +169,17 @@ def _entry(data: Mapping[str, Any]) -> EntryResult:
 
 
 def _provider(data: Mapping[str, Any]) -> Provider:
-    nested = {"times_us": Times, "to_roof": Ratio, "ours_to_this": Ratio}
-    built = {name: make(**data[name]) if data[name] else None for name, make in nested.items()}
+    nested = {"times_us": Times, "to_roof": Ratio, "to_copy": Ratio, "ours_to_this": Ratio}
+    built = {name: make(**data[name]) if data.get(name) else None for name, make in nested.items()}
     return Provider(**{**data, **built})
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """The value as JSON knows it: floats to five significant digits, NaN and infinity as null."""
     if isinstance(value, float):
         return float(f"{value:.5g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _plain(v) for key, v in value.items()}
+        return {str(key): plain(v) for key, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     return value

@@ -24,7 +24,7 @@ from normgen.schedule.schedule import Schedule
 from normgen.tuning import parts
 from normgen.tuning.bench import DeviceLostError
 from normgen.tuning.progress import Progress, Silent
-from normgen.tuning.store import Lookup, adopt, lookup, read, record_folders
+from normgen.tuning.store import Lookup, adopt, lookup, read_whole, record_folders
 from normgen.tuning.tuner import environment, tune
 
 INTERRUPTED, DEVICE_LOST, TIME_LIMIT = "interrupted", "device lost", "time limit reached"
@@ -59,12 +59,14 @@ def run_suite(
     *,
     device: int = 0,
     progress: Progress | None = None,
+    before: Results | None = None,
     on_results: Callable[[Results], None] = lambda _: None,
 ) -> Results:
     """Measure every entry; `on_results` gets all results so far after each one.
 
+    before   results of an earlier run of the same wish: what has a time there is not measured again, and is kept
     An interrupt, a time limit or a lost device ends the run with what there is: `finished` and `note` say so.
-    Raises NoDeviceError without a GPU, UsageError for a wrong wish.
+    Raises NoDeviceError without a GPU, UsageError for a wrong wish or for results of another one.
     """
     from normgen.bench.entry import Setting
 
@@ -79,9 +81,13 @@ def run_suite(
         facts=facts, index=index, peers=chosen, options=wish.options, samples=wish.samples, seed=wish.seed
     )
     state = _State(suite, wish, facts, {**environment(measured=True), **versions}, on_results)
+    if before is not None:
+        state.go_on(before)
     with record_places(wish.records, facts) as folders:
         try:
             for number, entry in enumerate(suite.entries, start=1):
+                if state.has(entry):
+                    continue
                 if wish.limit_s is not None and state.elapsed_s > wish.limit_s:
                     return state.results(note=TIME_LIMIT)
                 progress.phase(f"[{number}/{len(suite.entries)}] {entry.label}")
@@ -117,11 +123,27 @@ class _State:
         }
         self._entries: list[EntryResult] = []
         self._start = time.monotonic()
+        self._before_s = 0.0
         self._on_results = on_results
 
     @property
     def elapsed_s(self) -> float:
+        """Of this run alone: what its time limit is about."""
         return time.monotonic() - self._start
+
+    def go_on(self, before: Results) -> None:
+        """Keep what an earlier run timed. Raises UsageError when it is not of the same wish."""
+        now, then = question(self.results()), question(before)
+        other = [f"{name} {then[name]}, now {now[name]}" for name in now if now[name] != then[name]]
+        if other:
+            rule = "results to go on with are of the same suite, device, versions and options"
+            raise UsageError(rule, received="; ".join(other), hint="write to another file, or leave --resume out")
+        self._entries = [e for e in before.entries if e.ours.us is not None]
+        self._before_s, self._fixed["started"] = before.seconds, before.started
+
+    def has(self, entry: Entry) -> bool:
+        names = {t.name for t in entry.problem.tensors}
+        return any(done.label == entry.label and set(done.dtypes) == names for done in self._entries)
 
     def add(self, entry: EntryResult) -> None:
         self._entries.append(entry)
@@ -129,7 +151,15 @@ class _State:
 
     def results(self, *, finished: bool = False, note: str = "") -> Results:
         fixed: dict[str, Any] = self._fixed
-        return Results(**fixed, seconds=self.elapsed_s, finished=finished, note=note, entries=tuple(self._entries))
+        seconds = self._before_s + self.elapsed_s
+        return Results(**fixed, seconds=seconds, finished=finished, note=note, entries=tuple(self._entries))
+
+
+def question(results: Results) -> dict[str, Any]:
+    """What must be the same for a run to go on with another's results."""
+    found = results.as_dict()
+    options = {name: value for name, value in found["options"].items() if name != "limit_s"}
+    return {"suite": found["suite"], "device": found["device"], "versions": found["versions"], "options": options}
 
 
 def _one(entry: Entry, setting: Any, wish: Wish, folders: Sequence[Path], progress: Progress) -> EntryResult:
@@ -184,6 +214,7 @@ def schedule_for(
                 without=entry.problem.absent,
                 pitch=entry.problem.pitch,
                 align=entry.problem.align,
+                stable_parameters=entry.problem.stable_parameters,
                 progress=progress,
             )
         except NothingValidError as error:
@@ -192,12 +223,12 @@ def schedule_for(
             if result.interrupted:
                 raise KeyboardInterrupt
             return result.record.schedule, ""
-    if found.record is None:
+    if found.record is None or found.schedule is None:
         return parts.default_schedule(entry.problem, facts), "default schedule"
     if not found.exact:
-        return found.record.schedule, found.reason
+        return found.schedule, found.reason
     other = "" if found.record.cache is entry.cache else f"tuned {found.record.cache.value}"
-    return found.record.schedule, other if found.record.measured else "predicted schedule"
+    return found.schedule, other if found.record.measured else "predicted schedule"
 
 
 def _is_exact(found: Lookup, entry: Entry) -> bool:
@@ -210,10 +241,7 @@ def record_places(files: Sequence[Path], facts: Device) -> Iterator[tuple[Path, 
     """The folders to look records up in, the given files' first. Raises UsageError for a damaged line."""
     with tempfile.TemporaryDirectory(prefix="normgen-bench-") as temporary:
         for file in files:
-            reading = read(file)
-            if reading.damaged:
-                raise UsageError("every line of a record file must be a record", received=str(reading.damaged[0]))
-            for record in reading.records:
+            for record in read_whole(file):
                 if record.device.get("name") == facts.name:
                     adopt(record, Path(temporary), facts)
         yield (*((Path(temporary),) if files else ()), *record_folders())

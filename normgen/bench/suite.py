@@ -14,6 +14,7 @@ dtypes = { weight = "f32" }     # where others differ
 without = ["rstd"]              # optional tensors that are absent
 pitch = 4128                    # elements from row start to row start
 align = 2                       # bytes that divide base pointers
+stable_parameters = true        # the promise of `Problem.stable_parameters`
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import fnmatch
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,8 @@ from normgen.toml_lines import array_lines, key_lines
 from normgen.tuning.records import Cache
 
 _TOP_KEYS = ("name", "summary", "defaults", "entry")
-_DEFAULT_KEYS = ("dtype", "cache", "direction", "without")
-_ENTRY_KEYS = ("op", "shape", "dtype", "cache", "direction", "pitch", "align", "dtypes", "without")
+_DEFAULT_KEYS = ("dtype", "cache", "direction", "without", "stable_parameters")
+_ENTRY_KEYS = ("op", "shape", "dtype", "cache", "direction", "pitch", "align", "dtypes", "without", "stable_parameters")
 _CHOICES: dict[str, tuple[str, ...]] = {"cache": tuple(Cache), "direction": tuple(Direction)}
 
 
@@ -60,6 +61,7 @@ class Entry:
         words += [f"{name}={dtype}" for name, dtype in odd.items()]
         words += [f"pitch={problem.pitch}"] if problem.pitch != problem.cols else []
         words += [f"align={problem.align}"] if problem.align != 16 else []
+        words += ["stable_parameters"] if problem.stable_parameters else []
         return " ".join(words)
 
 
@@ -79,11 +81,22 @@ class Suite:
 
         Raises UsageError when there is none.
         """
-        chosen = tuple(e for e in self.entries if fnmatch.fnmatchcase(e.label, f"*{pattern}*"))
+        chosen = tuple(e for e in self.entries if _matches(e, pattern))
         if not chosen:
             hint = f"for example '{self.entries[0].label}'"
             raise UsageError(f"no entry of suite '{self.name}' matches the pattern", received=pattern, hint=hint)
-        return Suite(name=self.name, summary=self.summary, entries=chosen, file=self.file)
+        return replace(self, entries=chosen)
+
+    def skip(self, pattern: str) -> Suite:
+        """The entries whose label does not contain the pattern. Raises UsageError when that leaves none."""
+        chosen = tuple(e for e in self.entries if not _matches(e, pattern))
+        if not chosen:
+            raise UsageError(f"every entry of suite '{self.name}' matches the pattern to skip", received=pattern)
+        return replace(self, entries=chosen)
+
+
+def _matches(entry: Entry, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(entry.label, f"*{pattern}*")
 
 
 def list_suites() -> dict[str, Path]:
@@ -207,6 +220,7 @@ class _Reader:
                 without=fields.get("without", ()),
                 pitch=fields.get("pitch"),
                 align=fields.get("align", 16),
+                stable_parameters=fields.get("stable_parameters", False),
             )
         except NormgenError as error:
             raise self.error(error.rule, line_of(""), received=error.received, hint=error.hint) from None
@@ -221,6 +235,8 @@ def _form(key: str, value: Any) -> tuple[str, bool]:
     """What a key's value looks like, and whether this one does."""
     if key in ("pitch", "align"):
         return "a whole number", isinstance(value, int) and not isinstance(value, bool)
+    if key == "stable_parameters":
+        return "true or false", isinstance(value, bool)
     if key == "without":
         return "a list of names", isinstance(value, list) and all(isinstance(v, str) for v in value)
     if key == "dtypes":

@@ -10,19 +10,29 @@ from normgen.tuning.statistics import Ratio
 
 REASON_LENGTH = 28
 OURS = "normgen"
+EARLY = "early"  # marks a time in which launches overlap (programmatic dependent launch)
 
 
 def results_text(results: Results) -> str:
     """The table, why cells are empty, and the summary."""
     device = results.device.get("name", "")
     lines = [f"{results.suite} on {device}: {results.summary}", "", results_table(results), ""]
+    if any(entry.ours.overlaps for entry in results.entries):
+        lines += [
+            f"{EARLY}: starts while the launch before it ends, as in a chain of kernels; peers wait for its end",
+            "",
+        ]
     lines += failures(results)
     return "\n".join([*lines, summary(results)])
 
 
 def results_table(results: Results) -> str:
-    """µs, GB/s, % of roof and x roof are ours; a peer's cell is its µs; `x peer` is the best peer's time over ours."""
-    header = ["entry", "µs", "GB/s", "% of roof", "x roof", *(f"{name} µs" for name in results.peers), "x peer", "best"]
+    """µs to `x copy` are ours, a peer's cell is its µs, `x peer` is the best peer's time over ours.
+
+    `x roof` is against the better copy, `x copy` against the memcpy node.
+    """
+    ours = ("entry", "µs", "GB/s", "% of roof", "x roof", "x copy")
+    header = [*ours, *(f"{name} µs" for name in results.peers), "x peer", "best"]
     return table(header, [_row(entry, results.peers) for entry in results.entries])
 
 
@@ -30,10 +40,11 @@ def _row(entry: EntryResult, peers: tuple[str, ...]) -> list[str]:
     ours, faster = entry.ours, entry.faster
     cells = [
         entry.label,
-        cell(ours),
+        cell(ours) + (f" {EARLY}" if ours.overlaps else ""),
         figure(entry.gb_per_s),
         figure(entry.percent_of_roof(ours), 3),
         f"{ours.to_roof.median:.3f}" if ours.to_roof else "-",
+        f"{ours.to_copy.median:.3f}" if ours.to_copy else "-",
         *(cell(entry.peers.get(name)) for name in peers),
         f"{faster.median:.3f}" if faster else "-",
         entry.best_peer or "-",

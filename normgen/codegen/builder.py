@@ -9,8 +9,8 @@ import re
 from dataclasses import replace
 
 from normgen.codegen.columns import WARP, ColumnSums
-from normgen.codegen.looks import Looks
-from normgen.codegen.module import Param
+from normgen.codegen.dependent import DependentLaunch
+from normgen.codegen.looks import EDGE
 from normgen.codegen.printer import Printer
 from normgen.codegen.view import KernelView, Loop, SectionList
 from normgen.problem import Problem, TensorUse
@@ -18,12 +18,14 @@ from normgen.program.ir import Load, Map, RowProgram
 from normgen.schedule.schedule import Schedule
 from normgen.spec import Kind
 
+STARTED = "a block may write to another only once that one has started"
+
 
 def _used(view: KernelView) -> tuple[tuple[str, str, str], ...]:
     """The constants that the kernel names, directly or through another: nvcc warns about the rest."""
     sections = (*view.prologue, *view.body, *view.epilogue)
     text = [line for section in sections for line in section.texts()]
-    text += [section.guard + section.elem_guard for section in sections if isinstance(section, Loop)]
+    text += [section.guard for section in sections if isinstance(section, Loop)]
     text += [
         view.row_loop,
         view.steps,
@@ -38,21 +40,12 @@ def _used(view: KernelView) -> tuple[tuple[str, str, str], ...]:
     return tuple(kept)
 
 
-def _declare(param: Param) -> str:
-    return f"{param.ctype} __restrict__ {param.name}" if param.ctype.endswith("*") else f"{param.ctype} {param.name}"
-
-
-class KernelBuilder(Looks):
+class KernelBuilder(DependentLaunch):
     """Builds one kernel of a program."""
 
     def __init__(self, problem: Problem, program: RowProgram, schedule: Schedule, name: str) -> None:
         super().__init__(problem, program, schedule, name)
         self.columns = ColumnSums(self)
-
-    @property
-    def loops_rows(self) -> bool:
-        """A persistent grid loops over rows; column sums are written after the loop even if rows is 0."""
-        return self.schedule.persistent > 0 or bool(self.columns)
 
     # ---- row values --------------------------------------------------------------------------------------------
 
@@ -89,6 +82,9 @@ class KernelBuilder(Looks):
     def reduce_line(self, look: int) -> str:
         state = self.states[look]
         width = self.schedule.threads_per_row
+        if self.cluster_loops:
+            places = f"{state.variable}_slots[trip % 2], &{state.variable}_full[trip % 2], trip / 2 % 2"
+            return f"{state.variable} = exchange_cluster<kWarps, kCluster>({state.variable}, {places});"
         if self.schedule.cluster > 1:
             return f"{state.variable} = reduce_cluster<kWarps, kCluster>({state.variable}, {state.variable}_slots);"
         if width == 1:
@@ -117,9 +113,23 @@ class KernelBuilder(Looks):
     @property
     def double_slots(self) -> bool:
         """With a single barrier per row, a fast warp could overwrite slots a slow warp still reads: alternate them."""
-        if not self.loops_rows or len(self.groups) != 1:
+        if not self.loops_rows or len(self.groups) != 1 or self.schedule.cluster > 1:
             return False
         return self.schedule.threads_per_row > WARP and self.schedule.reduce_with != "shared_tree"
+
+    @property
+    def cluster_loops(self) -> bool:
+        """Whether clusters walk rows and exchange states in each."""
+        return self.schedule.cluster > 1 and self.schedule.persistent > 0 and bool(self.states)
+
+    @property
+    def walker(self) -> str:
+        """Which of the walkers of rows this block is, or belongs to: a cluster walks as one."""
+        return "blockIdx.x / kCluster" if self.schedule.cluster > 1 else "blockIdx.x"
+
+    @property
+    def walkers(self) -> str:
+        return "gridDim.x / kCluster" if self.schedule.cluster > 1 else "gridDim.x"
 
     # ---- the kernel --------------------------------------------------------------------------------------------
 
@@ -132,7 +142,12 @@ class KernelBuilder(Looks):
         work = self.work()
         text = "\n".join(line for section in work.sections for line in section.texts())
         out = SectionList()
-        out.lines(*self.row_index_lines(), *self.pointer_lines(text), *self.row_lines(0))
+        places = [*self.row_index_lines(), *self.pointer_lines(text)]
+        if self.schedule.chained and not self.loops_rows:
+            out.lines(*places)
+            self.start_of_chain(out)
+            places = []
+        out.lines(*places, *self.row_lines(0))
         out.sections += work.sections
         return out
 
@@ -140,20 +155,27 @@ class KernelBuilder(Looks):
         """Everything a row needs once its index is known."""
         out = SectionList()
         if self.schedule.hold == "registers" and self.held:
-            out.lines(*(f"{self.vec(h.name)} {h.name}_held[kSteps];" for h in self.held))
+            out.lines(*self.declarations(self.held, "kSteps"))
+        elif self.schedule.hold == "shared" and self.layout.edged:
+            out.lines(*(f"{self.vec(h.name, EDGE)} {h.name}_edge = {{}};" for h in self.held))
         if self.prefetches:
             self.take_fetched(out)
         else:
             self.load_loops(out)
-        if self.schedule.params == "early":
+        if self.schedule.params == "early" and not self.reads_params_ahead:
             self.param_loops(out)
-        if self.schedule.cluster > 1 and self.states:
-            out.lines("cluster_arrive();  // a block may write to another only once that one has started")
+        if self.schedule.dependent_launch == "loads":
+            out.lines("dependency_trigger();  // the next kernel may start: this one has asked for its row")
+        if self.schedule.cluster > 1 and self.states and not self.cluster_loops:
+            out.lines(f"cluster_arrive();  // {STARTED}")
+        if self.schedule.params == "packed":
+            narrow = [p for p in self.early_params if self.problem.tensor(p.name).dtype.bytes < 4]
+            out.loop(Loop(unroll="#pragma unroll", head=tuple(f"stay_packed({p.name}_held[step]);" for p in narrow)))
         for look, state in enumerate(self.states):
             out.lines(f"{state.type} {state.variable} = {{{', '.join(state.identity)}}};")
             out.loop(self.look_loop(look))
             reduce = [line for line in (self.reduce_line(look),) if line]
-            if self.schedule.cluster > 1 and look == 0:
+            if self.schedule.cluster > 1 and look == 0 and not self.cluster_loops:
                 reduce.insert(0, "cluster_wait();")
             out.lines(*reduce, *self.row_lines(look + 1))
         out.lines(*self.row_store_lines())
@@ -161,6 +183,8 @@ class KernelBuilder(Looks):
             out.loop(self.look_loop(len(self.groups)))
         if self.double_slots:
             out.lines("parity ^= 1;")
+        if self.cluster_loops:
+            out.lines("++trip;")
         return out
 
     # ---- rows in flight ----------------------------------------------------------------------------------------
@@ -169,22 +193,34 @@ class KernelBuilder(Looks):
     def fetched_rows(self) -> list[Load]:
         return [ld for ld in self.program.loads if ld.kind is Kind.ROW and not ld.first_of]
 
+    @property
+    def fetched_row(self) -> str:
+        if not self.idle_rows:
+            return "first_row"
+        return (
+            "first_row + slot < rows ? first_row + slot : own_row"
+            if self.one_shift
+            else "min(first_row + slot, rows - 1)"
+        )
+
     def fetch_lines(self) -> list[str]:
         """A lambda that starts the loads of a row tile; its registers are read one trip later."""
         lines = [f"{self.vec(h.name)} {h.name}_next[kSteps];" for h in self.held]
+        if self.layout.edged:
+            lines += [f"{self.vec(h.name, EDGE)} {h.name}_edge_next = {{}};" for h in self.held]
         lines += [f"float {row.name}_next;" for row in self.fetched_rows]
         lines += [
             "// The loads of the next row travel while this one is computed.",
             "const auto fetch = [&](int first_row) {",
-            "  const int fetched_row = min(first_row + slot, rows - 1);"
-            if self.idle_rows
-            else "  const int fetched_row = first_row;",
+            f"  const int fetched_row = {self.fetched_row};",
         ]
         for load in self.held:
             lines.append(f"  {self.row_pointer(self.problem.tensor(load.name), 'fetched_row')}")
         lines += [f"  {row.name}_next = {row.name}[fetched_row];" for row in self.fetched_rows]
-        reads = [f"{h.name}_next[step] = {self.read_elem(h.name, self.schedule.load)};" for h in self.held]
-        body = [*list(self.column_head)[:1], *reads]
+        body = [
+            f"{h.name}_next[step] = {self.read_elem(h.name, self.schedule.load, self.vector_site)};" for h in self.held
+        ]
+        body = [*self.column_line(body), *body]
         if self.guard:
             body = [f"if ({self.guard}) {{", *("  " + line for line in body), "}"]
         lines += [
@@ -193,21 +229,24 @@ class KernelBuilder(Looks):
             "    const int vector = lane + step * kThreadsPerRow;",
             *("    " + line for line in body),
             "  }",
-            "};",
         ]
-        return lines
+        if self.layout.edged:
+            lines += ["  if (has_edge) {", *("    " + line for line in self.edge_reads("{}_edge_next")), "  }"]
+        return [*lines, "};"]
 
     @property
     def first_tile(self) -> str:
-        return "blockIdx.x * kRowsPerBlock" if self.idle_rows else "blockIdx.x"
+        return "blockIdx.x * kRowsPerBlock" if self.idle_rows else self.walker
 
     @property
     def tile_stride(self) -> str:
-        return "gridDim.x * kRowsPerBlock" if self.idle_rows else "gridDim.x"
+        return "gridDim.x * kRowsPerBlock" if self.idle_rows else self.walkers
 
     def take_fetched(self, out: SectionList) -> None:
         moves = tuple(f"{h.name}_held[step] = {h.name}_next[step];" for h in self.held)
         out.loop(Loop(unroll="#pragma unroll", head=moves))
+        if self.layout.edged:
+            out.lines(*(f"{h.name}_edge = {h.name}_edge_next;" for h in self.held))
         out.lines(f"if (first_row + {self.tile_stride} < rows) fetch(first_row + {self.tile_stride});")
 
     def row_index_lines(self) -> list[str]:
@@ -215,8 +254,10 @@ class KernelBuilder(Looks):
         if self.loops_rows:
             lines.append("const int row = first_row + slot;" if self.idle_rows else "const int row = first_row;")
         if self.idle_rows:
-            lines.append("const bool active = row < rows;  // idle rows recompute the last row and store nothing")
-            lines.append("const int valid_row = active ? row : rows - 1;")
+            other = "own_row" if self.one_shift else "rows - 1"
+            what = "their lane's first row" if self.one_shift else "the last row"
+            lines.append(f"const bool active = row < rows;  // idle rows recompute {what} and store nothing")
+            lines.append(f"const int valid_row = active ? row : {other};")
         return lines
 
     @property
@@ -232,20 +273,50 @@ class KernelBuilder(Looks):
 
     def pointer_lines(self, text: str) -> list[str]:
         """Row starts of the elem tensors that `text` reads or writes."""
-        first_elem = next(t for t in self.problem.elem_tensors if not t.is_written)
         lines = []
         for tensor in self.problem.elem_tensors:
             pivot = any(ld.first_of == tensor.name for ld in self.program.loads)
-            aligned = self.layout.shifted and tensor is first_elem
+            aligned = self.layout.shifted and not self.one_shift and tensor is self.first_elem
             if re.search(rf"\b{tensor.name}_row\b", text) or pivot or aligned:
                 lines.append(self.row_pointer(tensor, self.valid_row))
-        if self.layout.shifted:
-            lines.append("// Elements between the aligned vector the row starts in and the row's first element.")
-            lines.append(
-                f"const int shift = static_cast<int>(reinterpret_cast<unsigned long long>({first_elem.name}_row) / "
-                f"sizeof({first_elem.dtype.ctype}) % kVector);"
-            )
+        if self.layout.shifted and not self.one_shift:
+            lines += self.shift_lines(f"{self.first_elem.name}_row")
         return lines
+
+    @property
+    def first_elem(self) -> TensorUse:
+        return next(t for t in self.problem.elem_tensors if not t.is_written)
+
+    def shift_lines(self, row: str) -> list[str]:
+        """How the row at pointer `row` is cut."""
+        address = f"reinterpret_cast<unsigned long long>({row})"
+        return [
+            "// A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.",
+            f"const int shift = static_cast<int>({address} / sizeof({self.first_elem.dtype.ctype}) % kVector);",
+            "const int head = (kVector - shift) % kVector;",
+            f"const int vectors = ({self.cols} - head) / kVector;",
+            "const int edge = lane < head ? lane : lane + vectors * kVector;",
+            f"const bool has_edge = edge < {self.cols};",
+        ]
+
+    def edge_lines(self) -> list[str]:
+        """The element outside of the whole vectors that this lane owns in every row."""
+        if self.one_shift:
+            x = self.first_elem.name
+            first = f"min(static_cast<int>({self.first_tile} + slot), rows - 1)" if self.idle_rows else self.first_tile
+            return [
+                "// The grid's stride is a multiple of the vector: all rows of this lane shift alike.",
+                f"const int own_row = {first};",
+                *self.shift_lines(f"{x} + static_cast<long long>(own_row) * {x}_pitch"),
+            ]
+        if not self.layout.edged or self.layout.shifted:
+            return []
+        vectors = "vectors" if self.problem.any_cols else "kVectors"
+        return [
+            "// The elements behind the last whole vector belong to a lane each.",
+            f"const int edge = lane + {vectors} * kVector;",
+            f"const bool has_edge = edge < {self.cols};",
+        ]
 
     def prologue(self) -> SectionList:
         out = SectionList()
@@ -260,32 +331,51 @@ class KernelBuilder(Looks):
             slot = "0" if whole_block else "threadIdx.x / kThreadsPerRow"
             lines.append(f"const int slot = {slot};  // this thread's row within the block")
         if not self.loops_rows:
-            start = "blockIdx.x" if whole_block else "blockIdx.x * kRowsPerBlock + slot"
-            start = "blockIdx.x / kCluster" if s.cluster > 1 else start
+            start = self.walker if whole_block else "blockIdx.x * kRowsPerBlock + slot"
             lines.append(f"const int row = {start};")
-        if self.problem.any_cols:
-            extra = "2 * kVector - 2" if self.layout.shifted else "kVector - 1"
-            lines.append(f"const int vectors = (cols + {extra}) / kVector;")
+        if self.problem.any_cols and self.layout.shifted:
+            lines.append("const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;")
+        elif self.problem.any_cols:
+            lines.append("const int vectors = cols / kVector;")
             lines.append("const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;")
-            if self.layout.partial:
-                lines.append("const int whole_steps = cols / kVector / kThreadsPerRow;")
+        lines += self.edge_lines()
         if self.double_slots:
             lines.append("int parity = 0;")
+        if self.cluster_loops:
+            lines += self.exchange_lines()
         out.lines(*lines)
         if self.schedule.hold == "shared" and self.held:
             out.lines(*self.shared_pointers())
-        if s.params == "kept":
+        if s.chained and self.loops_rows:
+            self.start_of_chain(out)
+        if s.keeps_params and not self.reads_params_ahead:
             self.param_loops(out)
         if s.dependent_launch == "on":
             out.lines("dependency_trigger();  // the finishing kernel may take its place as blocks end")
         self.columns.prologue(out)
         if self.prefetches:
             out.lines(*self.fetch_lines(), f"if ({self.first_tile} < rows) fetch({self.first_tile});")
+        if self.cluster_loops:
+            out.lines("cluster_wait();")
         return out
+
+    def exchange_lines(self) -> list[str]:
+        """What clusters that walk rows set up before the first exchange."""
+        barriers = [f"{st.variable}_full + {i}" for st in self.states for i in range(2)]
+        return [
+            "unsigned trip = 0;",
+            "if (threadIdx.x == 0) {",
+            *(f"  mbarrier_init({barrier}, 1);" for barrier in barriers),
+            "  mbarrier_cluster_fence();",
+            "}",
+            f"cluster_arrive();  // {STARTED}",
+        ]
 
     def epilogue(self) -> SectionList:
         out = SectionList()
         self.columns.epilogue(out)
+        if self.schedule.dependent_launch == "end":
+            out.lines("dependency_trigger();  // the next kernel may start")
         return out
 
     def shared_pointers(self) -> list[str]:
@@ -319,25 +409,26 @@ class KernelBuilder(Looks):
             rows.append(("kThreadsPerRow", str(s.threads_per_row), ""))
         if s.rows_per_block > 1:
             rows.append(("kRowsPerBlock", str(s.rows_per_block), ""))
-        if (s.hold == "shared" or self.columns.in_shared) and s.cluster == 1:
+        if (s.hold == "shared" or self.columns.in_shared or self.columns.by_tile) and s.cluster == 1:
             rows.append(("kThreads", str(s.threads), ""))
         width = s.vector * first.bytes
         rows.append(("kVector", str(s.vector), f"elements per access of {width} bytes"))
         if s.threads_per_row > WARP and s.reduce_with != "shared_tree" and s.cluster == 1:
             rows.append(("kWarpsPerRow", "kThreadsPerRow / 32", ""))
         if not problem.any_cols:
-            top = "(kCols + 2 * kVector - 2) / kVector" if self.layout.shifted else "(kCols + kVector - 1) / kVector"
-            exact = "kCols / kVector"
-            rows.append(("kVectors", top if self.layout.partial else exact, "per row"))
+            rows.append(("kVectors", "kCols / kVector", "per row"))
             rows.append(("kSteps", "(kVectors + kThreadsPerRow - 1) / kThreadsPerRow", "vectors a thread owns"))
-            if self.layout.partial:
-                rows.append(("kWholeSteps", "kCols / kVector / kThreadsPerRow", "steps with complete vectors only"))
+            if self.layout.shifted:
+                rows.append(("kWholeSteps", "(kVectors - 2) / kThreadsPerRow", "a vector a thread, and one behind it"))
         return (*rows, *self.columns.constants())
 
     def shared_lines(self) -> tuple[str, ...]:
         s = self.schedule
         if s.cluster > 1:
-            return tuple(f"__shared__ {st.type} {st.variable}_slots[kCluster * kWarps];" for st in self.states)
+            twice = "[2]" if self.cluster_loops else ""
+            slots = [f"__shared__ {st.type} {st.variable}_slots{twice}[kCluster * kWarps];" for st in self.states]
+            full = [f"__shared__ unsigned long long {st.variable}_full[2];" for st in self.states if twice]
+            return (*slots, *full)
         if s.threads_per_row == 1:
             return ()
         if s.reduce_with == "shared_tree":
@@ -360,9 +451,10 @@ class KernelBuilder(Looks):
         reads = len(self.look_loads) if s.hold == "reload" else 1
         per_block = f", {s.rows_per_block} rows a block" if s.rows_per_block > 1 else ""
         times = {1: "once", 2: "twice"}.get(reads, f"{reads} times")
-        return (
-            f"{self.problem.spec.name} {self.problem.direction.value}, {size}: {owner}{per_block}; it is read {times}.",
+        first = (
+            f"{self.problem.spec.name} {self.problem.direction.value}, {size}: {owner}{per_block}; it is read {times}."
         )
+        return (first, *self.chain_comment()) if s.chained else (first,)
 
     def view(self) -> KernelView:
         s = self.schedule
@@ -371,7 +463,7 @@ class KernelBuilder(Looks):
         view = KernelView(
             name=self.name,
             comment=self.comment(),
-            params=tuple(_declare(p) for p in self.params),
+            params=tuple(self.declare(p) for p in self.params),
             launch_bounds=bounds,
             constants=self.constants(),
             shared=self.shared_lines(),

@@ -7,7 +7,7 @@ are coalesced and meet no bank twice.
 
     register_atomic       atomicAdd into the workspace; the last block converts, and zeroes the workspace again
     partials_two_kernels  one partial row per block; a second kernel adds them in a fixed order
-    partials_last_block   one partial row per block; the last block to arrive adds them in a fixed order
+    partials_last_tile    one partial row per block; the last block at a tile of columns adds it, in a fixed order
     shared_atomic         as register_atomic, but rows are added to a float32 row in shared memory by atomics
     atomic                every row adds straight to the workspace (the plain kernel of the literature)
 """
@@ -17,20 +17,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from normgen.codegen.module import Kernel, Launch, Param, Source
+from normgen.codegen.prelude import environment
 from normgen.codegen.view import Loop, SectionList
 from normgen.program.ir import Reduce, Store
+from normgen.schedule.legality import last_tile_sums, last_tiles, sums_pitch, sums_shared_bytes
+from normgen.schedule.schedule import DETERMINISTIC_COLUMNS
 from normgen.spec import Kind
 
 WARP = 32
 
 if TYPE_CHECKING:
     from normgen.codegen.builder import KernelBuilder
+    from normgen.codegen.looks import Site
 
-DETERMINISTIC = ("partials_two_kernels", "partials_last_block")
 FINISH_THREADS = 512
 FINISH_BLOCKS = 132  # enough blocks to read partial rows with most SMs of a large GPU
-PITCH = 32  # sums of a row are padded to whole 128-byte lines
-TICKET_BYTES = 128  # the arrival counter has a line of its own
+TICKET_BYTES = 128  # an arrival counter has a line of its own
 
 
 class ColumnSums:
@@ -40,7 +42,7 @@ class ColumnSums:
         self.b = builder
         self.reduces: tuple[Reduce, ...] = builder.program.col_reduces
         self.how = builder.schedule.columns
-        self.pitch = -(-builder.layout.vectors * builder.layout.vector // PITCH) * PITCH
+        self.pitch = sums_pitch(builder.problem)
 
     def __bool__(self) -> bool:
         return bool(self.reduces)
@@ -56,35 +58,53 @@ class ColumnSums:
 
     @property
     def in_registers(self) -> bool:
-        return self.how in ("register_atomic", *DETERMINISTIC)
+        return self.how == "register_atomic" or self.in_partials
+
+    @property
+    def in_partials(self) -> bool:
+        """Whether blocks hand on rows of partial sums, which are added in a fixed order."""
+        return self.how in DETERMINISTIC_COLUMNS
 
     @property
     def in_shared(self) -> bool:
         """Whether the block adds up in shared memory at all."""
-        side_by_side = self.in_registers and self.b.schedule.rows_per_block > 1
-        return bool(self) and (self.how == "shared_atomic" or side_by_side)
+        regroups = self.in_registers and (self.b.schedule.rows_per_block > 1 or self.shifted)
+        return bool(self) and (self.how == "shared_atomic" or regroups)
+
+    @property
+    def shifted(self) -> bool:
+        """Whether threads own other columns in the next block, or in the next row group: cells are columns."""
+        return self.b.layout.shifted
+
+    @property
+    def by_tile(self) -> bool:
+        """Whether the last block to arrive at a tile of columns finishes it."""
+        return bool(self) and self.how == "partials_last_tile"
 
     @property
     def by_ticket(self) -> bool:
         """Whether the last block to arrive finishes."""
-        return self.how != "partials_two_kernels"
+        return not self.in_partials
 
     @property
     def groups(self) -> int:
         """Row groups of a block that keep sums of their own; rows within one warp are added by shuffles."""
         s = self.b.schedule
-        return max(1, s.threads // max(WARP, s.threads_per_row)) if self.in_registers else 1
+        if not self.in_registers:
+            return 1
+        return s.rows_per_block if self.shifted else max(1, s.threads // max(WARP, s.threads_per_row))
 
     @property
     def shared_bytes(self) -> int:
-        return self.groups * len(self.reduces) * self.pitch * 4 if self.in_shared else 0
+        return sums_shared_bytes(self.b.problem, self.b.schedule) if self else 0
 
     @property
     def fixed_bytes(self) -> int:
         if not self:
             return 0
-        sums = 0 if self.how in DETERMINISTIC else len(self.reduces) * self.pitch * 4
-        return sums + (TICKET_BYTES if self.by_ticket else 0)
+        if self.in_partials:
+            return last_tiles(self.b.problem) * TICKET_BYTES if self.by_tile else 0
+        return len(self.reduces) * self.pitch * 4 + TICKET_BYTES
 
     @property
     def column_bytes(self) -> int:
@@ -93,21 +113,35 @@ class ColumnSums:
 
     @property
     def block_bytes(self) -> int:
-        return len(self.reduces) * self.pitch * 4 if self and self.how in DETERMINISTIC else 0
+        """A block's part of its partial row; the blocks of a cluster fill one together, each at its own columns."""
+        row = len(self.reduces) * self.pitch * 4 if self and self.in_partials else 0
+        return row // self.b.schedule.cluster
 
     def params(self) -> list[Param]:
         if not self:
             return []
         if self.how == "partials_two_kernels":
             return [Param(name="partials", ctype="float*", source=Source.WORKSPACE)]
-        pointers = [Param(name="ticket", ctype="unsigned*", source=Source.WORKSPACE)]
-        name = "partials" if self.how in DETERMINISTIC else "sums"
-        return [*pointers, Param(name=name, ctype="float*", source=Source.WORKSPACE, offset=TICKET_BYTES)]
+        tickets, sums = ("tickets", "partials") if self.by_tile else ("ticket", "sums")
+        behind = self.fixed_bytes if self.by_tile else TICKET_BYTES
+        return [
+            Param(name=tickets, ctype="unsigned*", source=Source.WORKSPACE),
+            Param(name=sums, ctype="float*", source=Source.WORKSPACE, offset=behind),
+        ]
 
     def constants(self) -> list[tuple[str, str, str]]:
         if not self or self.b.problem.any_cols:
             return []
-        return [("kPitch", str(self.pitch), "columns of a row of float32 sums, padded")]
+        pitch = ("kPitch", str(self.pitch), "columns of a row of float32 sums, padded")
+        if not self.by_tile:
+            return [pitch]
+        tile = last_tile_sums(self.b.problem)
+        return [
+            pitch,
+            ("kRowSums", f"{len(self.reduces)} * kPitch", "cells of a partial row"),
+            ("kTileSums", str(tile), "of them in a tile"),
+            ("kTiles", str(last_tiles(self.b.problem)), ""),
+        ]
 
     def start(self, index: int) -> str:
         """Offset of the sums of reduction `index`, ready to be added to a column."""
@@ -123,8 +157,9 @@ class ColumnSums:
             out.lines(
                 "// Sums over the rows of this thread, column by column.",
                 *(f"float {name}_sum[kSteps][kVector] = {{}};" for name in self.names),
+                *(f"float {name}_edge_sum = 0.0f;" for name in self.names if self.b.layout.edged),
             )
-        if self.in_shared:
+        if self.in_shared or self.by_tile:
             offset = self.b.held_shared_bytes
             out.lines(f"float* column_sums = reinterpret_cast<float*>(dynamic_shared() + {offset});")
         if self.how == "shared_atomic":
@@ -134,16 +169,17 @@ class ColumnSums:
                 "__syncthreads();",
             )
 
-    def elem_lines(self, printed: dict[str, str]) -> list[str]:
-        """What one element adds; `printed` maps a column reduction to the text of its argument."""
+    def elem_lines(self, printed: dict[str, str], site: Site) -> list[str]:
+        """What one element adds at a site; `printed` maps a column reduction to the text of its argument."""
         lines = []
         for index, name in enumerate(self.names):
             text = printed[name]
             if self.in_registers:
-                line = f"{name}_sum[step][i] += {text};"
+                sum_ = f"{name}_edge_sum" if site.at == "edge" else f"{name}_sum[step][i]"
+                line = f"{sum_} += {text};"
             else:
                 base = "column_sums" if self.how == "shared_atomic" else "sums"
-                column = "column + i" if self.b.layout.partial else "vector * kVector + i"
+                column = site.at if site.at == "edge" else f"{site.at} + i"
                 line = f"atomicAdd({base} + {self.start(index)}{column}, {text});"
             lines.append(f"if (active) {line}" if self.b.idle_rows else line)
         return lines
@@ -161,39 +197,47 @@ class ColumnSums:
             self._from_shared(out)
         if self.by_ticket:
             self._finish_by_last(out)
+        elif self.by_tile:
+            self._finish_by_tile(out)
 
     def _leave_registers(self, out: SectionList) -> None:
         """Registers -> shared memory, one row of sums per group -> one sum per cell leaves the block."""
         s = self.b.schedule
-        if s.threads_per_row < WARP:
+        shares_warp = s.threads_per_row < WARP and not self.shifted
+        if shares_warp:
             self._add_rows_of_warp(out)
-        group = "slot" if s.threads_per_row >= WARP else "threadIdx.x / 32"
+        group = "threadIdx.x / 32" if shares_warp else "slot" if s.rows_per_block > 1 else "0"
+        cell = "column + i" if self.shifted else "i * kVectors + vector"
         elem = tuple(
-            f"column_sums[{group} * {len(self.names)} * kPitch + {self.start(index)}i * kVectors + vector]"
-            f" = {name}_sum[step][i];"
+            f"column_sums[{group} * {len(self.names)} * kPitch + {self.start(index)}{cell}] = {name}_sum[step][i];"
             for index, name in enumerate(self.names)
         )
-        guards = [
-            g for g in (self._guard, "threadIdx.x % 32 < kThreadsPerRow" if s.threads_per_row < WARP else "") if g
-        ]
+        first_rows = "threadIdx.x % 32 < kThreadsPerRow" if shares_warp else ""
+        edge = tuple(
+            f"{f'if ({first_rows}) ' if first_rows else ''}column_sums[{group} * {len(self.names)} * kPitch + "
+            f"{self.start(index)}edge] = {name}_edge_sum;"
+            for index, name in enumerate(self.names)
+        )
         out.loop(
             Loop(
                 comment="The row groups of this block leave their sums side by side ...",
                 unroll="#pragma unroll",
-                guard=" && ".join(guards),
+                guard=" && ".join(g for g in (self._guard, first_rows) if g),
+                head=self.b.column_line(elem),
                 elem=elem,
+                edge=edge if self.b.layout.edged else (),
             )
         )
         lines = [
             "__syncthreads();",
             "// ... and are added in a fixed order.",
-            "for (int cell = threadIdx.x; cell < kVectors * kVector; cell += kThreads) {",
+            "for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {",
         ]
         count = len(self.names)
         for index, name in enumerate(self.names):
             cells = [f"column_sums[{self.start(group * count + index)}cell]" for group in range(self.groups)]
             lines.append(f"  const float {name}_total = {' + '.join(cells)};")
-            if self.how in DETERMINISTIC:
+            if self.in_partials:
                 row = f"static_cast<long long>(blockIdx.x) * {count} * kPitch"
                 lines.append(f"  partials[{row} + {self.start(index)}cell] = {name}_total;")
             else:
@@ -202,7 +246,7 @@ class ColumnSums:
 
     @property
     def _guard(self) -> str:
-        return "vector < kVectors" if self.b.layout.ragged else ""
+        return self.b.guard
 
     def _add_rows_of_warp(self, out: SectionList) -> None:
         sums = [f"{name}_sum[step][i]" for name in self.names]
@@ -219,6 +263,14 @@ class ColumnSums:
             "  }",
             "}",
         )
+        if self.b.layout.edged:
+            edges = [f"{name}_edge_sum" for name in self.names]
+            out.lines(
+                "#pragma unroll",
+                "for (int offset = kThreadsPerRow; offset < 32; offset *= 2) {",
+                *(f"  {sum_} += __shfl_xor_sync(0xffffffffu, {sum_}, offset);" for sum_ in edges),
+                "}",
+            )
 
     def _from_shared(self, out: SectionList) -> None:
         """shared_atomic: the block's row of sums, in column order."""
@@ -230,36 +282,42 @@ class ColumnSums:
         )
 
     def _from_registers(self, out: SectionList) -> None:
-        elem = []
-        for index, name in enumerate(self.names):
-            cell = f"{self.start(index)}i * kVectors + vector"
-            if self.how in DETERMINISTIC:
-                row = f"static_cast<long long>(blockIdx.x) * {len(self.names)} * kPitch"
-                elem.append(f"partials[{row} + {cell}] = {name}_sum[step][i];")
-            else:
-                elem.append(f"atomicAdd(sums + {cell}, {name}_sum[step][i]);")
         out.loop(
             Loop(
                 comment="One sum per column leaves the block.",
                 unroll="#pragma unroll",
                 guard=self._guard,
-                elem=tuple(elem),
+                elem=self._leaving("{}_sum[step][i]", "i * kVectors + vector"),
+                edge=self._leaving("{}_edge_sum", "edge") if self.b.layout.edged else (),
             )
         )
 
+    def _leaving(self, sum_: str, cell: str) -> tuple[str, ...]:
+        """Lines that hand one cell's sums of this block on."""
+        lines = []
+        for index, name in enumerate(self.names):
+            value = sum_.format(name)
+            if self.in_partials:
+                row = f"static_cast<long long>({self.b.walker}) * {len(self.names)} * kPitch"
+                lines.append(f"partials[{row} + {self.start(index)}{cell}] = {value};")
+            else:
+                lines.append(f"atomicAdd(sums + {self.start(index)}{cell}, {value});")
+        return tuple(lines)
+
     @property
     def element_major(self) -> bool:
-        return self.in_registers and self.b.layout.vector > 1
+        return self.in_registers and self.b.layout.vector > 1 and not self.shifted
 
     def _column_of_cell(self) -> str:
-        return "cell % kVectors * kVector + cell / kVectors" if self.element_major else "cell"
+        if not self.element_major:
+            return "cell"
+        column = "cell % kVectors * kVector + cell / kVectors"
+        return f"cell < kVectors * kVector ? {column} : cell" if self.b.layout.edged else column
 
     @property
     def cells(self) -> str:
-        """Cells of one reduction that hold a sum."""
-        if self.b.problem.any_cols:
-            return "cols"
-        return "kVectors * kVector" if self.element_major else "kCols"
+        """Cells of one reduction that hold a sum, one a column."""
+        return "cols" if self.b.problem.any_cols else "kCols"
 
     def _finish_by_last(self, out: SectionList) -> None:
         lines = [
@@ -273,27 +331,28 @@ class ColumnSums:
             "  __threadfence();",
             f"  for (int cell = threadIdx.x; cell < {self.cells}; cell += {self.b.schedule.threads}) {{",
         ]
-        masked = self.element_major and self.b.layout.partial
         lines.append(f"    const int column = {self._column_of_cell()};")
-        if masked:
-            lines.append("    if (column >= kCols) continue;")
         for index, store in enumerate(self.stores):
             name = self.names[index]
-            if self.how in DETERMINISTIC:
-                row = f"static_cast<long long>(block) * {len(self.names)} * kPitch"
-                lines += [
-                    f"    float {name}_total = 0.0f;",
-                    "    #pragma unroll 8",
-                    "    for (int block = 0; block < gridDim.x; ++block) {",
-                    f"      {name}_total += load_cache_global(partials + {row} + {self.start(index)}cell);",
-                    "    }",
-                ]
-            else:
-                lines.append(f"    const float {name}_total = load_cache_global(sums + {self.start(index)}cell);")
-                lines.append(f"    sums[{self.start(index)}cell] = 0.0f;")
+            lines.append(f"    const float {name}_total = load_cache_global(sums + {self.start(index)}cell);")
+            lines.append(f"    sums[{self.start(index)}cell] = 0.0f;")
             lines += ["    " + line for line in self.write_lines(store, f"{name}_total")]
         lines += ["  }", "  if (threadIdx.x == 0) *ticket = 0;", "}"]
         out.lines(*lines)
+
+    def _finish_by_tile(self, out: SectionList) -> None:
+        text = (
+            environment()
+            .get_template("last_tile.cu.j2")
+            .render(
+                ticket_words=TICKET_BYTES // 4,
+                partial_rows=f"static_cast<int>({self.b.walkers})",
+                column=self._column_of_cell(),
+                cells=self.cells,
+                outputs=[self.write_lines(store, "total") for store in self.stores],
+            )
+        )
+        out.lines(*text.splitlines())
 
     def write_lines(self, store: Store, value: str) -> list[str]:
         """Round one column's total to its stored dtype and write (or add) it."""
@@ -317,14 +376,15 @@ class ColumnSums:
             return None
         name = f"{self.b.name}_finish"
         outputs = [self.b.problem.tensor(s.tensor) for s in self.stores]
+        cluster = self.b.schedule.cluster
         params = [
             *(Param(name=t.name, ctype=f"{t.dtype.ctype}*", source=Source.TENSOR, key=t.name) for t in outputs),
             Param(name="partials", ctype="const float*", source=Source.WORKSPACE),
-            Param(name="partial_rows", ctype="int", source=Source.BLOCKS),
+            Param(name="blocks" if cluster > 1 else "partial_rows", ctype="int", source=Source.BLOCKS),
         ]
         layout = self.b.layout
         columns = next((c for c in (32, 16) if self.pitch // c * len(outputs) >= FINISH_BLOCKS), 8)
-        dependent = self.b.schedule.dependent_launch == "on"
+        dependent = self.b.schedule.dependent_launch != "off"
         launch = Launch(threads=FINISH_THREADS, blocks=self.pitch // columns * len(outputs), dependent=dependent)
         view: dict[str, object] = {
             "name": name,
@@ -335,7 +395,11 @@ class ColumnSums:
             "vectors": layout.vectors,
             "threads": FINISH_THREADS,
             "dependent": dependent,
+            "cluster": cluster,
+            "triggers": self.b.schedule.dependent_launch == "start",
+            "declared": [self.b.declare(param) for param in params],
             "columns": columns,
+            "column": self._column_of_cell(),
             "outputs": [{"name": s.tensor, "lines": self.write_lines(s, "total")} for s in self.stores],
         }
         return Kernel(name=name, params=tuple(params), launch=launch), view

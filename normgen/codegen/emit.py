@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
 from normgen.codegen import prelude
@@ -126,14 +127,16 @@ def launch_of(builder: KernelBuilder) -> Launch:
         cluster=s.cluster,
         persistent=s.persistent,
         shared_bytes=builder.shared_bytes,
+        period=s.vector // math.gcd(s.vector, s.rows_per_block) if builder.one_shift else 1,
         min_blocks=1 if builder.columns else 0,
+        dependent=s.chained,
     )
 
 
 def reduction_method(schedule: Schedule, *, row_barriers: bool) -> str:
     """Which tree of reduce.cu.j2 combines the threads of a row; `_rows`: with a barrier for each row side by side."""
     if schedule.cluster > 1:
-        return "cluster"
+        return "cluster_rows" if schedule.persistent else "cluster"
     if schedule.threads_per_row == 1:
         return "none"
     if schedule.reduce_with == "shared_tree":
@@ -151,21 +154,19 @@ def vectors_of(problem: Problem, schedule: Schedule, program: RowProgram) -> Vec
     if schedule.hold == "reload":
         elem_reads.append("default")
     reads = sorted({*elem_reads, "default"})
-    partial = schedule.edges != "exact"
     writes = [schedule.store] if any(t.is_written for t in problem.elem_tensors) else []
     shared_writes = ["default"] if schedule.hold == "shared" or program.col_reduces else []
     return Vectors(
         ctypes=tuple(sorted({t.dtype.ctype for t in problem.tensors})),
         reads=tuple(reads),
         writes=tuple(sorted({*writes, *shared_writes})),
-        partial_reads=tuple(reads) if partial else (),
-        partial_writes=tuple(sorted(set(writes))) if partial else (),
-        shifted_reads=("default",) if schedule.edges == "peel" and problem.align % 16 == 0 else (),
+        packed=("opaque",) if schedule.params == "packed" else (),
+        windows=("default",) if schedule.edges == "peel" and problem.parameter_bytes else (),
     )
 
 
 def min_arch(schedule: Schedule) -> int:
-    if schedule.cluster > 1 or schedule.copy == "bulk" or schedule.dependent_launch == "on":
+    if schedule.cluster > 1 or schedule.copy == "bulk" or schedule.dependent_launch != "off":
         return 90
     hints = {schedule.load, schedule.store}
     return 80 if schedule.copy == "cp_async" or hints & {"evict_first", "evict_last"} else 75

@@ -6,6 +6,8 @@ registers or in its own slots of shared memory needs no barrier between looks.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,14 +24,18 @@ from normgen.spec import Kind
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How a row is cut: vectors per row, lanes that share them, steps a lane takes."""
+    """How a row is cut: whole vectors, lanes that share them, steps a lane takes; the edge that is left over.
+
+    The edge of a row is what no whole aligned vector covers: fewer than `vector` elements behind the vectors, and as
+    few before them where rows start anywhere. Each lane owns at most one of them.
+    """
 
     vector: int
     lanes: int
-    vectors: int  # the most vectors a row can touch: a shifted row touches one more
+    vectors: int  # the most whole vectors a row has
     steps: int
     shifted: bool  # rows may start between two aligned vectors (edges = peel)
-    partial: bool  # the first or the last vector of a row may be incomplete
+    edged: bool  # a row may have an edge
 
     @property
     def ragged(self) -> bool:
@@ -38,19 +44,40 @@ class Layout:
 
 
 def layout_of(problem: Problem, schedule: Schedule) -> Layout:
-    vector = schedule.vector
-    shifted = schedule.edges == "peel"
-    extra = vector - 1 if shifted else 0
-    vectors = -(-(problem.cols + extra) // vector)
+    vectors = problem.cols // schedule.vector
     lanes = schedule.threads_per_row * schedule.cluster
     return Layout(
-        vector=vector,
+        vector=schedule.vector,
         lanes=lanes,
         vectors=vectors,
         steps=-(-vectors // lanes),
-        shifted=shifted,
-        partial=schedule.edges != "exact",
+        shifted=schedule.edges == "peel",
+        edged=schedule.edges != "exact",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """Where in its row a thread works: at one of its vectors, or at its element of the edge.
+
+    width  elements of an access
+    index  the element within it
+    at     the column it starts at
+    held   what a held access is called, of a tensor's name
+    """
+
+    width: str
+    index: str
+    at: str
+    held: str
+
+    def of(self, tensor: str) -> str:
+        return self.held.format(tensor)
+
+
+ALIGNED = Site(width="kVector", index="i", at="vector * kVector", held="{}_held[step]")
+SHIFTED = Site(width="kVector", index="i", at="column", held="{}_held[step]")
+EDGE = Site(width="1", index="0", at="edge", held="{}_edge")
 
 
 class Looks:
@@ -152,7 +179,8 @@ class Looks:
         params = []
         for t in self.problem.tensors:
             const = "" if t.is_written else "const "
-            params.append(Param(name=t.name, ctype=f"{const}{t.dtype.ctype}*", source=Source.TENSOR, key=t.name))
+            ctype, stable = f"{const}{t.dtype.ctype}*", t.name in self.problem.stable_tensors
+            params.append(Param(name=t.name, ctype=ctype, source=Source.TENSOR, key=t.name, stable=stable))
         for t in self.problem.elem_tensors:
             params.append(Param(name=f"{t.name}_pitch", ctype="long long", source=Source.PITCH, key=t.name))
         params.append(Param(name="rows", ctype="int", source=Source.ROWS))
@@ -167,27 +195,32 @@ class Looks:
     def ctype(self, tensor: str) -> str:
         return self.problem.tensor(tensor).dtype.ctype
 
-    def vec(self, tensor: str) -> str:
-        return f"Vec<{self.ctype(tensor)}, kVector>"
+    def vec(self, tensor: str, site: Site | None = None) -> str:
+        return f"Vec<{self.ctype(tensor)}, {site.width if site else 'kVector'}>"
 
-    def read_elem(self, tensor: str, hint: str) -> str:
-        if not self.layout.partial:
-            return f"read_{hint}<kVector>({tensor}_row + vector * kVector)"
-        return f"read_partial_{hint}<kVector, true>({tensor}_row, column, {self.cols})"
+    @property
+    def one_shift(self) -> bool:
+        """Whether all rows of a lane shift alike: the grid's stride is a multiple of the vector (Launch.period)."""
+        return self.layout.shifted and self.schedule.persistent > 0
 
-    def read_param(self, tensor: str) -> str:
-        if not self.layout.partial:
-            return f"read_default<kVector>({tensor} + vector * kVector)"
-        if self.layout.shifted and self.problem.align % 16:
-            return f"read_partial_default<kVector, false>({tensor}, column, {self.cols})"
-        if self.layout.shifted:  # such a row meets the parameters between two of their vectors
-            return f"read_shifted<kVector>({tensor}, vector, shift, {self.cols})"
-        return f"read_partial_default<kVector, true>({tensor}, column, {self.cols})"
+    @property
+    def vector_site(self) -> Site:
+        return SHIFTED if self.layout.shifted else ALIGNED
 
-    def write_elem(self, tensor: str, hint: str) -> str:
-        if not self.layout.partial:
-            return f"write_{hint}({tensor}_row + vector * kVector, {tensor}_vec);"
-        return f"write_partial_{hint}({tensor}_row, column, {self.cols}, {tensor}_vec);"
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        return (self.vector_site, EDGE) if self.layout.edged else (self.vector_site,)
+
+    def read_elem(self, tensor: str, hint: str, site: Site) -> str:
+        return f"read_{hint}<{site.width}>({tensor}_row + {site.at})"
+
+    def read_param(self, tensor: str, site: Site) -> str:
+        if site is SHIFTED:  # such a row meets the parameters between two of their vectors
+            # A parameter off the 16-byte grid may start within its first word.
+            inside = "step < kWholeSteps" if self.problem.align % 16 == 0 else "step > 0 && step < kWholeSteps"
+            inside = "false" if self.problem.any_cols else inside
+            return f"read_window<kVector>({tensor}, column, {self.cols}, {inside})"
+        return f"read_default<{site.width}>({tensor} + {site.at})"
 
     def shared_slot(self, tensor: str) -> str:
         return f"{tensor}_shared + (step * kThreads + threadIdx.x) * kVector"
@@ -196,27 +229,17 @@ class Looks:
 
     @property
     def guard(self) -> str:
-        if self.layout.partial:
-            return ""  # partial reads and element guards cover lanes without a vector
+        if self.layout.shifted:
+            whole = "" if self.problem.any_cols else "step < kWholeSteps || "
+            return f"{whole}vector < vectors"
         if self.problem.any_cols:
             return "vector < vectors"
         return "vector < kVectors" if self.layout.ragged else ""
 
-    @property
-    def column_head(self) -> tuple[str, ...]:
-        if not self.layout.partial:
-            return ()
-        start = "vector * kVector - shift" if self.layout.shifted else "vector * kVector"
-        first = "step > 0 && " if self.layout.shifted else ""
-        whole_steps = "whole_steps" if self.problem.any_cols else "kWholeSteps"
-        return (f"const int column = {start};", f"const bool whole = {first}step < {whole_steps};")
-
-    @property
-    def elem_guard(self) -> str:
-        if not self.layout.partial:
-            return ""
-        low = "column + i >= 0 && " if self.layout.shifted else ""
-        return f"whole || ({low}column + i < {self.cols})"
+    def column_line(self, text: Iterable[str]) -> tuple[str, ...]:
+        """The column of a shifted vector, where `text` names it."""
+        named = any(re.search(r"\bcolumn\b", line) for line in text)
+        return ("const int column = head + vector * kVector;",) if named else ()
 
     @property
     def unroll(self) -> str:
@@ -225,106 +248,137 @@ class Looks:
         return f"#pragma unroll {self.schedule.unroll}"
 
     def look_loop(self, look: int) -> Loop:
-        """The loop of one look: reads, values, then the state's step or the outputs."""
-        final = look == len(self.groups)
-        loads, maps = self.elementwise(self.look_roots(look))
-        head = list(self.column_head)
-        elem: list[str] = []
-        for load in loads:
-            vec = self.vector_of(load, look, head)
-            elem.append(f"const float {self.names[load.name]} = element({vec}, i);")
-        stored = {s.value: s.tensor for s in self.elem_stores} if final else {}
-        printer = Printer(self.names)
-        for m in maps:
-            if m.name in stored and not self.is_read_in_loop(m.name, maps):
-                continue
-            elem.append(f"const float {self.names[m.name]} = {printer.text(m.expr)};")
-        tail: list[str] = []
-        if final:
-            by_name = {m.name: m for m in maps}
-            for store in self.elem_stores:
-                unset = " = {}" if self.layout.partial else ""  # masked elements are packed too
-                head.append(f"float {store.tensor}_values[kVector]{unset};")
-                source = by_name.get(store.value)
-                inline = source is not None and not self.is_read_in_loop(store.value, maps)
-                text = printer.text(source.expr) if inline and source else self.names[store.value]
-                if store.accumulate:
-                    before = f"{store.tensor}_before"
-                    head.append(f"const {self.vec(store.tensor)} {before} = {self.read_elem(store.tensor, 'default')};")
-                    text = f"element({before}, i) + {text}"
-                elem.append(f"{store.tensor}_values[i] = {text};")
-                tail += self.store_lines(store)
-            elem += self.columns.elem_lines({r.names[0]: printer.text(r.args[0]) for r in self.columns.reduces})
-            comment = "Last look: the outputs" if self.groups else "One look: the outputs"
-        else:
-            elem += step_lines(self.states[look], self.groups[look], self.names)
+        """The loop of one look: reads, values, then the state's step or the outputs; then the same for the edge."""
+        head, elem, tail = self.look_pass(look, self.vector_site)
+        edge: tuple[str, ...] = ()
+        if self.layout.edged:
+            edge_head, edge_elem, edge_tail = self.look_pass(look, EDGE)
+            edge = (*edge_head, *edge_elem, *edge_tail)
+        if look < len(self.groups):
             comment = self.states[look].doc
+        else:
+            comment = "Last look: the outputs" if self.groups else "One look: the outputs"
         return Loop(
             comment=comment,
             unroll=self.unroll,
             guard=self.guard,
-            head=tuple(head),
-            elem_guard=self.elem_guard,
+            head=(*self.column_line((*head, *elem, *tail)), *head),
             elem=tuple(elem),
             tail=tuple(tail),
+            edge=edge,
         )
+
+    def look_pass(self, look: int, site: Site) -> tuple[list[str], list[str], list[str]]:
+        """What look `look` does at a site: before its elements, for each element, after them."""
+        final = look == len(self.groups)
+        loads, maps = self.elementwise(self.look_roots(look))
+        head: list[str] = []
+        elem: list[str] = []
+        for load in loads:
+            vec = self.vector_of(load, look, head, site)
+            elem.append(f"const float {self.names[load.name]} = element({vec}, {site.index});")
+        printer = Printer(self.names)
+        stored = {s.value for s in self.elem_stores if final}
+        inlined = {m.name: m for m in maps if m.name in stored and not self.is_read_in_loop(m.name, maps)}
+        elem += [f"const float {self.names[m.name]} = {printer.text(m.expr)};" for m in maps if m.name not in inlined]
+        if not final:
+            return head, elem + step_lines(self.states[look], self.groups[look], self.names), []
+        tail: list[str] = []
+        for store in self.elem_stores:
+            source = inlined.get(store.value)
+            text = printer.text(source.expr) if source else self.names[store.value]
+            head.append(f"float {store.tensor}_values[{site.width}];")
+            if store.accumulate:
+                before = f"{store.tensor}_before"
+                read = self.read_elem(store.tensor, "default", site)
+                head.append(f"const {self.vec(store.tensor, site)} {before} = {read};")
+                text = f"element({before}, {site.index}) + {text}"
+            elem.append(f"{store.tensor}_values[{site.index}] = {text};")
+            tail += self.store_lines(store, site)
+        elem += self.columns.elem_lines({r.names[0]: printer.text(r.args[0]) for r in self.columns.reduces}, site)
+        return head, elem, tail
 
     def is_read_in_loop(self, name: str, maps: list[Map]) -> bool:
         readers: list[Map | Reduce] = [*maps, *self.columns.reduces]
         return any(name in used_names(m) for m in readers)
 
-    def vector_of(self, load: Load, look: int, head: list[str]) -> str:
-        """C text of the vector that holds this load in this look; appends its read to `head` where needed."""
+    def vector_of(self, load: Load, look: int, head: list[str], site: Site) -> str:
+        """C text of the access that holds this load in this look; appends its read to `head` where needed."""
         tensor = load.name
         if load.kind is Kind.COL:
             if load in self.early_params:
-                return f"{tensor}_held[step]"
-            head.append(f"const {self.vec(tensor)} {tensor}_vec = {self.read_param(tensor)};")
-            return f"{tensor}_vec"
-        if self.schedule.hold == "registers":
-            return f"{tensor}_held[step]"
-        if self.schedule.hold == "shared":
-            head.append(f"const {self.vec(tensor)} {tensor}_vec = read_default<kVector>({self.shared_slot(tensor)});")
-            return f"{tensor}_vec"
-        hint = self.schedule.load if look == len(self.groups) else "default"  # earlier looks want it cached
-        head.append(f"const {self.vec(tensor)} {tensor}_vec = {self.read_elem(tensor, hint)};")
+                return site.of(tensor)
+            read = self.read_param(tensor, site)
+        elif self.schedule.hold == "registers" or (self.schedule.hold == "shared" and site is EDGE):
+            return site.of(tensor)
+        elif self.schedule.hold == "shared":
+            read = f"read_default<kVector>({self.shared_slot(tensor)})"
+        else:  # earlier looks want it cached
+            read = self.read_elem(tensor, self.schedule.load if look == len(self.groups) else "default", site)
+        head.append(f"const {self.vec(tensor, site)} {tensor}_vec = {read};")
         return f"{tensor}_vec"
 
-    def store_lines(self, store: Store) -> list[str]:
+    def store_lines(self, store: Store, site: Site) -> list[str]:
         tensor = store.tensor
-        write = self.write_elem(tensor, self.schedule.store)
+        write = f"write_{self.schedule.store}({tensor}_row + {site.at}, {tensor}_vec);"
         return [
-            f"{self.vec(tensor)} {tensor}_vec = {{}};" if self.layout.partial else f"{self.vec(tensor)} {tensor}_vec;",
+            f"{self.vec(tensor, site)} {tensor}_vec;",
             f"pack({tensor}_vec, {tensor}_values);",
             f"if (active) {write}" if self.idle_rows else write,
         ]
 
     def load_loops(self, out: SectionList) -> None:
         """Read the whole row before the first look."""
-        head = list(self.column_head)[:1]
-        for load in self.held:
-            read = self.read_elem(load.name, self.schedule.load)
-            if self.schedule.hold == "registers":
-                head.append(f"{load.name}_held[step] = {read};")
-            else:
-                head.append(f"write_default({self.shared_slot(load.name)}, {read});")
         if not self.held:
             return
-        where = "registers" if self.schedule.hold == "registers" else "shared memory"
+        in_registers = self.schedule.hold == "registers"
+        head = []
+        for load in self.held:
+            read = self.read_elem(load.name, self.schedule.load, self.vector_site)
+            to_shared = f"write_default({self.shared_slot(load.name)}, {read});"
+            head.append(f"{self.vector_site.of(load.name)} = {read};" if in_registers else to_shared)
+        where = "registers" if in_registers else "shared memory"
         names = " and ".join(load.name for load in self.held)
         out.loop(
             Loop(
                 comment=f"The row of {names} is read once and waits in {where}; each thread reads back its own part.",
                 unroll=self.unroll,
                 guard=self.guard,
-                head=tuple(head),
+                head=(*self.column_line(head), *head),
+                edge=self.edge_reads("{}_edge"),
             )
         )
+
+    def edge_reads(self, name: str) -> tuple[str, ...]:
+        """Reads of this lane's element of the edge, of all held tensors."""
+        if not self.layout.edged:
+            return ()
+        reads = [(ld.name, self.read_elem(ld.name, self.schedule.load, EDGE)) for ld in self.held]
+        return tuple(f"{name.format(tensor)} = {read};" for tensor, read in reads)
 
     def param_loops(self, out: SectionList) -> None:
         if not self.early_params:
             return
-        out.lines(*(f"{self.vec(p.name)} {p.name}_held[kSteps];" for p in self.early_params))
-        reads = [f"{p.name}_held[step] = {self.read_param(p.name)};" for p in self.early_params]
-        head = [*(self.column_head[:1] if any("column," in line for line in reads) else ()), *reads]
-        out.loop(Loop(unroll="#pragma unroll", guard=self.guard, head=tuple(head)))
+        out.lines(*self.declarations(self.early_params, "kSteps"))
+        reads = {
+            site: [f"{site.of(p.name)} = {self.read_param(p.name, site)};" for p in self.early_params]
+            for site in self.sites
+        }
+        head = reads[self.vector_site]
+        out.loop(
+            Loop(
+                unroll="#pragma unroll",
+                guard=self.guard,
+                head=(*self.column_line(head), *head),
+                edge=tuple(reads.get(EDGE, ())),
+            )
+        )
+
+    def declarations(self, loads: Iterable[Load], steps: str) -> list[str]:
+        """Where the vectors of `loads` wait, and their elements of the edge."""
+        lines = []
+        for load in loads:
+            lines.append(f"{self.vec(load.name)} {load.name}_held[{steps}];")
+            if self.layout.edged:
+                lines.append(f"{self.vec(load.name, EDGE)} {load.name}_edge = {{}};")
+        return lines

@@ -30,6 +30,7 @@ class Param:
     source: Source
     key: str = ""
     offset: int = 0
+    stable: bool = False  # a dependent launch may read it while kernels before it still run: none of them writes it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,13 @@ class Launch:
     shared_bytes: int = 0  # dynamic shared memory
     blocks: int = 0  # a fixed grid, whatever rows is; 0: by rows
     dependent: bool = False  # may start while the kernel before it ends; its text waits before it reads (sm_90)
+    period: int = 1  # a persistent grid that loops has a multiple of so many blocks: its rows shift alike, trip by trip
     min_blocks: int = 0  # blocks to launch even for 0 rows: column sums of nothing are zeros, and must be written
+
+    @property
+    def loops_clusters(self) -> bool:
+        """Whether whole clusters walk rows: a launch has no more of them than fit the device at a time."""
+        return self.cluster > 1 and self.persistent > 0
 
     def grid(self, *, rows: int, sm_count: int) -> int:
         """Blocks in x for that many rows; 0: nothing to launch."""
@@ -51,7 +58,8 @@ class Launch:
             return self.blocks
         tiles = -(-rows // self.rows_per_block)
         if self.persistent:
-            tiles = min(tiles, max(1, self.persistent * sm_count // self.cluster))
+            most = max(1, self.persistent * sm_count // self.cluster)
+            tiles = min(tiles, max(self.period, most - most % self.period))
         return max(tiles, self.min_blocks) * self.cluster
 
 

@@ -17,7 +17,8 @@ STORE_BUILTINS = {
     "streaming": "__stcs(address, value)",
     "cache_global": "__stcg(address, value)",
 }
-SHUFFLED = ("lanes", "block_shuffle", "block_shuffle_rows", "cluster")  # the trees that exchange states by shuffles
+# The trees that exchange states by shuffles.
+SHUFFLED = ("lanes", "block_shuffle", "block_shuffle_rows", "cluster", "cluster_rows")
 POLICIES = ("evict_first", "evict_last")  # L2 eviction priorities; they need createpolicy (sm_80)
 
 
@@ -89,8 +90,9 @@ def instructions(*, dtypes: Iterable[str], loads: Iterable[str], stores: Iterabl
 def instructions_of(text: str, dtypes: Iterable[str]) -> str:
     """The hardware instructions that `text` calls."""
     features = ["extremum"] if re.search(r"\b(maximum|minimum)\(", text) else []
-    features += [name for name in ("dynamic_shared", "named_barrier") if f"{name}(" in text]
+    features += [name for name in ("dynamic_shared", "named_barrier", "opaque") if f"{name}(" in text]
     features += ["cluster"] if "cluster_rank()" in text else []
+    features += ["cluster_send", "mbarrier"] if "cluster_send(" in text else []
     features += ["dependent_launch"] if "dependency_wait()" in text else []
     return instructions(
         dtypes=dtypes,
@@ -107,9 +109,8 @@ class Vectors:
     ctypes: tuple[str, ...]
     reads: tuple[str, ...]
     writes: tuple[str, ...]
-    partial_reads: tuple[str, ...] = ()
-    partial_writes: tuple[str, ...] = ()
-    shifted_reads: tuple[str, ...] = ()
+    windows: tuple[str, ...] = ()
+    packed: tuple[str, ...] = ()
 
     def __or__(self, other: Vectors) -> Vectors:
         def both(name: str) -> tuple[str, ...]:
@@ -125,10 +126,8 @@ class Vectors:
                 ctypes=self.ctypes,
                 reads=self.reads,
                 writes=self.writes,
-                partial=bool(self.partial_reads or self.partial_writes),
-                partial_reads=self.partial_reads,
-                partial_writes=self.partial_writes,
-                shifted=bool(self.shifted_reads),
+                windows=self.windows,
+                packed=self.packed,
             )
         )
 

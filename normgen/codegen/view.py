@@ -25,24 +25,25 @@ class Loop:
     head    once per vector, before its elements (reads)
     elem    once per element
     tail    once per vector, after its elements (writes)
+    edge    once after the loop, by the lanes that own an element outside of the whole vectors
     """
 
     comment: str = ""
     unroll: str
     guard: str = ""
     head: tuple[str, ...] = ()
-    elem_guard: str = ""
     elem: tuple[str, ...] = ()
     tail: tuple[str, ...] = ()
+    edge: tuple[str, ...] = ()
     kind: str = "loop"
 
     def texts(self) -> tuple[str, ...]:
-        return (*self.head, *self.elem, *self.tail)
+        return (*self.head, *self.elem, *self.tail, *self.edge)
 
     @property
     def uses_vector(self) -> bool:
         """Whether any line names the vector index: nvcc warns about a variable nobody reads."""
-        return any("vector" in line for line in (self.guard, *self.texts()))
+        return any("vector" in line for line in (self.guard, *self.head, *self.elem, *self.tail))
 
 
 @dataclass(frozen=True, kw_only=True)

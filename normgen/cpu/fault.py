@@ -21,6 +21,7 @@ class FaultKind(StrEnum):
     DEADLOCK = "deadlock"
     TIMEOUT = "timeout"
     OUT_OF_BOUNDS_SHARED = "out_of_bounds_shared"
+    TOO_EARLY = "too_early"
 
 
 _KINDS = tuple(FaultKind)  # in the order of the runtime's enum

@@ -20,6 +20,7 @@ class Region(ctypes.Structure):
         ("row_bytes", ctypes.c_int64),
         ("pitch_bytes", ctypes.c_int64),
         ("writable", ctypes.c_int64),
+        ("stable", ctypes.c_int64),
         ("name", ctypes.c_char_p),
     )
 
@@ -59,6 +60,7 @@ class Launch(ctypes.Structure):
         ("threads", ctypes.c_int),
         ("cluster", ctypes.c_int),
         ("dynamic_bytes", ctypes.c_int),
+        ("dependent", ctypes.c_int),
         ("seed", ctypes.c_uint32),
         ("time_limit_s", ctypes.c_double),
     )

@@ -136,6 +136,7 @@ class Program:
             threads=kernel.launch.threads,
             cluster=kernel.launch.cluster,
             dynamic_bytes=kernel.launch.shared_bytes,
+            dependent=int(kernel.launch.dependent),
             seed=seed,
             time_limit_s=time_limit_s,
         )
@@ -218,6 +219,7 @@ def _regions(kernel: Kernel, placed: Mapping[str, Placed]) -> Any:
     """What this kernel may touch: the tensors it is given."""
     keys = dict.fromkeys(key for key, _ in _pointer_params(kernel) if key in placed)
     written = _written_keys(kernel)
+    stable = {param.key for param in kernel.params if param.stable}
     return (Region * len(keys))(
         *(
             Region(
@@ -226,6 +228,7 @@ def _regions(kernel: Kernel, placed: Mapping[str, Placed]) -> Any:
                 row_bytes=placed[key].row_bytes,
                 pitch_bytes=placed[key].pitch_bytes,
                 writable=int(key in written),
+                stable=int(key in stable),
                 name=key.encode(),
             )
             for key in keys

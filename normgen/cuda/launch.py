@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
-from normgen.codegen.module import Kernel, Module, Param, Source
+from normgen.codegen.module import Kernel, Launch, Module, Param, Source
 from normgen.cuda.compiler import Cubin
 from normgen.cuda.driver import OnDevice, check, core_device, driver
 from normgen.cuda.stream import Stream
@@ -19,6 +20,23 @@ from normgen.errors import NormgenError
 
 _STATIC_SHARED_LIMIT = 48 << 10  # above it, dynamic shared memory must be asked for
 _PORTABLE_CLUSTER = 8
+
+
+def attributes_of(launch: Launch, bindings: Any, *, dependent: bool) -> list[Any]:
+    """The attributes of a launch through cuLaunchKernelEx: clusters, and an early start."""
+    ids, attributes = bindings.CUlaunchAttributeID, []
+    if launch.cluster > 1:
+        cluster = bindings.CUlaunchAttribute()
+        cluster.id = ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        cluster.value.clusterDim.x = launch.cluster
+        cluster.value.clusterDim.y = cluster.value.clusterDim.z = 1
+        attributes.append(cluster)
+    if dependent:
+        early = bindings.CUlaunchAttribute()
+        early.id = ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        early.value.programmaticStreamSerializationAllowed = 1
+        attributes.append(early)
+    return attributes
 
 
 class LoadedKernel:
@@ -38,7 +56,20 @@ class LoadedKernel:
         return self.kernel.launch.cluster > 1 or self._dependent_launch
 
     def grid(self, rows: int) -> int:
-        return self.kernel.launch.grid(rows=rows, sm_count=self.sm_count)
+        """Blocks to launch; of a persistent grid no more clusters than fit the device at a time.
+
+        Clusters lie within one of the device's SM groups, whose sizes need not be multiples of theirs: 132 SMs need not
+        hold 33 clusters of 4, and one that waits for another to end would double the time.
+        """
+        launch = self.kernel.launch
+        blocks = launch.grid(rows=rows, sm_count=self.sm_count)
+        if not launch.loops_clusters:
+            return blocks
+        return min(blocks, self._resident_clusters * launch.cluster)
+
+    @cached_property
+    def _resident_clusters(self) -> int:
+        return max(1, self.active_clusters())
 
     def config(self) -> Any:
         """A cuLaunchKernelEx configuration with everything but grid and stream filled in."""
@@ -47,18 +78,7 @@ class LoadedKernel:
         config.gridDimX, config.gridDimY, config.gridDimZ = launch.cluster, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = launch.threads, 1, 1
         config.sharedMemBytes = launch.shared_bytes
-        ids, attributes = bindings.CUlaunchAttributeID, []
-        if launch.cluster > 1:
-            cluster = bindings.CUlaunchAttribute()
-            cluster.id = ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            cluster.value.clusterDim.x = launch.cluster
-            cluster.value.clusterDim.y = cluster.value.clusterDim.z = 1
-            attributes.append(cluster)
-        if self._dependent_launch:
-            dependent = bindings.CUlaunchAttribute()
-            dependent.id = ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            dependent.value.programmaticStreamSerializationAllowed = 1
-            attributes.append(dependent)
+        attributes = attributes_of(launch, bindings, dependent=self._dependent_launch)
         config.attrs, config.numAttrs = attributes, len(attributes)
         return config
 

@@ -39,9 +39,12 @@ class Entry:
         return min(16, schedule.vector * max(t.dtype.bytes for t in self.problem.tensors))
 
     def order(self) -> tuple[object, ...]:
-        """Cols, rows, the widest accesses first; equal ones by what stands in the record."""
+        """Cols, rows, the fewest tensors and the widest accesses first; equal ones by what stands in the record.
+
+        The dispatch takes the first of equally near ones: a call without a statistic gets what was tuned without it.
+        """
         key = self.record.problem
-        return (key.cols, key.rows, len(self.problem.absent), -self.vector_align, key.pitch, -key.align)
+        return (key.cols, key.rows, -len(self.problem.absent), -self.vector_align, key.pitch, -key.align)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +135,7 @@ def problem_of(record: Record, spec: Spec) -> Problem:
         pitch=key.pitch,
         align=key.align,
         accumulate=key.accumulate,
+        stable_parameters=key.stable_parameters,
     )
     if ProblemKey.of(problem) != key:
         found = ", ".join(t.name for t in problem.tensors)
@@ -190,16 +194,18 @@ def _base(problem: Problem) -> Problem:
         direction=problem.direction.value,
         without=without,
         accumulate=problem.accumulate,
+        stable_parameters=problem.stable_parameters,
     )
     return replace(full, rows=1, cols=1, pitch=1)
 
 
 def _name(base: Problem) -> str:
-    """layernorm_fwd_bf16, with whatever makes another signature named after it: _weight_f32, _without_mean."""
+    """layernorm_fwd_bf16, with whatever makes another signature named after it: _weight_f32, _accumulate."""
     default = problem_for(base.spec, shape=(1, 1), dtype=base.dtype.name, direction=base.direction.value)
     usual = {t.name: t.dtype for t in default.tensors}
     others = {t.name: t.dtype for t in base.tensors if usual.get(t.name, F32) != t.dtype}
     if base.direction is Direction.BACKWARD:  # a gradient is stored like its tensor: name the pair once
         others = {n: d for n, d in others.items() if not (n.startswith("d") and n[1:] in others)}
     parts = [base.name, *(f"{n}_{d.name}" for n, d in others.items()), *(f"without_{n}" for n in base.absent)]
-    return "_".join([*parts, *(["accumulate"] if base.accumulate else [])])
+    promises = {"accumulate": base.accumulate, "stable_parameters": base.stable_parameters}
+    return "_".join([*parts, *(name for name, holds in promises.items() if holds)])

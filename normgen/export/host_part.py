@@ -43,6 +43,7 @@ class Step:
     kernel: str
     launch: str
     arguments: tuple[str, ...]
+    loops_clusters: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +96,7 @@ class HostPart:
     workspace_fixed: int
     workspace_per_column: int
     workspace_lines: tuple[WorkspaceLine, ...]
+    loops_clusters: bool  # some kernel is a persistent grid of clusters
 
 
 def host_part(group: Group, tuned: Sequence[Compiled], fallbacks: Sequence[Compiled]) -> HostPart:
@@ -132,6 +134,7 @@ def host_part(group: Group, tuned: Sequence[Compiled], fallbacks: Sequence[Compi
         workspace_fixed=max(c.zeroed_bytes for c in fallbacks),
         workspace_per_column=max(c.parts.workspace_column_bytes for c in fallbacks),
         workspace_lines=tuple(_workspace_lines(tuned)),
+        loops_clusters=any(c.main.launch.loops_clusters for c in tuned),
     )
 
 
@@ -174,7 +177,7 @@ def _launch_line(problem: Problem, kernel: Kernel) -> LaunchLine:
 
 def launch_values(s: Launch) -> str:
     """The initialiser of the template's struct Launch."""
-    sizes = (s.threads, s.rows_per_block, s.cluster, s.persistent, s.shared_bytes, s.blocks, s.min_blocks)
+    sizes = (s.threads, s.rows_per_block, s.cluster, s.persistent, s.shared_bytes, s.blocks, s.period, s.min_blocks)
     return ", ".join([*map(str, sizes), "true" if s.dependent else "false"])
 
 
@@ -232,6 +235,7 @@ def _steps(compiled: Compiled) -> tuple[Step, ...]:
             kernel=f"{CALL}{compiled.scope}{kernel.name}",
             launch=f"{CALL}{launch_name(compiled.problem, kernel)}",
             arguments=tuple(_argument(p, compiled.problem) for p in kernel.params),
+            loops_clusters=kernel.launch.loops_clusters,
         )
         for kernel in compiled.parts.kernels
     )
@@ -297,6 +301,12 @@ def _doc(group: Group, workspace: bool) -> list[str]:
     if null:
         said.append(
             f"May be null: {', '.join(null)}." + " A parameter that is null has no gradient." * _backward(group)
+        )
+    if problem.stable_tensors:
+        named = " and ".join(t.name for t in problem.tensors if t.name in problem.stable_tensors)
+        said.append(
+            f"The caller promises that nothing which may still run on `stream` at the call writes {named}: kernels "
+            "launched early (programmatic dependent launch) read them before the kernels in front have ended."
         )
     if workspace:
         said.append(f"workspace: {group.name}_workspace_bytes(rows, cols) bytes, aligned as by cudaMalloc.")

@@ -41,6 +41,7 @@ def problem_for(
     align: int = 16,
     any_cols: bool = False,
     accumulate: bool = False,
+    stable_parameters: bool = False,
 ) -> Problem:
     """As `make_problem`; a backward problem reads exactly the tensors its derived program loads.
 
@@ -61,6 +62,7 @@ def problem_for(
         align=align,
         any_cols=any_cols,
         accumulate=accumulate,
+        stable_parameters=stable_parameters,
     )
     if direction != Direction.BACKWARD:
         if gradients is not None or saved is not None or accumulate:

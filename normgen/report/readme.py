@@ -1,4 +1,4 @@
-"""The derived parts of README.md: `python -m normgen.report.readme` rewrites them, `--check` compares.
+"""The derived parts of README.md and docs: `python -m normgen.report.readme` rewrites them, `--check` compares.
 
 A part stands between `<!-- derived: NAME -->` and `<!-- end -->`; everything else is written by hand.
 """
@@ -16,6 +16,7 @@ from normgen.codegen.emit import emit
 from normgen.device import target
 from normgen.errors import UsageError, did_you_mean
 from normgen.program.source import problem_for
+from normgen.report.techniques import markdown_table, techniques_part
 from normgen.schedule.space import default_schedule
 from normgen.spec_reader import list_specs, load
 from normgen.tuning.records import Record
@@ -39,7 +40,7 @@ def kernel_part(_: Path) -> str:
 def specs_part(_: Path) -> str:
     """The built-in operations."""
     specs = {name: load(path) for name, path in list_specs().items()}
-    return _table(("op", "what it computes"), [(f"`{n}`", spec.summary) for n, spec in specs.items()])
+    return markdown_table(("op", "what it computes"), [(f"`{n}`", spec.summary) for n, spec in specs.items()])
 
 
 def results_part(root: Path) -> str:
@@ -48,8 +49,8 @@ def results_part(root: Path) -> str:
     records = [(file.stem, record) for file in files for record in read(file).records]
     if not records:
         return "No results are shipped yet.\n"
-    head = ("GPU", "op", "shape", "dtype", "cache", "µs", "GB/s", "x roof", "kernel")
-    return _table(head, [_result(gpu, record) for gpu, record in records])
+    head = ("GPU", "op", "shape", "dtype", "cache", "µs", "GB/s", "x roof", "x copy", "kernel")
+    return markdown_table(head, [_result(gpu, record) for gpu, record in records])
 
 
 def _result(gpu: str, record: Record) -> tuple[str, ...]:
@@ -65,6 +66,7 @@ def _result(gpu: str, record: Record) -> tuple[str, ...]:
         us if record.measured else f"{us} (predicted, not measured)",
         f"{record.gb_per_s:.0f}" if record.gb_per_s else "",
         roof,
+        f"{record.to_copy:.2f}" if record.to_copy else "",
         record.schedule.strategy,
     )
 
@@ -82,16 +84,13 @@ PARTS: dict[str, Callable[[Path], str]] = {
     "specs": specs_part,
     "results": results_part,
     "commands": commands_part,
+    "techniques": techniques_part,
 }
-
-
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [head, tuple("---" for _ in head), *rows]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+DOCUMENTS = ("README.md", "docs/techniques.md")
 
 
 def rendered(text: str, root: Path = ROOT) -> str:
-    """The text of a README with every derived part as it is now. Raises UsageError for an unknown part."""
+    """The text of a document with every derived part as it is now. Raises UsageError for an unknown part."""
 
     def part(match: re.Match[str]) -> str:
         name = match[2]
@@ -103,16 +102,19 @@ def rendered(text: str, root: Path = ROOT) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Rewrite README.md; with --check say what would change and return 1 if anything would."""
-    path = ROOT / "README.md"
-    old = path.read_text(encoding="utf-8")
-    new = rendered(old)
-    if "--check" in arguments:
-        diff = difflib.unified_diff(old.splitlines(), new.splitlines(), "README.md", "derived", lineterm="")
-        print("\n".join(diff))
-        return int(new != old)
-    path.write_text(new, encoding="utf-8")
-    return 0
+    """Rewrite the documents; with --check say what would change and return 1 if anything would."""
+    changed = 0
+    for name in DOCUMENTS:
+        path = ROOT / name
+        old = path.read_text(encoding="utf-8")
+        new = rendered(old)
+        if "--check" in arguments:
+            diff = difflib.unified_diff(old.splitlines(), new.splitlines(), name, "derived", lineterm="")
+            print("\n".join(diff))
+            changed |= int(new != old)
+        else:
+            path.write_text(new, encoding="utf-8")
+    return changed
 
 
 if __name__ == "__main__":

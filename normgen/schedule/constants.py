@@ -29,6 +29,7 @@ class Constants:
     narrow_penalty                  per halving of a 16-byte access
     load_past_l1 .. persistent_penalty  factors on the bound; hints that leave L1 out pay for one stream of rows only
     *_registers                     of the register estimate
+    chained                         of a launch's time, what is left when it starts while the kernel before it ends
     second_kernel_us .. atomics_per_us column sums
     """
 
@@ -65,7 +66,8 @@ class Constants:
     vector_registers: float = 1.6
     sum_registers: float = 1.4
     second_kernel_us: float = 1.6
-    last_block_us: float = 0.03
+    chained: float = 0.5
+    last_tile_us: float = 0.03
     atomics_per_us: float = 80_000.0
 
     def as_dict(self) -> dict[str, float]:

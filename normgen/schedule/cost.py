@@ -23,6 +23,7 @@ from normgen.schedule.constants import Constants, constants_of
 from normgen.schedule.legality import (
     column_outputs,
     held_bytes_per_thread,
+    last_tiles,
     param_bytes_per_thread,
     steps_per_lane,
     sums_in_registers,
@@ -169,7 +170,7 @@ def _memory_us(
     return (problem.compulsory_bytes / (l2 if hot else min(dram, l2)) + (again + local) / l2) * narrow
 
 
-def _columns_us(problem: Problem, s: Schedule, device: Device, blocks: int, c: Constants) -> float:
+def _columns_us(problem: Problem, s: Schedule, device: Device, blocks: float, c: Constants) -> float:
     """What sums over rows add beside the row loop: atomics, partial rows, the finish."""
     sums = column_outputs(problem) * problem.cols
     if not sums:
@@ -179,10 +180,12 @@ def _columns_us(problem: Problem, s: Schedule, device: Device, blocks: int, c: C
         return share * problem.rows * sums / c.atomics_per_us + c.barrier_us
     groups = s.threads / max(32, s.threads_per_row)
     in_block = groups * -(-sums // s.threads) * c.l1_latency_us
+    blocks /= s.cluster  # the blocks of a cluster fill one partial row together
     if s.columns == "register_atomic":
         return in_block + blocks * sums / c.atomics_per_us + 2 * c.l2_latency_us
-    if s.columns == "partials_last_block":
-        return in_block + blocks * -(-sums // s.threads) * c.last_block_us
+    if s.columns == "partials_last_tile":
+        tiles = last_tiles(problem)
+        return in_block + 2 * tiles * c.l2_latency_us + blocks * -(-sums // (4 * tiles * s.threads)) * c.last_tile_us
     moved = 2 * blocks * sums * 4 / (c.l2_over_dram * device.dram_gb_per_s * 1e3)
     return in_block + moved + c.second_kernel_us
 
@@ -195,7 +198,7 @@ def _factor(problem: Problem, s: Schedule, c: Constants, *, hot: bool) -> float:
         if s.load != "default" and s.hold != "reload":
             factor *= c.load_past_l1 if streams == 1 else c.load_streams_past_l1
         factor *= c.store_streaming if s.store == "streaming" and not column_outputs(problem) else 1.0
-        factor *= {"early": c.params_early, "kept": c.params_kept}.get(s.params, 1.0)
+        factor *= {"early": c.params_early, "kept": c.params_kept, "packed": c.params_kept}.get(s.params, 1.0)
     lanes = s.threads_per_row * s.cluster * steps_per_lane(problem, s) * s.vector
     factor *= float((lanes / problem.cols) ** c.idle_exponent)
     factor *= 1 + c.side_by_side * math.log2(s.rows_per_block) * (s.threads > 64)
@@ -248,8 +251,9 @@ def predict(
     columns = _columns_us(problem, s, device, blocks, c)
     # While the first tiles load and the last ones end, memory is not busy.
     tail = c.tail_share * tile_us * memory / bound
+    launch = c.launch_us * (c.chained if s.chained else 1.0)
     return Cost(
-        us=c.launch_us + bound * factor + columns + tail,
+        us=launch + bound * factor + columns + tail,
         memory_us=memory,
         latency_us=latency,
         issue_us=issue,

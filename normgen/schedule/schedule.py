@@ -10,6 +10,8 @@ from typing import Any
 
 from normgen.errors import UsageError, did_you_mean
 
+CHAINED = ("start", "loads", "end")  # dependent launch of every kernel, by where it lets the next one start
+
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
@@ -29,10 +31,14 @@ class Schedule:
     stages           rows in flight in the persistent loop
     unroll           vectors per loop trip when the row is not held in registers; 0 = all
     load, store      cache hints of the elem tensors
-    params           early | late | kept: when the column parameters are read
+    params           early | late | kept | packed: when the column parameters are read; kept and packed read them once
+                     for all rows of a block, packed keeps them as stored (16-bit ones take half the registers)
     blocks_per_sm    launch bound: the least number of blocks that must fit an SM; 0 = none
-    columns          how column reductions (dweight, dbias) are summed over blocks
-    dependent_launch off | on: a second kernel starts while the first one ends (programmatic dependent launch, sm_90+)
+    columns          how column reductions (dweight, dbias) are summed over blocks, see DETERMINISTIC_COLUMNS
+    dependent_launch off | on | start | loads | end: programmatic dependent launch (sm_90+). on: only a call's second
+                     kernel starts while its first one ends; the others: every kernel starts while the one in front
+                     of it in the stream ends, and lets the next one start when it starts, has asked for its row, or
+                     ends
     """
 
     threads_per_row: int = 256
@@ -54,6 +60,16 @@ class Schedule:
     blocks_per_sm: int = 0
     columns: str = "partials_two_kernels"
     dependent_launch: str = "off"
+
+    @property
+    def keeps_params(self) -> bool:
+        """Whether a block reads the column parameters once for all its rows."""
+        return self.params in ("kept", "packed")
+
+    @property
+    def chained(self) -> bool:
+        """Whether the call's first kernel, too, may start before the kernel in front of it in the stream has ended."""
+        return self.dependent_launch in CHAINED
 
     @property
     def threads(self) -> int:
@@ -85,6 +101,9 @@ class Schedule:
         return " ".join(shown) or "default"
 
 
+# The ways to sum columns that give the same bits in every run: each sum in a fixed order, no atomics on sums.
+DETERMINISTIC_COLUMNS = ("partials_two_kernels", "partials_last_tile")
+
 KNOBS: dict[str, tuple[Any, ...]] = {
     "threads_per_row": (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
     "rows_per_block": (1, 2, 4, 8, 16, 32, 64, 128, 256),
@@ -101,16 +120,16 @@ KNOBS: dict[str, tuple[Any, ...]] = {
     "unroll": (0, 1, 2, 4, 8),
     "load": ("default", "streaming", "cache_global", "no_allocate", "evict_first", "evict_last"),
     "store": ("default", "streaming", "cache_global", "evict_first"),
-    "params": ("early", "late", "kept"),
+    "params": ("early", "late", "kept", "packed"),
     "blocks_per_sm": (0, 1, 2, 3, 4, 6, 8),
     "columns": (
         "partials_two_kernels",
-        "partials_last_block",
+        "partials_last_tile",
         "register_atomic",
         "shared_atomic",
         "atomic",
     ),
-    "dependent_launch": ("off", "on"),
+    "dependent_launch": ("off", "on", *CHAINED),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,16 +15,20 @@ from normgen.program.rewrites import applicable
 from normgen.program.source import written_program
 from normgen.schedule.legality import (
     FREE,
+    ONE_KNOB,
     STRUCTURAL,
     column_outputs,
     held_bytes_per_thread,
+    held_register_limit,
     plain_only,
     refusal,
     searched_cluster,
+    searched_launch,
     searched_tile,
     steps_per_lane,
+    sums_in_registers,
 )
-from normgen.schedule.schedule import KNOBS, Schedule
+from normgen.schedule.schedule import CHAINED, KNOBS, Schedule
 from normgen.spec import Kind
 
 # What a spec that says nothing searches. Knobs that are not listed keep the schedule's default.
@@ -34,31 +39,34 @@ DEFAULT_KNOBS: dict[str, tuple[Any, ...]] = {
     "vector": (1, 2, 4, 8),
     "hold": ("registers", "shared", "reload"),
     "edges": ("exact", "masked", "peel"),
-    "persistent": (0, 4),
+    "persistent": (0, 1, 2, 4, 8, 16),
+    "stages": (1, 2),
     "reduce_with": ("shuffle", "cooperative_groups", "shared_tree"),
     "variance": ("two_pass", "sum_of_squares", "shifted", "welford"),
     "softmax": ("two_pass", "online"),
     "unroll": (0, 1, 4),
     "load": ("default", "streaming", "no_allocate"),
     "store": ("default", "streaming"),
-    "params": ("late", "early", "kept"),
+    "params": ("late", "early", "kept", "packed"),
     "blocks_per_sm": (0,),
+    "dependent_launch": ("off", *CHAINED),
 }
 # Backward programs with column reductions: a persistent grid that keeps column sums in registers.
 BACKWARD_KNOBS: dict[str, tuple[Any, ...]] = {
     "threads_per_row": (1, 8, 16, 32, 64, 128, 256, 512, 1024),
     "rows_per_block": (1, 2, 4, 8, 16, 32, 128),
+    "cluster": (1, 2, 4, 8),
     "vector": (1, 2, 4, 8),
     "hold": ("registers", "reload"),
     "edges": ("exact", "masked", "peel"),
     "persistent": (0, 1, 2, 3, 4),
     "stages": (1, 2),
-    "columns": ("partials_two_kernels", "partials_last_block", "register_atomic", "shared_atomic", "atomic"),
+    "columns": ("partials_two_kernels", "partials_last_tile", "register_atomic", "shared_atomic", "atomic"),
     "unroll": (0, 1),
     "load": ("default", "no_allocate"),
     "store": ("default", "streaming"),
     "params": ("late", "kept"),
-    "dependent_launch": ("off", "on"),
+    "dependent_launch": ("off", "on", "start", "end"),
 }
 STRUCTURAL_KNOBS = (
     "threads_per_row",
@@ -107,8 +115,18 @@ def knob_values(problem: Problem, rewrites: Mapping[str, tuple[str, ...]]) -> di
         if name in ("variance", "softmax"):
             applicable = rewrites.get(name, ())
             searched = tuple(v for v in searched if v in applicable) or (getattr(default, name),)
+        if name == "params":
+            searched = tuple(v for v in searched if v in _params_values(problem)) or (default.params,)
         values[name] = tuple(searched)
     return values
+
+
+def _params_values(problem: Problem) -> tuple[str, ...]:
+    """Values of `params` that mean something: 32-bit parameters have no packed form."""
+    if not problem.parameter_bytes:
+        return ("late",)
+    narrow = any(t.dtype.bytes < 4 for t in problem.tensors if t.kind is Kind.COL and not t.is_written)
+    return ("late", "early", "kept", "packed") if narrow else ("late", "early", "kept")
 
 
 def space(problem: Problem, device: Device) -> Space:
@@ -125,19 +143,42 @@ def space(problem: Problem, device: Device) -> Space:
             plain = plain_only(problem, base)
             if plain is not None:
                 _count(refusals, plain, base)
-            if plain is not None and base.persistent:
+            if plain is not None and base.persistent > (1 if column_outputs(problem) else 0):
                 continue
             lists = (
                 {n: v[:1] for n, v in values.items()} | {"unroll": values["unroll"]} if plain is not None else values
             )
-            for schedule in _points(base, FREE_KNOBS, lists):
-                reason = refusal(problem, schedule, device, FREE)
+            for schedule in _points(base, FREE_KNOBS, _promising(problem, base, device, lists, refusals)):
+                reason = refusal(problem, schedule, device, (*FREE, searched_launch))
                 if reason is None:
                     legal.append(schedule)
                 else:
                     _count(refusals, reason, schedule)
     ordered = sorted(refusals.values(), key=lambda r: (-r.count, r.reason))
     return Space(problem=problem, device=device, legal=tuple(legal), refusals=tuple(ordered))
+
+
+def _promising(
+    problem: Problem,
+    base: Schedule,
+    device: Device,
+    values: Mapping[str, tuple[Any, ...]],
+    refusals: dict[str, Refusal],
+) -> dict[str, tuple[Any, ...]]:
+    """`values` without those that no other free knob can make legal: most points of a space need not be visited.
+
+    A rule that names one free knob and structure alone refuses its value at all points of `base`.
+    """
+    left = dict(values)
+    for name in ONE_KNOB:
+        for value in values[name]:
+            example = replace(base, **{name: value})
+            reason = next((r for rule in ONE_KNOB[name] if (r := rule(problem, example, device)) is not None), None)
+            if reason is not None and len(left[name]) > 1:
+                left[name] = tuple(v for v in left[name] if v != value)
+                points = math.prod(len(left[n]) for n in FREE_KNOBS if n != name)
+                _count(refusals, reason, example, points)
+    return left
 
 
 def _points(base: Schedule, names: tuple[str, ...], values: Mapping[str, tuple[Any, ...]]) -> Iterator[Schedule]:
@@ -147,66 +188,115 @@ def _points(base: Schedule, names: tuple[str, ...], values: Mapping[str, tuple[A
         yield Schedule(**knobs)
 
 
-def _count(refusals: dict[str, Refusal], reason: str, schedule: Schedule) -> None:
+def _count(refusals: dict[str, Refusal], reason: str, schedule: Schedule, points: int = 1) -> None:
     if reason in refusals:
-        refusals[reason].count += 1
+        refusals[reason].count += points
     else:
-        refusals[reason] = Refusal(reason=reason, count=1, example=schedule)
+        refusals[reason] = Refusal(reason=reason, count=points, example=schedule)
 
 
 def default_schedule(problem: Problem, device: Device) -> Schedule:
-    """A good schedule without measuring: 16-byte accesses, two to four of them a thread, the row in registers.
+    """A legal schedule that is good without any measurement: what the tuner has to beat.
+
+    Rows wait in registers, in as few blocks as hold them, else in shared memory, else they are read again; one block
+    owns several short rows.
 
     Raises NothingValidError if no schedule is legal, which would be a hole in the space.
     """
+    candidates = _with_columns if column_outputs(problem) else _without_columns
+    for schedule in candidates(problem, device):
+        if refusal(problem, schedule, device) is None:
+            return schedule
+    raise NothingValidError("no schedule is legal for this problem", received=str(problem))
+
+
+def _cut(problem: Problem, hold: str, cluster: int, *, few: bool = False) -> Iterator[Schedule]:
+    """Ways to cut a row among threads, the best first."""
     widths = [v for v in (16, 8, 4, 2, 1) if v * problem.dtype.bytes <= 16]
-    clusters = (1, 2, 4, 8, 16) if device.arch >= 90 and not column_outputs(problem) else (1,)
-    places = [*(("registers", c) for c in clusters), ("shared", 1), ("reload", 1)]
-    edges = ("exact", "masked", "peel")
-    for (hold, cluster), vector, edge in itertools.product(places, widths, edges):
-        for threads in _thread_preference(problem, vector):
-            schedule = Schedule(
+    for vector, edges in itertools.product(widths, ("exact", "masked", "peel")):
+        for threads in _thread_preference(problem, vector, cluster, few=few):
+            yield Schedule(
                 threads_per_row=threads,
                 rows_per_block=max(1, 128 // threads) if cluster == 1 else 1,
                 cluster=cluster,
                 vector=vector,
-                edges=edge,
+                edges=edges,
                 hold=hold,
                 unroll=0 if hold == "registers" else 1,
-                load="streaming",
-                store="streaming",
-                params="early" if hold == "registers" and _has_parameters(problem) else "late",
             )
-            variants = _with_columns(problem, schedule, device) if column_outputs(problem) else (schedule,)
-            crowded = hold == "registers" and held_bytes_per_thread(problem, schedule) > 256
-            for variant in variants if not crowded else ():
-                if refusal(problem, variant, device) is None:
-                    return variant
-    raise NothingValidError("no schedule is legal for this problem", received=str(problem))
+
+
+def _without_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
+    """Defaults of programs whose rows have nothing to do with each other.
+
+    Many rows stream past the caches; of fewer rows than SMs the next kernel finds the outputs in L2, and parameters
+    read late win but in clusters (1x4096 to 64x8192 bf16, hot, on an H200). Clusters that walk many long rows, the
+    next one on its way, hide their exchanges (2048x65536 to 2048x262144: 3 to 7 % ahead of one cluster a row).
+    """
+    few = problem.rows < device.sm_count
+    clusters = _clusters(problem, device)
+    for hold, cluster in (*(("registers", c) for c in clusters), ("shared", 1), ("reload", 1)):
+        for cut in _cut(problem, hold, cluster, few=few):
+            if hold == "registers" and _crowded(problem, cut, more=len(clusters) > 1):
+                continue
+            hinted = replace(cut, load="streaming", store="default" if few else "streaming")
+            if cluster > 1 and not few and hold == "registers":
+                walking = replace(hinted, load="default", persistent=max(1, 1024 // cut.threads))
+                yield replace(walking, stages=2)
+                yield walking
+            if hold == "registers" and _has_parameters(problem) and (few == (cluster > 1)):
+                yield replace(hinted, params="early")
+            yield hinted
+
+
+def _clusters(problem: Problem, device: Device) -> tuple[int, ...]:
+    """Blocks to share a row, the best first: few long rows are spread over idle SMs, 8 KB a block or more."""
+    if device.arch < 90:
+        return (1,)
+    sizes = (1, 2, 4, 8, 16)
+    vectors = problem.cols * problem.dtype.bytes // 16
+    spread = [c for c in sizes if problem.rows * c <= device.sm_count and vectors >= 512 * c and vectors > 1024]
+    first = max(spread, default=1)
+    return (*(c for c in sizes if c >= first), *(c for c in sizes if c < first))
+
+
+def _crowded(problem: Problem, s: Schedule, *, more: bool) -> bool:
+    """More than 16 vectors of 16 bytes a thread; or more of a row than lets four blocks share an SM's registers.
+
+    Clusters of 16 find room in few places of the chip: from 8 on, only the threads' share counts (2048x262144 f32).
+    """
+    held = held_bytes_per_thread(problem, s)
+    return held > 256 or (more and s.cluster < 8 and held * s.threads_per_row > 65536)
 
 
 def _has_parameters(problem: Problem) -> bool:
     return any(t.kind is Kind.COL and not t.is_written for t in problem.tensors)
 
 
-def _with_columns(problem: Problem, s: Schedule, device: Device) -> tuple[Schedule, ...]:
-    """Backward variants of a forward default, the best first: column sums in registers, else by atomics.
+def _with_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
+    """Defaults of programs with column sums: in registers beside the row, over a cluster if need be; then of rows
+    read again; then by atomics.
 
     512 threads an SM leave each 128 registers; rows of a block or more have the next row in flight, narrower rows
-    have their neighbours to hide behind (8192x768 to 16384x8192 bf16 on an H200).
+    have their neighbours to hide behind (8192x768 to 16384x8192 bf16 on an H200). Atomics a row cost ten times as
+    much there as rows read again (2048x16384, 2048x32768 bf16).
     """
-    plain = replace(s, load="default", store="default", params="late")
-    if s.hold != "registers" or s.edges == "peel" or problem.any_cols:
-        return (replace(plain, columns="atomic"),)
-    sums = replace(
-        plain,
-        columns="partials_two_kernels",
-        persistent=max(1, 512 // s.threads),
-        dependent_launch="on" if device.arch >= 90 else "off",
-    )
-    kept = replace(sums, params="kept" if _has_parameters(problem) else "late")
-    ahead = (replace(kept, stages=2),) if s.threads_per_row >= 128 else ()
-    return (*ahead, kept, sums, replace(plain, columns="atomic"))
+    kept = "kept" if _has_parameters(problem) else "late"
+    dependent = "end" if device.arch >= 90 else "off"
+    clusters = (1, 2, 4, 8, 16) if device.arch >= 90 else (1,)
+    for cut in itertools.chain.from_iterable(_cut(problem, "registers", cluster) for cluster in clusters):
+        if held_bytes_per_thread(problem, cut) <= 256:
+            persistent = max(1, 512 // cut.threads)
+            sums = replace(cut, persistent=persistent, dependent_launch=dependent)
+            if cut.threads_per_row >= 128:
+                yield replace(sums, params=kept, stages=2)
+            yield replace(sums, params=kept)
+            yield sums
+    for cut in sorted(_cut(problem, "reload", 1), key=lambda s: -s.vector):
+        if 256 <= cut.threads <= 512 and sums_in_registers(problem, cut) <= held_register_limit(cut, device):
+            yield replace(cut, persistent=1, unroll=0, dependent_launch=dependent)
+    for hold in ("registers", "shared", "reload"):
+        yield from (replace(cut, columns="atomic") for cut in _cut(problem, hold, 1))
 
 
 def fallback_schedule(problem: Problem) -> Schedule:
@@ -219,12 +309,24 @@ def fallback_schedule(problem: Problem) -> Schedule:
     return Schedule(threads_per_row=256, vector=1, hold="reload", columns=columns)
 
 
-def _thread_preference(problem: Problem, vector: int) -> list[int]:
-    """Threads per row by how close they come to three vectors each (two where column sums take registers too)."""
-    aim = 2 if column_outputs(problem) else 3
+def _thread_preference(problem: Problem, vector: int, cluster: int, *, few: bool) -> list[int]:
+    """Threads per row and block, the best first.
+
+    With column sums about two vectors a thread, which take registers too. Else about four of 16 bytes, in blocks of
+    128 rather than more (4096x6144 bf16: 128 threads 20 % ahead of 256) and of 1024 only where nothing else is left;
+    512 in a cluster, whose blocks start together; 256 where blocks are fewer than SMs.
+    """
+    aim = 2 if column_outputs(problem) else 4
 
     def distance(threads: int) -> tuple[float, int]:
-        steps = steps_per_lane(problem, Schedule(threads_per_row=threads, vector=vector))
-        return (abs(steps - aim) if steps >= 2 else 1.5, threads)
+        steps = steps_per_lane(problem, Schedule(threads_per_row=threads, vector=vector, cluster=cluster))
+        if column_outputs(problem):
+            return ((abs(steps - aim) if steps >= 2 else 1.5) + 8 * (threads == 1024), threads)
+        if few or cluster > 1:
+            usual, most = (512, 16) if not few else (256 if cluster == 1 else 128, 4)
+            return (abs(math.log2(threads / usual)) + 2 * (steps > most or steps < 2), threads)
+        bytes_per_step = min(16, vector * problem.dtype.bytes)
+        off = abs(math.log2(max(steps, 0.75) * bytes_per_step / 16 / aim))
+        return (off + {256: 0.2, 512: 0.2, 1024: 1.1}.get(threads, 0.0), threads)
 
     return sorted((32, 64, 128, 256, 512, 1024, 16, 8, 4, 2, 1), key=distance)

@@ -15,6 +15,13 @@ from normgen.errors import NormgenError
 from normgen.tuning import measure
 from normgen.tuning.records import Outcome
 
+ROOF_PREFIX = "roof: "
+
+
+def roof_name(key: str) -> str:
+    """What records and results call a roof: `copy` of the key `roof: copy`."""
+    return key.removeprefix(ROOF_PREFIX)
+
 
 class DeviceLostError(NormgenError):
     """A fault after which this process cannot use the device: its bench ends here."""

@@ -17,7 +17,7 @@ from typing import Any
 from normgen.errors import NormgenError, NothingValidError
 from normgen.schedule.schedule import Schedule
 from normgen.tuning import measure, statistics
-from normgen.tuning.bench import Bench, Check, DeviceLostError, KernelFaultError
+from normgen.tuning.bench import Bench, Check, DeviceLostError, KernelFaultError, roof_name
 from normgen.tuning.builder import Builder
 from normgen.tuning.measure import Confirmation, Policy
 from normgen.tuning.memory import reference_us
@@ -38,6 +38,7 @@ class Finish:
     candidates: tuple[Candidate, ...]  # the finalists, fastest first, the default among them
     confirmation: Confirmation | None
     roof_us: float | None
+    roofs_us: Mapping[str, float]
     default_us: float | None
     interrupted: bool
 
@@ -60,6 +61,7 @@ class Campaign:
         self._reference: Candidate | None = None
         self._baseline_us = run.memory.baseline_us(default.key)
         self._roof_us: float | None = None
+        self._roofs_us: Mapping[str, float] = {}
         self._batches = 0
         self._loaded: set[str] = set()
         self.conditions: Mapping[str, Any] = {}  # of the device during the confirmation
@@ -92,6 +94,7 @@ class Campaign:
             candidates=tuple(ranked[: self.policy.finalists]),
             confirmation=None,
             roof_us=self._roof_us,
+            roofs_us=self._roofs_us,
             default_us=self._us_of(self.default),
             interrupted=isinstance(end, KeyboardInterrupt),
         )
@@ -100,7 +103,11 @@ class Campaign:
         """The copies alone, so that progress can show % of roof; the confirmation times them again."""
         with self.run.clock.phase("roof"), self.turn():
             series = self._race_roofs()
-        self._roof_us = min((statistics.median(s) for s in series.values()), default=None)
+        self._keep_roofs({key: statistics.median(samples) for key, samples in series.items()})
+
+    def _keep_roofs(self, roofs_us: Mapping[str, float]) -> None:
+        self._roofs_us = {roof_name(key): us for key, us in roofs_us.items()}
+        self._roof_us = min(roofs_us.values(), default=None)
 
     def _race_roofs(self) -> measure.Series:
         try:
@@ -290,7 +297,7 @@ class Campaign:
             candidate.module, candidate.cubin = twin.module, twin.cubin
             candidate.reason = f"same code as {twin.schedule}"
             self.run.counts["same_code"] += 1
-        self.run.keep(candidate, roof_us=self._roof_us, search=self._conditions())
+        self.run.keep(candidate, roof_us=self._roof_us, roofs_us=self._roofs_us, search=self._conditions())
         us = candidate.times_us.rounded if candidate.outcome is Outcome.OK and candidate.times_us else None
         self.search.tell(number, us, reason=candidate.reason, is_wrong=candidate.outcome is Outcome.WRONG_RESULT)
 
@@ -327,13 +334,14 @@ class Campaign:
         by_key = {c.key: c for c in finalists}
         for key, candidate in by_key.items():
             candidate.times_us = confirmation.times[key]
-        self._roof_us = min((confirmation.times[k].median for k in self.bench.roofs), default=None)
+        self._keep_roofs({key: confirmation.times[key].median for key in self.bench.roofs})
         ranked = sorted(finalists, key=lambda c: (c.key != confirmation.winner, confirmation.times[c.key].median))
         return Finish(
             winner=by_key[confirmation.winner],
             candidates=tuple(ranked),
             confirmation=confirmation,
             roof_us=self._roof_us,
+            roofs_us=self._roofs_us,
             default_us=self._us_of(self.default),
             interrupted=False,
         )
@@ -423,6 +431,7 @@ def finalist_records(campaign: Campaign, finish: Finish) -> tuple[Record, ...]:
     """The finalists' records, the winner first."""
     evidence = {
         "roof_us": finish.roof_us,
+        "roofs_us": finish.roofs_us,
         "default_us": finish.default_us,
         "search": search_summary(campaign, finish),
     }

@@ -117,5 +117,6 @@ def _problem_name(record: Record) -> str:
     layout += [f"align {key.align}"] if key.align != 16 else []
     layout += ["any cols"] if key.any_cols else []
     layout += ["accumulate"] if key.accumulate else []
+    layout += ["stable parameters"] if key.stable_parameters else []
     head = f"{key.op} {key.direction} {key.rows}x{key.cols} {tensors}"
     return " ".join([head, *layout, record.cache.value, "on", str(record.device.get("name", "?"))])

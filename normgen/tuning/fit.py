@@ -87,8 +87,8 @@ def read_measured(paths: Sequence[Path], *, thinned: bool = True) -> list[Measur
             for record in _records(path):
                 if record.times_us is not None:
                     key = {**record.as_dict(), "dtypes": dict(record.problem.dtypes)}
-                    names = ("op", "direction", "rows", "cols", "dtypes", "pitch", "align")
-                    key = {name: key[name] for name in names}
+                    names = ("op", "direction", "rows", "cols", "dtypes", "pitch", "align", "stable_parameters")
+                    key = {name: key[name] for name in names if name in key}
                     add(key, record.cache.value, record.device, record.schedule, record.times_us.median)
     if not found:
         raise UsageError("a fit needs measured schedules", received=", ".join(map(str, paths)))

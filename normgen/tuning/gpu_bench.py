@@ -18,7 +18,7 @@ from normgen.device import Device
 from normgen.errors import DriverError
 from normgen.problem import Problem, TensorUse
 from normgen.spec import Kind
-from normgen.tuning.bench import Check, DeviceLostError, KernelFaultError
+from normgen.tuning.bench import ROOF_PREFIX, Check, DeviceLostError, KernelFaultError
 from normgen.tuning.clocks import Watch
 from normgen.tuning.gpu_check import VERIFY_ELEMENTS, DeviceCheck
 from normgen.tuning.gpu_data import filled_sets, sample_inputs, zeros
@@ -31,7 +31,7 @@ HOPELESS = 20  # times the best so far: a kernel that takes longer is not worth 
 HOPELESS_FLOOR_US = 200.0  # three launches from the host are no fair measure of less
 GUARD_BYTES = 4096  # before and behind a workspace
 GUARD = 0xA5
-COPY, ELEMENTWISE = "roof: copy", "roof: elementwise"
+COPY, ELEMENTWISE = ROOF_PREFIX + "copy", ROOF_PREFIX + "elementwise"
 # After these the context is gone for good (CUDA driver API, CUresult).
 _FATAL = (
     *("ILLEGAL_ADDRESS", "LAUNCH_FAILED", "LAUNCH_TIMEOUT", "MISALIGNED_ADDRESS", "ILLEGAL_INSTRUCTION"),

@@ -156,7 +156,7 @@ def prepare(run: Run, *, copy: StudyCopy | None = None) -> tuple[Search, Schedul
     default = parts.default_schedule(run.problem, run.device)
     legal = parts.with_default(parts.legal_space(run.problem, run.device).legal, default)
     found = lookup(run.problem, run.device, cache=run.cache)
-    known = [found.record.schedule] if found.record else []
+    known = [found.schedule] if found.schedule else []
     predicted = [parts.predicted_us(run.problem, s, run.device, hot=run.cache is Cache.HOT) for s in legal]
     search = Search(
         legal,

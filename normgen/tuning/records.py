@@ -2,12 +2,14 @@
 
 schema         2-digit layout version; a reader refuses others
 op, spec_sha256, direction, rows, cols, dtypes, pitch, align, any_cols, accumulate      the problem
+stable_parameters  the same; there only when true
 cache          cold: every launch finds its data in DRAM; hot: in L2
 schedule       every knob
 outcome        ok | illegal | compile_error | launch_error | timeout | wrong_result | worker_died | predicted
 measured       false: no GPU ran this, `predicted_us` is the cost model's word
 times_us       n, median, p05, p95, low, high (95 % interval of the median) in µs a launch
 roof_us        a copy of the same number of bytes, best of two ways, in the same run
+roofs_us       each of the two, copy (a memcpy node) and elementwise (a kernel); absent from older records
 bytes, gb_per_s, percent_of_roof, default_us (the default schedule, same run)
 error          largest error per written tensor, as a fraction of its bound
 resources      per kernel: registers, spill_bytes, static_shared_bytes, ...
@@ -19,7 +21,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -67,6 +69,7 @@ class ProblemKey:
     align: int
     any_cols: bool = False
     accumulate: bool = False
+    stable_parameters: bool = False
 
     @staticmethod
     def of(problem: Problem) -> ProblemKey:
@@ -81,10 +84,14 @@ class ProblemKey:
             align=problem.align,
             any_cols=problem.any_cols,
             accumulate=problem.accumulate,
+            stable_parameters=problem.stable_parameters,
         )
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"dtypes": dict(self.dtypes)}
+        plain = asdict(self) | {"dtypes": dict(self.dtypes)}
+        if not self.stable_parameters:
+            del plain["stable_parameters"]
+        return plain
 
     @property
     def present(self) -> frozenset[str]:
@@ -106,10 +113,8 @@ class ProblemKey:
             self.align,
             self.any_cols,
             self.accumulate,
+            self.stable_parameters,
         )
-
-    def same_but_rows(self, other: ProblemKey) -> bool:
-        return replace(self, rows=0) == replace(other, rows=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +129,7 @@ class Record:
     times_us: Times | None = None
     predicted_us: float | None = None
     roof_us: float | None = None
+    roofs_us: Mapping[str, float] = field(default_factory=dict, hash=False)
     bytes: int = 0
     default_us: float | None = None
     error: Mapping[str, float] = field(default_factory=dict, hash=False)
@@ -151,6 +157,12 @@ class Record:
     def percent_of_roof(self) -> float | None:
         return 100.0 * self.roof_us / self.us if self.us and self.roof_us else None
 
+    @property
+    def to_copy(self) -> float | None:
+        """The time over that of a memcpy node of the same bytes; None where the run did not keep it."""
+        copy_us = self.roofs_us.get("copy")
+        return self.us / copy_us if self.us and copy_us else None
+
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values in the fixed key order of the file format."""
         key = self.problem.as_dict()
@@ -158,6 +170,7 @@ class Record:
             "times_us": asdict(self.times_us) if self.times_us else None,
             "predicted_us": self.predicted_us,
             "roof_us": self.roof_us,
+            **({"roofs_us": dict(self.roofs_us)} if self.roofs_us else {}),
             "bytes": self.bytes,
             "gb_per_s": self.gb_per_s,
             "percent_of_roof": self.percent_of_roof,
@@ -186,6 +199,8 @@ class Record:
 
 
 _PROBLEM_FIELDS = ("op", "spec_sha256", "direction", "rows", "cols", "pitch", "align", "any_cols", "accumulate")
+_PROMISES = ("stable_parameters",)  # fields of the problem that a line may leave out: not promised
+_OPTIONAL = ("roofs_us",)  # younger than the first records
 _DERIVED = ("schema", "gb_per_s", "percent_of_roof", "dtypes")
 _PLAIN = (
     *("measured", "predicted_us", "roof_us", "bytes", "default_us", "error", "device"),
@@ -209,11 +224,13 @@ def from_dict(data: Mapping[str, Any]) -> Record:
     if data.get("schema") != SCHEMA:
         raise ValueError(f"schema {data.get('schema')!r}, this version reads {SCHEMA}")
     known = {*_PROBLEM_FIELDS, *_DERIVED, *_PLAIN, "cache", "schedule", "outcome", "times_us", "resources"}
-    if set(data) != known:
-        unknown, missing = sorted(set(data) - known), sorted(known - set(data))
+    given = set(data) - {*_PROMISES, *_OPTIONAL}
+    if given != known:
+        unknown, missing = sorted(given - known), sorted(known - given)
         raise ValueError(f"unknown keys: {unknown}, missing keys: {missing}")
     try:
-        key = ProblemKey(dtypes=tuple(data["dtypes"].items()), **{name: data[name] for name in _PROBLEM_FIELDS})
+        fields = {name: data[name] for name in (*_PROBLEM_FIELDS, *_PROMISES) if name in data}
+        key = ProblemKey(dtypes=tuple(data["dtypes"].items()), **fields)
         return Record(
             problem=key,
             cache=Cache(data["cache"]),
@@ -221,7 +238,7 @@ def from_dict(data: Mapping[str, Any]) -> Record:
             outcome=Outcome(data["outcome"]),
             times_us=Times(**data["times_us"]) if data["times_us"] else None,
             resources=tuple(data["resources"]),
-            **{name: data[name] for name in _PLAIN},
+            **{name: data[name] for name in (*_PLAIN, *_OPTIONAL) if name in data},
         )
     except (TypeError, AttributeError) as error:
         raise ValueError(f"a field has the wrong form: {error}") from None

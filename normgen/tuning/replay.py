@@ -103,6 +103,7 @@ def problem_of(header: Header) -> Problem:
         without=without,
         pitch=key["pitch"],
         align=key["align"],
+        stable_parameters=key.get("stable_parameters", False),
     )
 
 

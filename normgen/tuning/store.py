@@ -13,12 +13,15 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
 from normgen.device import TARGETS, Device
+from normgen.errors import UsageError
 from normgen.problem import Problem
+from normgen.schedule.schedule import Schedule
+from normgen.tuning.nearest import Neighbour, nearest
 from normgen.tuning.records import Cache, ProblemKey, Record, is_better, parse_line
 
 
@@ -45,9 +48,13 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class Lookup:
-    """The best record for a problem, if there is one, and how it was found or why not."""
+    """The best record for a problem, if there is one, and how it was found or why not.
+
+    schedule   the record's, fitted to the problem where the record is a neighbour's
+    """
 
     record: Record | None
+    schedule: Schedule | None
     exact: bool
     reason: str
 
@@ -136,6 +143,14 @@ def read(path: Path) -> Reading:
     return Reading(records=tuple(records), damaged=tuple(damaged))
 
 
+def read_whole(path: Path) -> tuple[Record, ...]:
+    """Every record of a file that somebody named: a damaged line raises UsageError instead of being set aside."""
+    reading = read(path)
+    if reading.damaged:
+        raise UsageError("every line of a record file must be a record", received=str(reading.damaged[0]))
+    return reading.records
+
+
 def adopt(record: Record, folder: Path, device: Device, *, force: bool = False) -> bool:
     """Put a winner into `folder/<gpu>.jsonl`, one line per problem and cache policy, lines sorted.
 
@@ -164,41 +179,47 @@ def lookup(
 ) -> Lookup:
     """The best record for a problem on a GPU model.
 
-    First the exact problem, then the same problem at the nearest number of rows (by ratio). Measured records
-    come before predicted ones, the asked cache policy before the other. A record of another text of the spec
-    is a miss, with that reason.
+    First the exact problem, then the nearest one in rows and cols whose schedule fits (`tuning.nearest`). Measured
+    records come before predicted ones, the asked cache policy before the other. A problem that promises stable
+    parameters takes records without the promise when there are none with it. A record of another text of the spec is
+    a miss, with that reason.
     """
     key = ProblemKey.of(problem)
     found = list(_records(device, record_folders() if folders is None else folders))
-    same = [r for r in found if r.problem.same_but_rows(key) and r.outcome.is_usable]
-    exact = [r for r in same if r.problem.rows == key.rows]
+    exact = _of_problem(key, found) or _of_problem(replace(key, stable_parameters=False), found)
 
     def order(record: Record) -> tuple[bool, bool, float]:
         return not record.measured, record.cache is not cache, record.us or float("inf")
 
     if exact:
-        return Lookup(record=min(exact, key=order), exact=True, reason="tuned for this problem")
-    if same:
-        best = min(same, key=lambda r: (not r.measured, _row_distance(r.problem.rows, key.rows), order(r)))
-        return Lookup(record=best, exact=False, reason=f"tuned for {best.problem.rows} rows, the nearest to {key.rows}")
-    return Lookup(record=None, exact=False, reason=_why_missing(key, found, device))
+        best = min(exact, key=order)
+        return Lookup(record=best, schedule=best.schedule, exact=True, reason="tuned for this problem")
+    near = nearest(problem, device, found, cache=cache)
+    if near is not None:
+        return Lookup(record=near.record, schedule=near.schedule, exact=False, reason=_why_near(near, key))
+    return Lookup(record=None, schedule=None, exact=False, reason=_why_missing(key, found, device))
 
 
 def best_record(
     problem: Problem, device: Device, *, cache: Cache = Cache.COLD, folders: Sequence[Path] | None = None
 ) -> Record | None:
-    """`lookup(...)`'s record: the exact problem first, else the same at the nearest number of rows, else None."""
+    """`lookup(...)`'s record: the exact problem's, else the nearest one's whose schedule fits, else None."""
     return lookup(problem, device, cache=cache, folders=folders).record
+
+
+def _of_problem(key: ProblemKey, records: Iterable[Record]) -> list[Record]:
+    return [r for r in records if r.problem == key and r.outcome.is_usable]
 
 
 def _slot(record: Record) -> tuple[object, ...]:
     return (*record.problem.slot(), record.cache.value)
 
 
-def _row_distance(a: int, b: int) -> float:
-    """The factor between two row counts: 1 for equal ones."""
-    low, high = sorted((max(a, 1), max(b, 1)))
-    return high / low
+def _why_near(near: Neighbour, key: ProblemKey) -> str:
+    """`tuned for 4096x4096, the nearest to 5000x4000`, and whether the schedule had to be fitted."""
+    tuned = near.record.problem
+    fitted = "" if near.schedule == near.record.schedule else ", fitted"
+    return f"tuned for {tuned.rows}x{tuned.cols}, the nearest to {key.rows}x{key.cols}{fitted}"
 
 
 def _records(device: Device, folders: Iterable[Path]) -> Iterator[Record]:
@@ -213,7 +234,7 @@ def _why_missing(key: ProblemKey, found: Sequence[Record], device: Device) -> st
     same_text = [k for k in same_op if k.spec_sha256 == key.spec_sha256]
     if not same_text:
         return f"the records of {key.op} are of another text of its spec ({same_op[0].spec_sha256[:12]})"
-    return f"no record of {key.op} with cols = {key.cols}, these dtypes, pitch and alignment"
+    return f"no record of {key.op} of these dtypes is near enough to {key.rows}x{key.cols}, or its schedule not legal"
 
 
 @contextlib.contextmanager

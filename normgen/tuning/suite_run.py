@@ -101,10 +101,11 @@ def tasks_of(
     """(label, arguments of `tune`) of each entry, the most bytes first: a long job at the end keeps one GPU busy."""
     ordered = sorted(entries, key=lambda e: (-e.problem.compulsory_bytes, e.label))
     asked = {"trials": trials, "budget_s": budget_s, "seed": seed}
-    return [(e.label, {**_arguments(e), **asked}) for e in ordered]
+    return [(e.label, {**tune_arguments(e), **asked}) for e in ordered]
 
 
-def _arguments(entry: Entry) -> dict[str, Any]:
+def tune_arguments(entry: Entry) -> dict[str, Any]:
+    """What `tune` is asked for an entry, as plain values."""
     problem = entry.problem
     named = {t.name for t in problem.spec.tensors if t.name not in problem.absent}
     return {
@@ -116,6 +117,7 @@ def _arguments(entry: Entry) -> dict[str, Any]:
         "without": list(problem.absent),
         "pitch": problem.pitch,
         "align": problem.align,
+        "stable_parameters": problem.stable_parameters,
         "cache": entry.cache.value,
     }
 

@@ -43,6 +43,7 @@ def tune(
     without: Collection[str] = (),
     pitch: int | None = None,
     align: int = 16,
+    stable_parameters: bool = False,
     progress: Progress | None = None,
     output: Path | None = None,
     resume: bool = False,
@@ -57,6 +58,7 @@ def tune(
     device    a GPU's number; "cpu": predict for `target`; None: the first GPU, else predict
     cache     "cold": every launch finds its data in DRAM; "hot": in L2
     trials    candidates at most; budget_s: seconds in all
+    stable_parameters  the promise of `Problem.stable_parameters`, for kernels launched early
     output    folder of the header (default: the run's own folder)
     resume    go on with the newest run that asked the same and was killed; nothing it measured is measured again
     reuse     times that other runs measured under the same conditions are taken over; finalists are always re-timed
@@ -87,6 +89,7 @@ def tune(
                 without=without,
                 pitch=pitch,
                 align=align,
+                stable_parameters=stable_parameters,
             )
         run = stack.enter_context(
             open_run(
@@ -195,6 +198,7 @@ def command_of(op: str, problem: Problem, *, cache: Cache, seed: int, target: De
         words += ["--without", tensor.name] if tensor.optional and tensor.name not in present else []
     words += ["--pitch", str(problem.pitch)] if problem.pitch != problem.cols else []
     words += ["--align", str(problem.align)] if problem.align != 16 else []
+    words += ["--stable-parameters"] if problem.stable_parameters else []
     words += ["--cache", cache.value] if cache is not Cache.COLD else []
     words += ["--seed", str(seed)] if seed else []
     words += ["--device", "cpu", "--target", gpu_slug(target)] if target else []

@@ -24,13 +24,15 @@ class Draft:
         self.failed, self.error, self.prepare_s = failed, {"y": 0.25}, 0.5
 
 
-def raced(entry: Entry, truth: dict[str, float], failed: dict[str, str] | None = None, note: str = "") -> EntryResult:
+def raced(
+    entry: Entry, truth: dict[str, float], failed: dict[str, str] | None = None, note: str = "", **knobs: str
+) -> EntryResult:
     """The entry's result from an interleaved race on a device that needs `truth` µs for each provider."""
     timer = SimulatedTimer(truth, seed=1)
     series = measure.race(timer, list(truth), samples=40, seed=0)
     drafts = {OURS: Draft()} | {name: Draft() for name in truth if name not in (COPY, ELEMENTWISE)}
     drafts |= {name: Draft(reason) for name, reason in (failed or {}).items()}
-    return conclude(entry, drafts, series, (COPY, ELEMENTWISE), note=note, schedule={"vector": 8}, seconds=3.2)
+    return conclude(entry, drafts, series, (COPY, ELEMENTWISE), note=note, schedule={"vector": 8, **knobs}, seconds=3.2)
 
 
 def results(finished: bool = True) -> Results:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from normgen.bench.plot import panels, plot
+from normgen.bench.plot import panels, plot, size_text
 from normgen.bench.result import Results, from_json, geometric_mean
 from normgen.bench.table import OURS, results_table, results_text, short
 from normgen.errors import UsageError
-from tests.bench.recorded import results
+from normgen.tuning.gpu_bench import COPY, ELEMENTWISE
+from tests.bench.recorded import SUITE, raced, results
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +43,29 @@ def test_ratios_are_paired_and_against_the_better_roof_and_the_best_right_peer(f
     assert third.peers["compile"].us is None
     assert (fourth.best_peer, fourth.faster, fourth.gb_per_s) == (None, None, None)
     assert first.gb_per_s == pytest.approx((2 * 4096 * 4096 * 2 + 2 * 4096) / 18.0e-6 / 1e9, rel=0.02)
+
+
+def test_both_copies_are_kept_and_the_memcpy_node_has_a_ratio_of_its_own(found: Results) -> None:
+    second = found.entries[1]
+    assert second.roofs_us == pytest.approx({"copy": 140.0, "elementwise": 128.0}, rel=0.03)
+    assert second.roof_us == min(second.roofs_us.values())
+    assert second.ours.to_copy is not None
+    assert second.ours.to_copy.median == pytest.approx(130.0 / 140.0, rel=0.01)
+    head, _, line = results_table(found).splitlines()[:3]
+    at = head.index("x copy")
+    assert float(line[at : at + 6]) == pytest.approx(second.ours.to_copy.median, abs=1e-3)
+
+
+def test_results_written_before_both_copies_were_kept_still_read(found: Results) -> None:
+    data = json.loads(json.dumps(found.as_dict()))
+    for entry in data["entries"]:
+        del entry["roofs_us"]
+        for provider in (entry["ours"], *entry["peers"].values()):
+            del provider["to_copy"]
+    old = from_json(json.dumps(data))
+    assert old.entries[0].roofs_us == {}
+    assert old.entries[0].ours.to_copy is None
+    assert old.entries[0].ours.to_roof == from_json(json.dumps(found.as_dict())).entries[0].ours.to_roof
 
 
 def test_the_summary_of_a_suite_is_over_the_entries_that_can_be_compared(found: Results) -> None:
@@ -74,6 +99,20 @@ def test_the_text_says_each_reason_once_and_sums_up(found: Results) -> None:
     assert results_text(results(finished=False)).endswith("NOT FINISHED: interrupted")
 
 
+def test_a_time_in_which_launches_overlap_is_marked_in_the_table_and_in_json(found: Results) -> None:
+    assert "early" not in results_text(found)
+    for place, marked in (("off", False), ("on", False), ("start", True), ("end", True)):
+        entry = raced(
+            SUITE.entries[0], {OURS: 18.0, COPY: 17.8, ELEMENTWISE: 17.6, "torch": 24.0}, dependent_launch=place
+        )
+        one = replace(found, entries=(entry,))
+        assert (" early  " in results_table(one)) is marked
+        assert ("starts while the launch before it ends" in results_text(one)) is marked
+        ours = one.as_dict()["entries"][0]
+        assert (ours["ours"]["overlaps"], ours["peers"]["torch"]["overlaps"]) == (marked, False)
+        assert from_json(json.dumps(one.as_dict())).entries[0].ours.overlaps is marked
+
+
 def test_a_long_reason_is_cut_to_a_cell() -> None:
     assert short("no softmax backward") == "no softmax backward"
     assert short("OutOfMemoryError: 12 GB\nand more") == "OutOfMemoryError"
@@ -104,9 +143,33 @@ def test_a_plot_has_a_panel_for_each_operation_and_a_line_for_each_provider(foun
     assert list(drawn) == ["rmsnorm forward bf16 cold"]
     lines = drawn["rmsnorm forward bf16 cold"]
     assert set(lines) == {OURS, "torch", "compile"}
-    assert [cols for cols, _ in lines[OURS]] == [4096, 8192, 131072]
-    assert [cols for cols, _ in lines["compile"]] == [4096, 8192]
-    assert lines[OURS][0][1] == pytest.approx(100 * 17.6 / 18.0, rel=0.01)
+    assert [cols for cols, _ in lines[OURS].line] == [4096, 8192, 131072]
+    assert [cols for cols, _ in lines["compile"].line] == [4096, 8192]
+    assert lines[OURS].line[0][1] == pytest.approx(100 * 17.6 / 18.0, rel=0.01)
+
+
+def test_a_line_goes_through_the_median_of_each_cols_and_leaves_other_rows_beside_it(found: Results) -> None:
+    first = found.entries[0]
+    assert first.ours.times_us is not None
+    slower = replace(first.ours, times_us=first.ours.times_us.scaled(2.0))
+    entries = (
+        first,
+        replace(first, ours=slower, rows=1),
+        replace(first, ours=slower, rows=2),
+        replace(first, cols=4097, pitch=4097),
+        replace(first, pitch=4098),
+        replace(first, align=2),
+    )
+    curve = panels(replace(found, entries=entries))["rmsnorm forward bf16 cold"][OURS]
+    whole = first.percent_of_roof(first.ours)
+    assert whole is not None
+    assert len(curve.whole) == 3
+    assert curve.line == [(4096, pytest.approx(whole / 2))]
+    assert [cols for cols, _ in curve.odd] == [4096, 4096, 4097]
+
+
+def test_cols_are_named_as_people_do() -> None:
+    assert [size_text(n) for n in (64, 1000, 1024, 131072, 1 << 20)] == ["64", "1000", "1K", "128K", "1M"]
 
 
 def test_a_plot_is_written_where_matplotlib_is_installed(found: Results, tmp_path: Path) -> None:

@@ -94,6 +94,26 @@ def test_an_interrupt_and_a_time_limit_keep_what_there_is(monkeypatch: pytest.Mo
     assert (found.finished, found.note, len(found.entries)) == (False, "interrupted", 2)
 
 
+def test_a_run_goes_on_with_what_another_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulated_bench, "FAULTS", Faults(no_memory=(512,), interrupted=(384,)))
+    first = run_suite(suite(), Wish(peers=(), limit_s=100.0))
+    assert [entry.ours.us is None for entry in first.entries] == [False, True]
+    monkeypatch.setattr(simulated_bench, "FAULTS", Faults(interrupted=(256,)))  # that entry is not run again
+    told: list[Results] = []
+    again = from_json(json.dumps(first.as_dict()))
+    found = run_suite(suite(), Wish(peers=()), before=again, on_results=told.append)
+    assert found.finished
+    assert [entry.shape for entry in found.entries] == ["96x256", "64x512", "128x384"]
+    assert found.entries[0] == again.entries[0]
+    assert all(entry.ours.us is not None for entry in found.entries)
+    assert [len(results.entries) for results in told] == [2, 3]
+    assert found.started == first.started
+    assert found.seconds >= again.seconds
+    with pytest.raises(UsageError, match="same suite, device, versions and options") as refused:
+        run_suite(suite(), Wish(peers=(), samples=20), before=again)
+    assert "'samples': 40" in str(refused.value.received)
+
+
 def test_a_lost_device_ends_the_suite_with_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulated_bench, "FAULTS", Faults(fatal=(512,)))
     found = run_suite(suite(), Wish(peers=()))
@@ -111,7 +131,8 @@ def test_the_schedule_is_the_best_record_of_the_files_given(tmp_path: Path) -> N
     first, second, _ = run_suite(suite(), Wish(peers=(), records=(file,))).entries
     assert first.ours.schedule == best.as_dict()
     assert first.ours.note == ""
-    assert second.ours.note == "default schedule"
+    assert second.ours.note == "tuned for 96x256, the nearest to 64x512, fitted"
+    assert second.ours.schedule == {**best.as_dict(), "threads_per_row": 64}
     file.write_text(record(best, 1.0, Cache.HOT).line())
     assert run_suite(suite(), Wish(peers=(), records=(file,))).entries[0].ours.note == "tuned hot"
     file.write_text("{}\n")
@@ -155,6 +176,21 @@ def test_the_command_prints_a_table_and_writes_the_results(
     assert run(capsys, "bench", "--from", str(out))[:2] == (0, text)
 
 
+def test_runs_of_parts_of_a_suite_add_up_in_one_file(
+    file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "results.json"
+    common = ("--peers", "none", "--json", str(out), "--resume")
+    assert run(capsys, "bench", file, *common, "--skip", "layernorm", "--limit", "9m")[0] == 0
+    assert len(from_json(out.read_text()).entries) == 2
+    code, text, progress = run(capsys, "bench", file, *common)
+    assert code == 0
+    assert [e.op for e in from_json(out.read_text()).entries] == ["rmsnorm", "rmsnorm", "layernorm"]
+    assert "[3/3] layernorm bwd" in progress
+    assert "rmsnorm" not in progress
+    assert text.splitlines()[-1].startswith("3 entries in ")
+
+
 def test_the_command_prints_json_on_stdout(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, text, _ = run(capsys, "bench", file, "--peers", "none", "--json", "-")
     assert code == 0
@@ -180,6 +216,8 @@ def test_the_exit_code_says_how_it_ended(
         ((), "give a suite, or --from"),
         (("forward_h20",), "did you mean 'forward_h200'"),
         (("decode_h200", "--only", "softmax"), "no entry of suite 'decode_h200' matches"),
+        (("decode_h200", "--skip", "bf16"), "every entry of suite 'decode_h200' matches the pattern to skip"),
+        (("decode_h200", "--resume"), "--json FILE names it"),
         (("decode_h200", "--peers", "torhc"), "did you mean 'torch'"),
         (("decode_h200", "--budget", "soon", "--tune"), "received: soon"),
         (("decode_h200", "--json", "/nowhere/results.json"), "the folder of the results file exists"),

@@ -47,6 +47,14 @@ KERNELS = {
     "block_per_row": named(
         "rmsnorm", "4096x4096", "bf16", {"threads_per_row": 256, "vector": 8, "params": "early", **IN_REGISTERS}
     ),
+    "dependent_launch": named(
+        "rmsnorm",
+        "16x4096",
+        "bf16",
+        {"threads_per_row": 256, "vector": 8, "params": "early", "dependent_launch": "loads", **IN_REGISTERS},
+        without=["rstd"],
+        stable_parameters=True,
+    ),
     "shared_tree": named(
         "layernorm",
         "8x1024x768",
@@ -81,12 +89,22 @@ KERNELS = {
         },
         direction="backward",
     ),
-    "backward_last_block": named(
+    "backward_clusters": named(
+        "layernorm",
+        "4096x4096",
+        "bf16",
+        {
+            **{"threads_per_row": 128, "cluster": 2, "vector": 8, "persistent": 2, "stages": 2, "params": "kept"},
+            **IN_REGISTERS,
+        },
+        direction="backward",
+    ),
+    "backward_last_tile": named(
         "rmsnorm",
         "8192x768",
         "f32",
         {
-            **{"threads_per_row": 64, "vector": 4, "persistent": 4, "columns": "partials_last_block"},
+            **{"threads_per_row": 64, "vector": 4, "persistent": 4, "columns": "partials_last_tile"},
             **IN_REGISTERS,
         },
         direction="backward",

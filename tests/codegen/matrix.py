@@ -7,11 +7,10 @@ import random
 from collections.abc import Iterator, Sequence
 
 from normgen import verify
-from normgen.codegen.columns import DETERMINISTIC
 from normgen.codegen.emit import emit
 from normgen.problem import Problem
 from normgen.schedule.legality import column_outputs
-from normgen.schedule.schedule import Schedule
+from normgen.schedule.schedule import DETERMINISTIC_COLUMNS, Schedule
 from normgen.spec_reader import load
 from normgen.verify.rows import default_families
 from tests.codegen.covering import Case, cover, pool
@@ -78,7 +77,7 @@ def wrong_backward(cases: Sequence[Case], executor: Executor, *, seed: int) -> I
 
 
 def is_deterministic(problem: Problem, schedule: Schedule) -> bool:
-    return not column_outputs(problem) or schedule.columns in DETERMINISTIC
+    return not column_outputs(problem) or schedule.columns in DETERMINISTIC_COLUMNS
 
 
 def calls(kernel: Built, inputs: verify.Inputs, deterministic: bool, *, chain: int, seed: int) -> list[str]:

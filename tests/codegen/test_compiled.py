@@ -53,7 +53,7 @@ def test_ptx_has_no_double_arithmetic(op: str, direction: str, dtype: str) -> No
 @pytest.mark.parametrize("name", KERNELS)
 def test_nvrtc_compiles_for_every_arch_without_a_warning(name: str) -> None:
     module = KERNELS[name].module()
-    for arch in ARCHS:
+    for arch in (a for a in ARCHS if a >= module.min_arch):
         cubin = compile_module(module, arch)
         complaints = [line for line in cubin.log.splitlines() if "warning" in line.lower()]
         assert not complaints, f"sm_{arch}: {complaints}"

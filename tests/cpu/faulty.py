@@ -296,6 +296,59 @@ __device__ inline void put(float* to, int at) {
         blocks=2,
         cluster=2,
     ),
+    "value sent to a block and read without a wait": _planted(
+        FaultKind.UNINITIALISED_SHARED,
+        "before the asynchronous copy into them was waited for",
+        """
+  __shared__ float s[2];
+  __shared__ unsigned long long full;
+  if (threadIdx.x == 0) mbarrier_init(&full, 1);
+  cluster_arrive();
+  cluster_wait();
+  if (threadIdx.x == 0) {
+    mbarrier_expect_bytes(&full, 8);
+    cluster_send(&s[cluster_rank()], 0, 1.0f, &full);
+    cluster_send(&s[cluster_rank()], 1, 1.0f, &full);
+  }
+  __syncthreads();
+  y[threadIdx.x] = s[cluster_rank()];  // HERE
+  mbarrier_wait(&full, 0);
+""",
+        blocks=2,
+        cluster=2,
+    ),
+    "value sent over one that another block still reads": _planted(
+        FaultKind.SHARED_RACE,
+        "writes shared byte",
+        """
+  __shared__ float s[2];
+  __shared__ unsigned long long full[2];
+  if (threadIdx.x < 2) mbarrier_init(full + threadIdx.x, 1);
+  cluster_arrive();
+  cluster_wait();
+  for (int turn = 0; turn < 2; ++turn) {
+    if (threadIdx.x == 0) mbarrier_expect_bytes(full + turn, 8);
+    if (threadIdx.x < 2) cluster_send(&s[cluster_rank()], threadIdx.x, 1.0f, full + turn);  // HERE
+    mbarrier_wait(full + turn, 0);
+    y[threadIdx.x] = s[1 - cluster_rank()];  // HERE
+  }
+""",
+        blocks=2,
+        cluster=2,
+    ),
+    "value sent with an mbarrier that nobody set up": _planted(
+        FaultKind.UNINITIALISED_SHARED,
+        "that block rank 1 never initialised",
+        """
+  __shared__ float s;
+  __shared__ unsigned long long full;
+  cluster_arrive();
+  cluster_wait();
+  if (threadIdx.x == 0) cluster_send(&s, 1, 1.0f, &full);  // HERE
+""",
+        blocks=2,
+        cluster=2,
+    ),
     "__syncthreads in a branch": _planted(
         FaultKind.DIVERGENT_BARRIER,
         "the other 32 have exited",
@@ -391,6 +444,36 @@ __device__ inline void meet() { __syncthreads(); }  // HERE
 """,
         blocks=2,
         cluster=2,
+    ),
+    "read before the wait of a dependent launch": _planted(
+        FaultKind.TOO_EARLY,
+        "reads 'x' before waiting for the kernels in front",
+        """
+  const float value = x[threadIdx.x % cols];  // HERE
+  dependency_wait();
+  y[threadIdx.x] = value;
+""",
+        dependent=True,
+    ),
+    "write before the wait of a dependent launch": _planted(
+        FaultKind.TOO_EARLY,
+        "writes 'y' before waiting for the kernels in front",
+        """
+  dependency_trigger();
+  y[threadIdx.x] = 0.0f;  // HERE
+  dependency_wait();
+""",
+        dependent=True,
+    ),
+    "wait of another thread": _planted(
+        FaultKind.TOO_EARLY,
+        "reads 'x' before waiting",
+        """
+  if (threadIdx.x == 0) dependency_wait();
+  __syncthreads();
+  y[threadIdx.x] = x[threadIdx.x % cols];  // HERE
+""",
+        dependent=True,
     ),
     "loop without end or memory access": _planted(
         FaultKind.TIMEOUT,

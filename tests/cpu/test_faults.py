@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from normgen.cpu import FaultKind, Program, Run
-from tests.cpu.cases import lines_of
+from normgen.cpu import FaultKind, Program, Run, build
+from tests.cpu.cases import ROWS, kernel, lines_of, module, pointer
 from tests.cpu.faulty import PLANTED
 
 
@@ -37,6 +39,32 @@ def test_planted_fault_is_reported_with_its_kernel_and_line(name: str, programs:
 
 def test_every_kind_of_fault_has_been_planted() -> None:
     assert {planted.kind for planted in PLANTED.values()} == set(FaultKind)
+
+
+def test_a_thread_of_a_dependent_launch_that_never_waits_is_reported() -> None:
+    """A kernel behind it may rely on its end: it must imply the end of the kernels in front."""
+    text = (
+        'extern "C" __global__ void __launch_bounds__(64) silent(int rows) { if (threadIdx.x > 3) dependency_wait(); }'
+    )
+    lazy = module(text, kernel("silent", [ROWS], threads=64, blocks=1, dependent=True))
+    run = build(lazy).run({}, rows=4, cols=60)
+    assert [fault.kind for fault in run.faults] == [FaultKind.TOO_EARLY]
+    assert "thread 0 ends without having waited" in run.faults[0].message
+
+
+@pytest.mark.parametrize("stable", [False, True])
+def test_only_promised_tensors_may_be_read_before_the_wait(stable: bool) -> None:
+    text = """extern "C" __global__ void __launch_bounds__(32) ahead(float* y, const float* w) {
+  const float value = w[threadIdx.x];
+  dependency_wait();
+  y[threadIdx.x] = value;
+}"""
+    promised = replace(pointer("w", "const float*"), stable=stable)
+    early = module(text, kernel("ahead", [pointer("y", "float*"), promised], threads=32, blocks=1, dependent=True))
+    w, y = np.arange(32, dtype=np.float32), np.zeros(32, dtype=np.float32)
+    run = build(early).run({"w": w, "y": y}, rows=1, cols=32)
+    assert [fault.kind for fault in run.faults] == ([] if stable else [FaultKind.TOO_EARLY])
+    assert not stable or y.tolist() == w.tolist()
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -64,6 +64,7 @@ def layernorm_records() -> list[Record]:
     return [
         record(shape="8192x768", schedule=PERSISTENT),
         record(shape="64x768"),
+        record(shape="64x768", without=("mean", "rstd")),  # nearer only in what it writes
         record(shape="8192x768", without=("bias",), schedule=WELFORD_TREE),
         record(shape="512x770", pitch=771, align=4, schedule=PEELED),
         record(shape="128x16384", schedule=HELD_IN_SHARED),

@@ -35,6 +35,9 @@ def backward_records() -> list[Record]:
     return [record(shape="4096x1024", dtype="bf16", direction="backward")]
 
 
+CLUSTERS = Schedule(threads_per_row=128, cluster=4, vector=4, hold="registers", persistent=2, stages=2, unroll=0)
+
+
 def single_records() -> dict[str, list[Record]]:
     """One header each; between them every dtype, both directions, a spec without parameters or scalars."""
     return {
@@ -42,6 +45,7 @@ def single_records() -> dict[str, list[Record]]:
         "layernorm_bf16_backward": backward_records(),
         "softmax_f16": [record("softmax", shape="64x4096", dtype="f16")],
         "rmsnorm_mixed": [record("rmsnorm", shape="64x1000", dtype="f16", dtypes={"weight": "f32"})],
+        "rmsnorm_backward_clusters": [record("rmsnorm", shape="4096x4096", direction="backward", schedule=CLUSTERS)],
         "rmsnorm_backward_accumulate": [record("rmsnorm", shape="64x256", direction="backward", accumulate=True)],
     }
 
@@ -79,6 +83,22 @@ def test_a_header_with_a_dependent_launch_compiles_for_sm_90_and_refuses_older_g
     assert nvcc("-c", path, "-o", tmp_path / "header.o").returncode == 0
     older = nvcc("-arch=sm_80", "-c", path, "-o", tmp_path / "header.o")
     assert "layernorm_bwd_f32 needs sm_90 or newer" in older.stderr
+
+
+CHAINED = Schedule(threads_per_row=256, vector=8, hold="registers", unroll=0, params="early", dependent_launch="start")
+
+
+@needs_nvcc
+@pytest.mark.parametrize("stable", [False, True])
+def test_a_header_launches_its_first_kernel_early_and_states_the_promise_it_needs(stable: bool, tmp_path: Path) -> None:
+    one = record("rmsnorm", shape="16x4096", dtype="bf16", schedule=CHAINED, stable_parameters=stable)
+    (header,) = headers_of([one])
+    path = header.write(tmp_path)
+    assert path.name == f"rmsnorm_fwd_bf16{'_stable_parameters' if stable else ''}_sm90.cu"
+    assert "{256, 1, 1, 0, 0, 0, 0, true};" in header.text
+    assert ("promises that nothing which may still run" in header.text) is stable
+    done = nvcc("-c", path, "-o", tmp_path / "header.o")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_a_headers_kernels_need_the_registers_of_the_tuned_ones() -> None:
@@ -193,7 +213,10 @@ def test_the_workspace_covers_the_general_kernel_and_without_a_gpu_says_nothing_
 @needs_nvcc
 @pytest.mark.gpu
 def test_on_the_gpu_every_branch_of_a_header_computes_its_formula(tmp_path: Path) -> None:
-    for header in headers_of([*layernorm_records(), *backward_records()]):
+    clusters = record(
+        shape="33x768", dtype="bf16", direction="backward", schedule=replace(CLUSTERS, threads_per_row=32)
+    )
+    for header in headers_of([*layernorm_records(), *backward_records(), clusters]):
         header.write(tmp_path)
     shutil.copy(HERE / "run.cu", tmp_path)
     program = build(tmp_path, "run.cu")

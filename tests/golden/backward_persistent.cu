@@ -282,7 +282,7 @@ layernorm_bwd_bf16_768_warp_per_row_7e94a4(
 
   __syncthreads();
   // ... and are added in a fixed order.
-  for (int cell = threadIdx.x; cell < kVectors * kVector; cell += kThreads) {
+  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
     const float dweight_total = column_sums[cell] + column_sums[2 * kPitch + cell] + column_sums[4 * kPitch + cell] + column_sums[6 * kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + cell] = dweight_total;
     const float dbias_total = column_sums[kPitch + cell] + column_sums[3 * kPitch + cell] + column_sums[5 * kPitch + cell] + column_sums[7 * kPitch + cell];
@@ -328,7 +328,7 @@ layernorm_bwd_bf16_768_warp_per_row_7e94a4_finish(
   __syncthreads();
 
   const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kVectors * kVector && column < kCols) {
+  if (threadIdx.x < kCells && cell < kCols) {
     float total = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];

@@ -163,65 +163,6 @@ __device__ __forceinline__ void write_default(T* elements, const Vec<T, N>& vec)
   }
 }
 
-// Element i of the vector, as stored bits: 16-bit types share a register.
-template <typename T, int N>
-__device__ __forceinline__ void set_bits(Vec<T, N>& vec, int i, unsigned bits) {
-  if (sizeof(T) == 4) vec.bits[i] = bits;
-  else vec.bits[i / 2] |= i % 2 == 0 ? bits : bits << 16;
-}
-
-template <typename T, int N>
-__device__ __forceinline__ unsigned get_bits(const Vec<T, N>& vec, int i) {
-  return sizeof(T) == 4 ? vec.bits[i] : (vec.bits[i / 2] >> (i % 2 * 16)) & 0xffffu;
-}
-
-// Columns [column, column + N) of a row; those outside [0, cols) read as zero bits and are never used.
-// kWhole: the address of a whole vector is aligned, so that it is one access.
-template <int N, bool kWhole, typename T>
-__device__ __forceinline__ Vec<T, N> read_partial_default(const T* row, int column, int cols) {
-  using Word = typename WordOf<sizeof(T)>::type;
-  if (kWhole && column >= 0 && column + N <= cols) return read_default<N>(row + column);
-  Vec<T, N> vec = {};
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    if (column + i >= 0 && column + i < cols) {
-      set_bits(vec, i, load_default(reinterpret_cast<const Word*>(row + column + i)));
-    }
-  }
-  return vec;
-}
-
-// Columns [column, column + N) of a row; those outside [0, cols) read as zero bits and are never used.
-// kWhole: the address of a whole vector is aligned, so that it is one access.
-template <int N, bool kWhole, typename T>
-__device__ __forceinline__ Vec<T, N> read_partial_no_allocate(const T* row, int column, int cols) {
-  using Word = typename WordOf<sizeof(T)>::type;
-  if (kWhole && column >= 0 && column + N <= cols) return read_no_allocate<N>(row + column);
-  Vec<T, N> vec = {};
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    if (column + i >= 0 && column + i < cols) {
-      set_bits(vec, i, load_no_allocate(reinterpret_cast<const Word*>(row + column + i)));
-    }
-  }
-  return vec;
-}
-
-template <int N, typename T>
-__device__ __forceinline__ void write_partial_default(T* row, int column, int cols, const Vec<T, N>& vec) {
-  using Word = typename WordOf<sizeof(T)>::type;
-  if (column >= 0 && column + N <= cols) {
-    write_default(row + column, vec);
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    if (column + i >= 0 && column + i < cols) {
-      store_default(reinterpret_cast<Word*>(row + column + i), static_cast<Word>(get_bits(vec, i)));
-    }
-  }
-}
-
 // ---- row reduction ----------------------------------------------------------------------------------------------
 
 // Look 1: online_softmax(x)
@@ -274,14 +215,16 @@ log_softmax_fwd_bf16_any_cols_block_per_row_e88fbc(
   const int lane = threadIdx.x;
   const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
-  const int vectors = (cols + 2 * kVector - 2) / kVector;
-  const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  const int whole_steps = cols / kVector / kThreadsPerRow;
+  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  // Elements between the aligned vector the row starts in and the row's first element.
+  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
+  const int head = (kVector - shift) % kVector;
+  const int vectors = (cols - head) / kVector;
+  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const bool has_edge = edge < cols;
 
   Look1 look1 = {-3.402823466e+38f, 0.0f};
 
@@ -289,18 +232,24 @@ log_softmax_fwd_bf16_any_cols_block_per_row_e88fbc(
   #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    const int column = vector * kVector - shift;
-    const bool whole = step > 0 && step < whole_steps;
-    const Vec<bfloat16, kVector> x_vec = read_partial_default<kVector, true>(x_row, column, cols);
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      if (whole || (column + i >= 0 && column + i < cols)) {
+    if (vector < vectors) {
+      const int column = head + vector * kVector;
+      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + column);
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
         const float new_max = maximum(look1.row_max, x_i);
         look1.row_sum = expf(look1.row_max - new_max) * look1.row_sum + expf(x_i - new_max);
         look1.row_max = new_max;
       }
     }
+  }
+  if (has_edge) {
+    const Vec<bfloat16, 1> x_vec = read_default<1>(x_row + edge);
+    const float x_i = element(x_vec, 0);
+    const float new_max = maximum(look1.row_max, x_i);
+    look1.row_sum = expf(look1.row_max - new_max) * look1.row_sum + expf(x_i - new_max);
+    look1.row_max = new_max;
   }
 
   look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
@@ -309,20 +258,29 @@ log_softmax_fwd_bf16_any_cols_block_per_row_e88fbc(
   #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    const int column = vector * kVector - shift;
-    const bool whole = step > 0 && step < whole_steps;
-    const Vec<bfloat16, kVector> x_vec = read_partial_no_allocate<kVector, true>(x_row, column, cols);
-    float y_values[kVector] = {};
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      if (whole || (column + i >= 0 && column + i < cols)) {
+    if (vector < vectors) {
+      const int column = head + vector * kVector;
+      const Vec<bfloat16, kVector> x_vec = read_no_allocate<kVector>(x_row + column);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
         const float y_part_i = x_i - look1.row_max;
         y_values[i] = y_part_i - logf(look1.row_sum);
       }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      write_default(y_row + column, y_vec);
     }
-    Vec<bfloat16, kVector> y_vec = {};
+  }
+  if (has_edge) {
+    const Vec<bfloat16, 1> x_vec = read_no_allocate<1>(x_row + edge);
+    float y_values[1];
+    const float x_i = element(x_vec, 0);
+    const float y_part_i = x_i - look1.row_max;
+    y_values[0] = y_part_i - logf(look1.row_sum);
+    Vec<bfloat16, 1> y_vec;
     pack(y_vec, y_values);
-    write_partial_default(y_row, column, cols, y_vec);
+    write_default(y_row + edge, y_vec);
   }
 }

@@ -135,49 +135,6 @@ __device__ __forceinline__ void write_default(T* elements, const Vec<T, N>& vec)
   }
 }
 
-// Element i of the vector, as stored bits: 16-bit types share a register.
-template <typename T, int N>
-__device__ __forceinline__ void set_bits(Vec<T, N>& vec, int i, unsigned bits) {
-  if (sizeof(T) == 4) vec.bits[i] = bits;
-  else vec.bits[i / 2] |= i % 2 == 0 ? bits : bits << 16;
-}
-
-template <typename T, int N>
-__device__ __forceinline__ unsigned get_bits(const Vec<T, N>& vec, int i) {
-  return sizeof(T) == 4 ? vec.bits[i] : (vec.bits[i / 2] >> (i % 2 * 16)) & 0xffffu;
-}
-
-// Columns [column, column + N) of a row; those outside [0, cols) read as zero bits and are never used.
-// kWhole: the address of a whole vector is aligned, so that it is one access.
-template <int N, bool kWhole, typename T>
-__device__ __forceinline__ Vec<T, N> read_partial_default(const T* row, int column, int cols) {
-  using Word = typename WordOf<sizeof(T)>::type;
-  if (kWhole && column >= 0 && column + N <= cols) return read_default<N>(row + column);
-  Vec<T, N> vec = {};
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    if (column + i >= 0 && column + i < cols) {
-      set_bits(vec, i, load_default(reinterpret_cast<const Word*>(row + column + i)));
-    }
-  }
-  return vec;
-}
-
-template <int N, typename T>
-__device__ __forceinline__ void write_partial_default(T* row, int column, int cols, const Vec<T, N>& vec) {
-  using Word = typename WordOf<sizeof(T)>::type;
-  if (column >= 0 && column + N <= cols) {
-    write_default(row + column, vec);
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    if (column + i >= 0 && column + i < cols) {
-      store_default(reinterpret_cast<Word*>(row + column + i), static_cast<Word>(get_bits(vec, i)));
-    }
-  }
-}
-
 // ---- row reduction ----------------------------------------------------------------------------------------------
 
 // Look 1: welford(x)
@@ -224,12 +181,14 @@ layernorm_fwd_f16_123_warp_per_row_7866ae(
   constexpr int kCols = 123;
   constexpr int kThreadsPerRow = 32;
   constexpr int kVector = 2;  // elements per access of 4 bytes
-  constexpr int kVectors = (kCols + kVector - 1) / kVector;  // per row
+  constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kWholeSteps = kCols / kVector / kThreadsPerRow;  // steps with complete vectors only
 
   const int lane = threadIdx.x;
   const int row = blockIdx.x;
+  // The elements behind the last whole vector belong to a lane each.
+  const int edge = lane + kVectors * kVector;
+  const bool has_edge = edge < kCols;
 
   float16* y_row = y + static_cast<long long>(row) * y_pitch;
   const float16* x_row = x + static_cast<long long>(row) * x_pitch;
@@ -240,12 +199,10 @@ layernorm_fwd_f16_123_warp_per_row_7866ae(
   #pragma unroll 1
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    const int column = vector * kVector;
-    const bool whole = step < kWholeSteps;
-    const Vec<float16, kVector> x_vec = read_partial_default<kVector, true>(x_row, column, kCols);
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      if (whole || (column + i < kCols)) {
+    if (vector < kVectors) {
+      const Vec<float16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
         const float total = look1.x_count + 1.0f;
         const float delta = x_i - look1.mean;
@@ -255,6 +212,16 @@ layernorm_fwd_f16_123_warp_per_row_7866ae(
         look1.var_sum = look1.var_sum + (x_i - new_mean) * delta;
       }
     }
+  }
+  if (has_edge) {
+    const Vec<float16, 1> x_vec = read_default<1>(x_row + edge);
+    const float x_i = element(x_vec, 0);
+    const float total = look1.x_count + 1.0f;
+    const float delta = x_i - look1.mean;
+    const float new_mean = look1.mean + delta / total;
+    look1.x_count = total;
+    look1.mean = new_mean;
+    look1.var_sum = look1.var_sum + (x_i - new_mean) * delta;
   }
 
   look1 = reduce_lanes<kThreadsPerRow>(look1);
@@ -270,23 +237,34 @@ layernorm_fwd_f16_123_warp_per_row_7866ae(
   #pragma unroll 1
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    const int column = vector * kVector;
-    const bool whole = step < kWholeSteps;
-    const Vec<float16, kVector> x_vec = read_partial_default<kVector, true>(x_row, column, kCols);
-    const Vec<float16, kVector> weight_vec = read_partial_default<kVector, true>(weight, column, kCols);
-    const Vec<float16, kVector> bias_vec = read_partial_default<kVector, true>(bias, column, kCols);
-    float y_values[kVector] = {};
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      if (whole || (column + i < kCols)) {
+    if (vector < kVectors) {
+      const Vec<float16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<float16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+      const Vec<float16, kVector> bias_vec = read_default<kVector>(bias + vector * kVector);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
         const float weight_i = element(weight_vec, i);
         const float bias_i = element(bias_vec, i);
         y_values[i] = (x_i - look1.mean) * row_rstd * weight_i + bias_i;
       }
+      Vec<float16, kVector> y_vec;
+      pack(y_vec, y_values);
+      write_default(y_row + vector * kVector, y_vec);
     }
-    Vec<float16, kVector> y_vec = {};
+  }
+  if (has_edge) {
+    const Vec<float16, 1> x_vec = read_default<1>(x_row + edge);
+    const Vec<float16, 1> weight_vec = read_default<1>(weight + edge);
+    const Vec<float16, 1> bias_vec = read_default<1>(bias + edge);
+    float y_values[1];
+    const float x_i = element(x_vec, 0);
+    const float weight_i = element(weight_vec, 0);
+    const float bias_i = element(bias_vec, 0);
+    y_values[0] = (x_i - look1.mean) * row_rstd * weight_i + bias_i;
+    Vec<float16, 1> y_vec;
     pack(y_vec, y_values);
-    write_partial_default(y_row, column, kCols, y_vec);
+    write_default(y_row + edge, y_vec);
   }
 }

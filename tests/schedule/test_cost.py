@@ -160,7 +160,7 @@ def test_backward_pays_for_its_column_sums() -> None:
     two = told(problem, register)
     assert two.columns_us > 0
     assert told(problem, replace(register, persistent=6)).columns_us > two.columns_us
-    assert told(problem, replace(register, columns="partials_last_block", persistent=6)).us > 2 * two.us
+    assert told(problem, replace(register, columns="partials_last_tile", persistent=6)).us > two.us
     assert told(problem, replace(register, columns="atomic", persistent=0)).us > 4 * two.us
     assert told(asked("layernorm", "8192x768", "bf16"), schedule(32, 4, 4)).columns_us == 0
 
@@ -205,3 +205,12 @@ def test_constants_survive_their_file_and_a_wrong_file_is_refused(tmp_path: Path
     path.write_text("{}")
     with pytest.raises(UsageError, match="constants"):
         read_constants(path)
+
+
+def test_an_early_start_hides_part_of_a_launch_and_nothing_else() -> None:
+    problem = asked("rmsnorm", "16x4096", "bf16")
+    alone = told(problem, schedule(256, 1, 8))
+    chained = told(problem, schedule(256, 1, 8, dependent_launch="start"))
+    constants = constants_of(H200)
+    assert alone.us - chained.us == pytest.approx(constants.launch_us * (1 - constants.chained))
+    assert replace(chained, us=alone.us) == alone

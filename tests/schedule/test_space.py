@@ -41,6 +41,23 @@ def test_every_backward_problem_has_a_legal_default(op: str, gpu: str) -> None:
             assert refusal(problem, default_schedule(problem, target(gpu)), target(gpu)) is None
 
 
+@pytest.mark.parametrize("cols", [16384, 32768, 65536])
+@pytest.mark.parametrize(("op", "dtype"), [("layernorm", "bf16"), ("rmsnorm", "bf16"), ("rmsnorm", "f32")])
+def test_column_sums_of_wide_rows_stay_in_registers_by_default(op: str, dtype: str, cols: int) -> None:
+    wide = problem_for(load(op), shape=(2048, cols), dtype=dtype, direction="backward")
+    assert default_schedule(wide, H200).columns == "partials_two_kernels"
+
+
+def searched_clusters(shape: str) -> set[int]:
+    return {s.cluster for s in space(problem(shape, dtype="bf16", direction="backward"), H200).legal}
+
+
+def test_clusters_are_searched_with_column_sums_where_rows_are_wide_or_few() -> None:
+    assert searched_clusters("8192x1024") == {1}
+    assert searched_clusters("8192x4096") == {1, 2, 4, 8}
+    assert searched_clusters("512x2048") > {1, 2}
+
+
 def is_sentence(reason: str) -> bool:
     """Several words, no placeholder left, no bare Python value."""
     return len(reason.split()) >= 4 and not re.search(r"[{}<>]|None|object at", reason)
@@ -82,13 +99,20 @@ REFUSED = [
     ({"hold": "shared", "vector": 1}, {"dtype": "bf16"}, "conflict on banks"),
     ({"params": "kept"}, {}, "only by a persistent grid"),
     ({"cluster": 2, "threads_per_row": 64, "rows_per_block": 2}, {}, "a cluster shares one row"),
-    ({"cluster": 2, "threads_per_row": 64, "persistent": 2}, {}, "overwrite states its neighbours still read"),
-    ({"cluster": 2, "threads_per_row": 64}, {"direction": "backward"}, "column sums"),
+    ({"cluster": 2, "threads_per_row": 64, "hold": "reload"}, {"any_cols": True}, "rows of a fixed length"),
+    (
+        {"cluster": 2, "threads_per_row": 64, "columns": "shared_atomic"},
+        {"direction": "backward"},
+        "would be mostly zeros",
+    ),
     ({"copy": "bulk"}, {}, "asynchronous copies"),
     ({"persistent": 4, "threads_per_row": 1024}, {"shape": "8x8192"}, "no row to loop over"),
     ({"blocks_per_sm": 8, "threads_per_row": 512}, {}, "exceed the 2048 threads of an SM"),
     ({"hold": "registers", "unroll": 4}, {}, "unrolled completely"),
     ({"columns": "atomic"}, {}, "no column reductions"),
+    ({"dependent_launch": "on"}, {}, "no second kernel to start early"),
+    ({"dependent_launch": "loads", "persistent": 2}, {}, "the only one of its block"),
+    ({"dependent_launch": "loads", "hold": "reload"}, {}, "the only one of its block"),
 ]
 
 

@@ -121,6 +121,8 @@ def test_the_winner_is_near_the_optimum_and_beats_the_default(run: Run) -> None:
     assert records[0].schedule == finish.winner.schedule
     assert DEFAULT in [r.schedule for r in records]
     assert records[0].percent_of_roof == pytest.approx(98, abs=2.5)
+    assert set(records[0].roofs_us) == set(SimulatedBench.roofs)
+    assert min(records[0].roofs_us.values()) == records[0].roof_us
     assert SETTLED_AFTER <= records[0].search["trials"] <= 80
     assert 0 < records[0].search["noise_floor"] < 0.02
 

@@ -94,7 +94,8 @@ def test_lookup_prefers_the_exact_problem_then_the_nearest_rows(tmp_path: Path) 
     assert not near.exact
     assert near.record is not None
     assert near.record.problem.rows == 1024
-    assert near.reason == "tuned for 1024 rows, the nearest to 2000"
+    assert near.schedule == near.record.schedule
+    assert near.reason == "tuned for 1024x768, the nearest to 2000x768"
 
 
 def test_lookup_prefers_measured_records_and_the_asked_cache_policy(tmp_path: Path) -> None:
@@ -115,15 +116,26 @@ def test_a_miss_says_why(tmp_path: Path) -> None:
     other_op = dataclasses.replace(problem(), spec=dataclasses.replace(problem().spec, name="rmsnorm"))
     assert "another text of its spec" in lookup(other_text, H200, folders=[tmp_path]).reason
     assert "no record of rmsnorm forward" in lookup(other_op, H200, folders=[tmp_path]).reason
-    assert "cols = 1024" in lookup(problem(cols=1024), H200, folders=[tmp_path]).reason
+    far = lookup(problem(cols=8192), H200, folders=[tmp_path])
+    assert "near enough to 8192x8192" in far.reason
     assert "NVIDIA A100" in lookup(problem(), TARGETS["a100"], folders=[tmp_path]).reason
-    assert lookup(problem(cols=1024), H200, folders=[tmp_path]).record is None
+    assert (far.record, far.schedule) == (None, None)
 
 
 def test_a_gpu_outside_the_table_has_a_file_name_too() -> None:
     assert store.gpu_slug(H200) == "h200"
     stranger: Device = dataclasses.replace(H200, name="NVIDIA RTX A6000 (x2)")
     assert store.gpu_slug(stranger) == "nvidia-rtx-a6000-x2"
+
+
+def test_a_promise_takes_records_without_it_only_when_there_are_none_with_it(tmp_path: Path) -> None:
+    promising = dataclasses.replace(problem(), stable_parameters=True)
+    adopt(record(), tmp_path, H200)
+    assert lookup(promising, H200, folders=[tmp_path]).exact
+    own = record(us=15.0, problem=ProblemKey.of(promising))
+    adopt(own, tmp_path, H200)
+    assert lookup(promising, H200, folders=[tmp_path]).record == own
+    assert lookup(problem(), H200, folders=[tmp_path]).record == record()
 
 
 def test_the_state_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

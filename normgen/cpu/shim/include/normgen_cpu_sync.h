@@ -92,8 +92,14 @@ template <typename Value>
 NORMGEN_INLINE void cluster_store(Value* own_shared_address, unsigned rank, Value value) {
   normgen_cpu_cluster_store(own_shared_address, rank, &value, sizeof(Value));
 }
+template <typename Value>
+NORMGEN_INLINE void cluster_send(Value* own_shared_address, unsigned rank, Value value, unsigned long long* mbarrier) {
+  normgen_cpu_cluster_send(own_shared_address, rank, &value, sizeof(Value), mbarrier);
+}
+NORMGEN_INLINE void mbarrier_cluster_fence() {}
 NORMGEN_INLINE void cluster_arrive() { normgen_cpu_cluster_arrive(); }
 NORMGEN_INLINE void cluster_wait() { normgen_cpu_cluster_wait(); }
+NORMGEN_INLINE void opaque(unsigned&) {}
 NORMGEN_INLINE void named_barrier(int id, int threads) { normgen_cpu_named_barrier(id, threads); }
-NORMGEN_INLINE void dependency_wait() {}
+NORMGEN_INLINE void dependency_wait() { normgen_cpu_dependency_wait(); }
 NORMGEN_INLINE void dependency_trigger() {}

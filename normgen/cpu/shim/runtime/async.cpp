@@ -1,4 +1,5 @@
 // Asynchronous copies and mbarriers. A copy's bytes arrive only when somebody waits for them, as late as allowed.
+#include <algorithm>
 #include <cstring>
 
 #include "runtime.h"
@@ -42,27 +43,35 @@ int arrival_event() {
   return fiber.event;
 }
 
-bool has_waiter(const Mbarrier& mbarrier) {
-  for (const Fiber* fiber : machine.current->block->fibers) {
+bool has_waiter(const Block& block, const Mbarrier& mbarrier) {
+  for (const Fiber* fiber : block.fibers) {
     if (!fiber->exited && fiber->wait == Wait::kMbarrier && fiber->mbarrier == &mbarrier) return true;
   }
   return false;
 }
 
 // Completes the phase when every arrival and byte has come; `deliver` lands what is still under way first.
-void settle(Mbarrier& mbarrier, bool deliver) {
-  if (deliver && !mbarrier.copies.empty()) {
+void settle(Block& block, Mbarrier& mbarrier, bool deliver) {
+  if (deliver && !(mbarrier.copies.empty() && mbarrier.sent.empty())) {
     tick();
     for (const Copy& copy : mbarrier.copies) {
       land(copy, kAsyncThread);
       mbarrier.missing_bytes -= copy.bytes;
     }
     mbarrier.copies.clear();
+    for (const Sent& sent : mbarrier.sent) {
+      std::memcpy(shared_of(block, sent.to), sent.value, sent.bytes);
+      land_bytes(block, shadow_index(sent.to), sent.bytes, kAsyncThread);
+      mbarrier.missing_bytes -= sent.bytes;
+    }
+    mbarrier.sent.clear();
   }
   if (mbarrier.pending != 0 || mbarrier.missing_bytes != 0) return;
-  Block& block = *machine.current->block;
   mbarrier.completed = add_event(block, {}, std::move(mbarrier.arrivals), true);
   mbarrier.arrivals.clear();
+  if (!mbarrier.told.empty()) mbarrier.known.resize(machine.cluster.size() * kMaxWarps, 0);
+  for (const Knowledge& told : mbarrier.told) mbarrier.known[told.warp] = std::max(mbarrier.known[told.warp], told.clock);
+  mbarrier.told.clear();
   mbarrier.pending = mbarrier.count;
   ++mbarrier.phase;
   for (Fiber* fiber : block.fibers) {
@@ -76,7 +85,16 @@ void arrive(Mbarrier& mbarrier, uint64_t bytes, uintptr_t pc) {
     fatal_fault(kDeadlock, pc, "more arrivals at an mbarrier than the %u it was initialised for", mbarrier.count);
   }
   mbarrier.arrivals.push_back(arrival_event());
-  settle(mbarrier, has_waiter(mbarrier));
+  Block& block = *machine.current->block;
+  settle(block, mbarrier, has_waiter(block, mbarrier));
+}
+
+// What received values tell a thread: all that their senders' warps did before their last __syncwarp.
+void learn(Fiber& fiber, const Mbarrier& mbarrier) {
+  if (fiber.known.size() < mbarrier.known.size()) fiber.known.resize(mbarrier.known.size(), 0);
+  for (size_t warp = 0; warp < mbarrier.known.size(); ++warp) {
+    fiber.known[warp] = std::max(fiber.known[warp], mbarrier.known[warp]);
+  }
 }
 
 void start_thread_copy(void* to, const void* from, unsigned bytes, uintptr_t pc) {
@@ -131,9 +149,10 @@ NORMGEN_API void normgen_cpu_mbarrier_wait(unsigned long long* address, unsigned
   if (mbarrier.phase % 2 == parity % 2) {
     fiber.mbarrier = &mbarrier;
     fiber.parity = parity;
-    settle(mbarrier, true);
+    settle(*fiber.block, mbarrier, true);
     while (mbarrier.phase % 2 == parity % 2) park(Wait::kMbarrier, pc);
   }
+  learn(fiber, mbarrier);
   std::vector<int> before;
   if (fiber.event >= 0) before.push_back(fiber.event);
   const bool known = mbarrier.completed >= 0 && mbarrier.completed < static_cast<int>(fiber.block->events.size());
@@ -147,5 +166,27 @@ NORMGEN_API void normgen_cpu_bulk_load(void* to, const void* from, unsigned byte
   Mbarrier& mbarrier = find_mbarrier(address, pc);
   if (bytes == 0) return;
   mbarrier.copies.push_back(checked_copy(to, from, bytes, 16, pc));
-  if (has_waiter(mbarrier)) settle(mbarrier, true);
+  Block& block = *machine.current->block;
+  if (has_waiter(block, mbarrier)) settle(block, mbarrier, true);
+}
+
+NORMGEN_API void normgen_cpu_cluster_send(void* own, unsigned rank, const void* value, unsigned bytes,
+                                          unsigned long long* address) {
+  const uintptr_t pc = NORMGEN_CALLER;
+  const uintptr_t to = reinterpret_cast<uintptr_t>(own), key = reinterpret_cast<uintptr_t>(address);
+  Block& target = block_of_cluster(to, rank, pc);
+  check_shared_extent(to, bytes, kWrite, pc);
+  if (!in_shared(key)) fatal_fault(kOutOfBoundsShared, pc, "an mbarrier must lie in shared memory");
+  if (bytes % 4 != 0 || bytes > kMaxSent) fatal_fault(kMisaligned, pc, "sends %u bytes: words of 4, at most 16", bytes);
+  auto found = target.mbarriers.find(key);
+  if (found == target.mbarriers.end()) {
+    fatal_fault(kUninitialisedShared, pc, "sends with an mbarrier that block rank %u never initialised", rank);
+  }
+  mark_sent(target, shadow_index(to), bytes, pc);
+  Mbarrier& mbarrier = found->second;
+  mbarrier.sent.push_back(Sent{to, bytes, {}});
+  std::memcpy(mbarrier.sent.back().value, value, bytes);
+  const Fiber& fiber = *machine.current;
+  mbarrier.told.push_back(Knowledge{static_cast<int>(fiber.stamp_thread / kWarp), fiber.warp_clock});
+  if (has_waiter(target, mbarrier)) settle(target, mbarrier, true);
 }

@@ -30,6 +30,8 @@ void release_block(Block& block) {
   }
 }
 
+}  // namespace
+
 unsigned char* shared_of(Block& target, uintptr_t own) {
   if (&target == machine.live) return reinterpret_cast<unsigned char*>(own);
   const size_t index = shadow_index(own);
@@ -37,7 +39,22 @@ unsigned char* shared_of(Block& target, uintptr_t own) {
                                       : target.saved_dynamic.data() + (index - machine.static_bytes);
 }
 
-}  // namespace
+// The block a store into the cluster goes to: it must exist, run and not have ended.
+Block& block_of_cluster(uintptr_t address, unsigned rank, uintptr_t pc) {
+  if (!in_shared(address)) fatal_fault(kOutOfBoundsShared, pc, "a store into the cluster needs a shared address");
+  if (rank >= machine.cluster.size()) {
+    fatal_fault(kOutOfBoundsShared, pc, "stores to block rank %u of a cluster of %zu", rank, machine.cluster.size());
+  }
+  Block& target = *machine.cluster[rank];
+  if (&target == machine.current->block) return target;
+  if (machine.current->cluster_phase == 0) {
+    record_fault(kSharedRace, pc, "stores into block rank %u before any cluster barrier: that block may not run yet", rank);
+  }
+  if (target.exited == static_cast<int>(target.fibers.size())) {
+    fatal_fault(kOutOfBoundsShared, pc, "stores into block rank %u, all of whose threads have exited", rank);
+  }
+  return target;
+}
 
 void recheck_block_barrier(Block& block) {
   if (block.at_barrier == 0 || block.at_barrier + block.exited < static_cast<int>(block.fibers.size())) return;
@@ -145,24 +162,13 @@ NORMGEN_API unsigned normgen_cpu_cluster_rank() { return static_cast<unsigned>(m
 NORMGEN_API void normgen_cpu_cluster_store(void* own, unsigned rank, const void* value, unsigned bytes) {
   const uintptr_t pc = NORMGEN_CALLER;
   const uintptr_t address = reinterpret_cast<uintptr_t>(own);
-  Fiber& fiber = *machine.current;
-  if (!in_shared(address)) fatal_fault(kOutOfBoundsShared, pc, "a store into the cluster needs a shared address");
-  if (rank >= machine.cluster.size()) {
-    fatal_fault(kOutOfBoundsShared, pc, "stores to block rank %u of a cluster of %zu", rank, machine.cluster.size());
-  }
-  Block& target = *machine.cluster[rank];
-  if (&target == fiber.block) {
+  Block& target = block_of_cluster(address, rank, pc);
+  if (&target == machine.current->block) {
     check_access(address, bytes, kWrite, (bytes & (bytes - 1)) == 0, pc);
     std::memcpy(own, value, bytes);
     return;
   }
   check_shared_extent(address, bytes, kWrite, pc);
-  if (fiber.cluster_phase == 0) {
-    record_fault(kSharedRace, pc, "stores into block rank %u before any cluster barrier: that block may not run yet", rank);
-  }
-  if (target.exited == static_cast<int>(target.fibers.size())) {
-    fatal_fault(kOutOfBoundsShared, pc, "stores into block rank %u, all of whose threads have exited", rank);
-  }
   check_remote_write(target, shadow_index(address), bytes, pc);
   std::memcpy(shared_of(target, address), value, bytes);
 }

@@ -124,6 +124,7 @@ Fiber* make_fiber(int slot, Block* block, int thread) {
   fiber->thread = thread;
   fiber->stamp_thread = static_cast<uint64_t>(block->rank) * kMaxThreads + thread;
   fiber->event = -1;
+  fiber->dependency_met = machine.launch.dependent == 0;
   fiber->warp_clock = block->start_clock;
 #if defined(__x86_64__)
   void** words = reinterpret_cast<void**>(top) - 10;  // six registers, the entry, then a return address it never uses

@@ -116,6 +116,7 @@ NORMGEN_API int normgen_cpu_atomic_add_int(int* target, int value) { return atom
 NORMGEN_API unsigned normgen_cpu_atomic_add_unsigned(unsigned* target, unsigned value) {
   return atomic_add(target, value, NORMGEN_CALLER);
 }
+NORMGEN_API void normgen_cpu_dependency_wait() { machine.current->dependency_met = true; }
 NORMGEN_API unsigned normgen_cpu_thread_index() { return static_cast<unsigned>(machine.current->thread); }
 NORMGEN_API unsigned normgen_cpu_block_index() { return static_cast<unsigned>(machine.current->block->index); }
 NORMGEN_API unsigned normgen_cpu_block_dim() { return static_cast<unsigned>(machine.launch.threads); }

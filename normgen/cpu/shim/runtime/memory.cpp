@@ -63,6 +63,10 @@ void check_global(uintptr_t address, size_t bytes, int access, uintptr_t pc) {
       continue;
     }
     last = index;
+    if (!machine.current->dependency_met && (writes || region.stable == 0)) {
+      fatal_fault(kTooEarly, pc, "%s '%s' before waiting for the kernels in front, which may still use it", verb(access),
+                  region.name);
+    }
     return;
   }
   if (read_only != nullptr) fatal_fault(kOutOfBounds, pc, "writes to '%s', which the kernel only reads", read_only->name);
@@ -267,16 +271,22 @@ void mark_in_flight(const Copy& copy, uintptr_t pc) {
 
 void land(const Copy& copy, uint64_t thread) {
   std::memcpy(copy.to, copy.from, copy.bytes);
-  Shadow& shadow = machine.current->block->shadow;
-  const size_t index = shadow_index(reinterpret_cast<uintptr_t>(copy.to));
-  for (size_t i = index; i < index + copy.bytes; ++i) {
-    shadow.write[i] = machine.clock << kStampShift | thread;
-    shadow.read[i] = 0;
+  land_bytes(*machine.current->block, shadow_index(reinterpret_cast<uintptr_t>(copy.to)), copy.bytes, thread);
+}
+
+void land_bytes(Block& block, size_t index, size_t bytes, uint64_t thread) {
+  for (size_t i = index; i < index + bytes; ++i) {
+    block.shadow.write[i] = machine.clock << kStampShift | thread;
+    block.shadow.read[i] = 0;
   }
 }
 
 void check_remote_write(Block& target, size_t index, size_t bytes, uintptr_t pc) {
   check_shared_write(target, index, bytes, kWrite, 0, pc);
+}
+
+void mark_sent(Block& target, size_t index, size_t bytes, uintptr_t pc) {
+  check_shared_write(target, index, bytes, kWrite, kInFlightFlag, pc);
 }
 
 void poison_shared(Block& block) {

@@ -53,7 +53,10 @@ bool is_ordered(uint64_t stamp, const Fiber& reader) {
     if (same_warp && clock < reader.warp_clock) return true;
     if (reaches(block, reader.event, thread, clock)) return true;
   }
-  if (reader.cluster_phase == 0 || thread == kAsyncThread) return false;
+  if (thread == kAsyncThread) return false;
+  const size_t warp = thread / kWarp;
+  if (warp < reader.known.size() && clock < reader.known[warp]) return true;
+  if (reader.cluster_phase == 0) return false;
   const std::vector<uint64_t>& arrivals = machine.arrivals[(reader.cluster_phase - 1) % 2];
   return thread < arrivals.size() && clock < arrivals[thread];
 }

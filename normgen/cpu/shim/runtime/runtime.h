@@ -37,6 +37,7 @@ enum FaultKind : int {
   kDeadlock,
   kTimeout,
   kOutOfBoundsShared,
+  kTooEarly,  // a dependent launch touched memory, or ended, before it waited for the kernels in front of it
   kIndexOutOfArray,  // of a local or a shared array: Python tells which from the line
 };
 
@@ -48,6 +49,7 @@ struct Region {  // one tensor: `rows` rows of `row_bytes` legal bytes, `pitch_b
   uint64_t base;
   int64_t rows, row_bytes, pitch_bytes;
   int64_t writable;
+  int64_t stable;  // no kernel in front writes it: it may be read before the wait
   const char* name;
 };
 
@@ -70,7 +72,7 @@ struct Launch {
   unsigned char* shared_end;
   void** arguments;
   const Region* regions;
-  int region_count, grid, threads, cluster, dynamic_bytes;
+  int region_count, grid, threads, cluster, dynamic_bytes, dependent;
   uint32_t seed;
   double time_limit_s;
 };
@@ -125,6 +127,19 @@ struct Copy {
   uint32_t bytes;
 };
 
+constexpr int kMaxSent = 16;  // bytes of one value
+
+struct Sent {  // a value on its way into a block's shared memory
+  uintptr_t to;
+  uint32_t bytes;
+  unsigned char value[kMaxSent];
+};
+
+struct Knowledge {  // all that the threads of a warp did before `clock` has happened; warp counts over the cluster
+  int warp;
+  uint64_t clock;
+};
+
 struct Mbarrier {
   uint32_t count = 0;
   int64_t pending = 0, missing_bytes = 0;
@@ -132,6 +147,9 @@ struct Mbarrier {
   std::vector<int> arrivals;  // events of the phase under way
   int completed = -1;         // event of the last completed phase
   std::vector<Copy> copies;
+  std::vector<Sent> sent;
+  std::vector<Knowledge> told;   // by those who sent in the phase under way
+  std::vector<uint64_t> known;   // what completed phases tell: a clock for each warp of the cluster
 };
 
 struct Block;
@@ -150,6 +168,7 @@ struct Fiber {
   int thread;       // threadIdx.x
   uint64_t stamp_thread;
   bool exited;
+  bool dependency_met;  // has waited for the kernels in front, or need not
   Wait wait;
   uintptr_t pc;
   Request request;
@@ -160,6 +179,7 @@ struct Fiber {
   uint64_t warp_clock;  // of the last __syncwarp of the whole warp
   uint64_t cluster_phase;
   bool cluster_arrived;
+  std::vector<uint64_t> known;  // by warp of the cluster: the clock up to which values received tell of its accesses
   std::vector<Copy> uncommitted;
   std::deque<std::vector<Copy>> groups;
   int lane() const { return thread % kWarp; }
@@ -232,6 +252,8 @@ size_t shadow_index(uintptr_t address);
 void mark_in_flight(const Copy& copy, uintptr_t pc);
 void land(const Copy& copy, uint64_t thread);
 void check_remote_write(Block& target, size_t index, size_t bytes, uintptr_t pc);
+void mark_sent(Block& target, size_t index, size_t bytes, uintptr_t pc);
+void land_bytes(Block& block, size_t index, size_t bytes, uint64_t thread);
 void poison_shared(Block& block);
 
 // order.cpp
@@ -239,6 +261,10 @@ bool is_ordered(uint64_t stamp, const Fiber& reader);
 int add_event(Block& block, std::vector<Lanes> lanes, std::vector<int> before, bool asynchronous);
 uint64_t tick();
 uint64_t my_stamp();
+
+// barriers.cpp
+Block& block_of_cluster(uintptr_t address, unsigned rank, uintptr_t pc);
+unsigned char* shared_of(Block& target, uintptr_t own);
 
 // warp.cpp, async.cpp
 void recheck_warp(Block& block, int warp);

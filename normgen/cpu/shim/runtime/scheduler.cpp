@@ -177,6 +177,10 @@ extern "C" __attribute__((visibility("hidden"))) void normgen_cpu_fiber_start() 
   machine.launch.entry(machine.launch.arguments);
   Fiber& fiber = *machine.current;
   Block& block = *fiber.block;
+  if (!fiber.dependency_met) {
+    record_fault(kTooEarly, machine.image_begin, "thread %d ends without having waited for the kernels in front",
+                 fiber.thread);
+  }
   fiber.exited = true;
   ++block.exited;
   recheck_warp(block, fiber.warp());

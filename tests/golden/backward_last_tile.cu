@@ -17,6 +17,11 @@ template <typename Word>
 __device__ __forceinline__ void store_default(Word* address, Word value) {
   *address = value;
 }
+
+__device__ __forceinline__ unsigned char* dynamic_shared() {
+  extern __shared__ __align__(128) unsigned char bytes[];
+  return bytes;
+}
 // ---- vectors of stored elements ---------------------------------------------------------------------------------
 
 // N elements as 32-bit registers, moved by the widest words that fit (at most 16 bytes each).
@@ -112,7 +117,7 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
 
 // rmsnorm backward, 768 columns: 64 threads own a row; it is read once.
 extern "C" __global__ void __launch_bounds__(64)
-rmsnorm_bwd_f32_768_block_per_row_f0ada5(
+rmsnorm_bwd_f32_768_block_per_row_115327(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     const float* __restrict__ dy,
@@ -124,15 +129,19 @@ rmsnorm_bwd_f32_768_block_per_row_f0ada5(
     long long x_pitch,
     int rows,
     float eps,
-    unsigned* __restrict__ ticket,
+    unsigned* __restrict__ tickets,
     float* __restrict__ partials) {
   constexpr int kCols = 768;
   constexpr int kThreadsPerRow = 64;
+  constexpr int kThreads = 64;
   constexpr int kVector = 4;  // elements per access of 16 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   constexpr int kPitch = 768;  // columns of a row of float32 sums, padded
+  constexpr int kRowSums = 1 * kPitch;  // cells of a partial row
+  constexpr int kTileSums = 128;  // of them in a tile
+  constexpr int kTiles = 6;
   __shared__ Look1 look1_slots[2][1][kWarpsPerRow];
 
   const int lane = threadIdx.x;
@@ -141,6 +150,8 @@ rmsnorm_bwd_f32_768_block_per_row_f0ada5(
 
   // Sums over the rows of this thread, column by column.
   float dweight_sum[kSteps][kVector] = {};
+
+  float* column_sums = reinterpret_cast<float*>(dynamic_shared() + 0);
 
   for (int first_row = blockIdx.x; first_row < rows; first_row += gridDim.x) {
     const int row = first_row;
@@ -215,26 +226,56 @@ rmsnorm_bwd_f32_768_block_per_row_f0ada5(
     }
   }
 
-  // The last block to arrive finishes and leaves the workspace ready for the next call.
-  __threadfence();
+  // Tile by tile of columns, the last block to arrive adds all partial rows in a fixed order and leaves the workspace
+  // ready for the next call. Blocks start at different tiles, so that several of them finish.
   __shared__ bool is_last;
-  __syncthreads();
-  if (threadIdx.x == 0) is_last = atomicAdd(ticket, 1u) + 1 == gridDim.x;
-  __syncthreads();
-  if (is_last) {
+  __threadfence();
+  for (int visit = 0; visit < kTiles; ++visit) {
+    const int tile = (blockIdx.x + visit) % kTiles;
+    __syncthreads();
+    if (threadIdx.x == 0) is_last = atomicAdd(tickets + tile * 32, 1u) + 1 == gridDim.x;
+    __syncthreads();
+    if (!is_last) continue;
     __threadfence();
-    for (int cell = threadIdx.x; cell < kVectors * kVector; cell += 64) {
-      const int column = cell % kVectors * kVector + cell / kVectors;
-      float dweight_total = 0.0f;
-      #pragma unroll 8
-      for (int block = 0; block < gridDim.x; ++block) {
-        dweight_total += load_cache_global(partials + static_cast<long long>(block) * 1 * kPitch + cell);
+    if (threadIdx.x == 0) tickets[tile * 32] = 0;
+    for (int first = tile * kTileSums; first < min((tile + 1) * kTileSums, kRowSums); first += 128) {
+      // Each warp adds every kWarps-th partial row, a lane four cells of it; eight loads travel at once ...
+      const int own = first + threadIdx.x % 32 * 4;
+      const int partial_rows = own < kRowSums ? static_cast<int>(gridDim.x) : 0;
+      float4 sums = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      for (int next = threadIdx.x / 32; next < partial_rows; next += 8 * (kThreads / 32)) {
+        float4 parts[8];
+        #pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          const int row = next + i * (kThreads / 32);
+          const float* from = partials + static_cast<long long>(row) * kRowSums + own;
+          parts[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+          if (row < partial_rows) parts[i] = load_cache_global(reinterpret_cast<const float4*>(from));
+        }
+        #pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          sums.x += parts[i].x;
+          sums.y += parts[i].y;
+          sums.z += parts[i].z;
+          sums.w += parts[i].w;
+        }
       }
-      Vec<float, 1> dweight_vec = {};
-      const float dweight_value[1] = {dweight_total};
-      pack(dweight_vec, dweight_value);
-      write_default(dweight + column, dweight_vec);
+      reinterpret_cast<float4*>(column_sums)[threadIdx.x] = sums;
+      __syncthreads();
+      // ... and the warps' sums are added.
+      for (int i = threadIdx.x; i < 128; i += kThreads) {
+        float total = 0.0f;
+        #pragma unroll
+        for (int warp = 0; warp < kThreads / 32; ++warp) total += column_sums[warp * 128 + i];
+        const int cell = (first + i) % kPitch;
+        const int column = cell % kVectors * kVector + cell / kVectors;
+        if (first + i >= kRowSums || cell >= kCols) continue;
+        Vec<float, 1> dweight_vec = {};
+        const float dweight_value[1] = {total};
+        pack(dweight_vec, dweight_value);
+        write_default(dweight + column, dweight_vec);
+      }
+      __syncthreads();
     }
-    if (threadIdx.x == 0) *ticket = 0;
   }
 }

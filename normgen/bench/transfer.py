@@ -1,0 +1,252 @@
+"""What the nearest-schedule rule is worth: at random shapes, its kernel against the one that tuning finds.
+
+The JSON object (`Transfer.as_dict`), times in µs a launch, ratios paired replay by replay:
+
+schema, device, versions, options, started, seconds, finished, note      as in `bench.result`
+median, worst           of the shapes' fractions
+shapes                  one object a shape:
+  label                 as a suite's entry
+  rule                  where the rule's schedule comes from: the neighbour, or the default schedule
+  us, schedules         of rule, tuned and default
+  fraction              {median, low, high}: tuned's time over the rule's; 1 is as fast as a tuned kernel
+  default_fraction      the same of the default schedule
+  roof_us               the better copy
+  failed                name -> why it has no time
+  seconds               wall time, the tune included
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from normgen.bench.contest import Contest, Place, hold
+from normgen.bench.entry import reason_of
+from normgen.bench.result import SCHEMA, plain
+from normgen.bench.runner import DEVICE_LOST, INTERRUPTED, TIME_LIMIT
+from normgen.bench.suite import Entry
+from normgen.console import figure, table
+from normgen.errors import NormgenError, NothingValidError, UsageError
+from normgen.export.groups import problem_of
+from normgen.schedule.schedule import Schedule
+from normgen.spec_reader import load
+from normgen.tuning import parts, statistics
+from normgen.tuning.bench import DeviceLostError
+from normgen.tuning.nearest import nearest
+from normgen.tuning.progress import Progress
+from normgen.tuning.records import Record
+from normgen.tuning.statistics import Ratio
+from normgen.tuning.suite_run import tune_arguments
+from normgen.tuning.tuner import environment, tune
+
+ROUND_COLS = 64  # three shapes of four have a multiple of it, as models have; the fourth any number of cols
+TRIES = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What was found at one shape; see the module's docstring."""
+
+    label: str
+    rule: str
+    us: Mapping[str, float | None] = field(hash=False)
+    schedules: Mapping[str, str] = field(hash=False)
+    fraction: Ratio | None
+    default_fraction: Ratio | None
+    roof_us: float | None
+    failed: Mapping[str, str] = field(hash=False)
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """A whole run."""
+
+    device: Mapping[str, Any] = field(hash=False)
+    versions: Mapping[str, str] = field(hash=False)
+    options: Mapping[str, Any] = field(hash=False)
+    started: str
+    seconds: float
+    finished: bool
+    note: str
+    shapes: tuple[Shape, ...]
+
+    @property
+    def fractions(self) -> list[float]:
+        return [s.fraction.median for s in self.shapes if s.fraction]
+
+    @property
+    def median(self) -> float | None:
+        return statistics.median(self.fractions) if self.fractions else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values; see the module's docstring."""
+        worst = min(self.fractions, default=None)
+        found = plain({"schema": SCHEMA, **asdict(self), "median": self.median, "worst": worst})
+        assert isinstance(found, dict)
+        return found
+
+
+def random_entries(records: Sequence[Record], *, count: int, seed: int) -> list[Entry]:
+    """Shapes that nobody tuned, each of the operation, dtypes and cache of a record.
+
+    Rows and cols are log-uniform between the least and the most of the records of the same direction and cache, their
+    bytes too are within what those records move. Raises NothingValidError without records.
+    """
+    specs = {op: load(op).sha256 for op in {r.problem.op for r in records}}
+    present = (r for r in records if r.measured and r.problem.spec_sha256 == specs[r.problem.op])
+    measured = sorted(present, key=lambda r: r.line())
+    if not measured:
+        raise NothingValidError("random shapes are drawn around measured records", received="none of this GPU")
+    rng = random.Random(seed)
+    entries: list[Entry] = []
+    while len(entries) < count:
+        entry = _random_entry(rng.choice(measured), measured, rng)
+        if all(entry.problem != other.problem for other in entries):
+            entries.append(entry)
+    return entries
+
+
+def _random_entry(record: Record, records: Sequence[Record], rng: random.Random) -> Entry:
+    like = [r for r in records if (r.problem.direction, r.cache) == (record.problem.direction, record.cache)]
+    spec = load(record.problem.op)
+    sizes = [r.bytes for r in like]
+    tuned = {(r.problem.rows, r.problem.cols) for r in like}
+    for _ in range(TRIES):
+        rows = _log_uniform([r.problem.rows for r in like], rng)
+        cols = _log_uniform([r.problem.cols for r in like], rng)
+        if rng.random() < 0.75:
+            cols = max(ROUND_COLS, round(cols / ROUND_COLS) * ROUND_COLS)
+        key = replace(record.problem, rows=rows, cols=cols, pitch=cols, align=16)
+        problem = problem_of(replace(record, problem=key), spec)
+        if (rows, cols) not in tuned and min(sizes) <= problem.compulsory_bytes <= max(sizes):
+            return Entry(op=record.problem.op, shape=f"{rows}x{cols}", problem=problem, cache=record.cache)
+    raise UsageError("the records' ranges must leave room for another shape", received=str(record.problem))
+
+
+def _log_uniform(values: Sequence[int], rng: random.Random) -> int:
+    return round(math.exp(rng.uniform(math.log(min(values)), math.log(max(values)))))
+
+
+def run_transfer(
+    entries: Sequence[Entry],
+    records: Sequence[Record],
+    place: Place,
+    *,
+    budget_s: float,
+    progress: Progress,
+    limit_s: float | None = None,
+    trials: int | None = None,
+    on_results: Callable[[Transfer], None] = lambda _: None,
+) -> Transfer:
+    """Tune and time every entry; `on_results` gets what there is after each one.
+
+    records   what the rule may know: read before anything is tuned, so that no winner of this run is among them
+    limit_s   begin no shape later than this
+    """
+    began, shapes = time.monotonic(), list[Shape]()
+    options = {"shapes": len(entries), "seed": place.seed, "samples": place.samples, "budget_s": budget_s}
+    fixed: dict[str, Any] = {
+        "device": place.facts.as_dict(),
+        "versions": dict(sorted(environment(measured=True).items())),
+        "options": options | {"trials": trials, "records": len(records)},
+        "started": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+
+    def so_far(note: str) -> Transfer:
+        seconds = time.monotonic() - began
+        return Transfer(**fixed, seconds=seconds, finished=not note, note=note, shapes=tuple(shapes))
+
+    try:
+        for number, entry in enumerate(entries, start=1):
+            if limit_s is not None and time.monotonic() - began > limit_s:
+                return so_far(TIME_LIMIT)
+            progress.phase(f"[{number}/{len(entries)}] {entry.label}")
+            shapes.append(_measure(entry, records, place, progress, budget_s=budget_s, trials=trials))
+            progress.note(f"[{number}/{len(entries)}] {progress_text(shapes[-1])}")
+            on_results(so_far("still running"))
+    except KeyboardInterrupt:
+        return so_far(INTERRUPTED)
+    except DeviceLostError as error:
+        return so_far(f"{DEVICE_LOST}: {error.rule}")
+    return so_far("")
+
+
+def _measure(
+    entry: Entry, records: Sequence[Record], place: Place, progress: Progress, *, budget_s: float, trials: int | None
+) -> Shape:
+    start = time.monotonic()
+    default = parts.default_schedule(entry.problem, place.facts)
+    near = nearest(entry.problem, place.facts, records, cache=entry.cache)
+    schedules = {"rule": near.schedule if near else default, "default": default}
+    failed: dict[str, str] = {}
+    found = Contest(series={}, roofs_us={}, failed={})
+    try:
+        schedules["tuned"] = _tuned(entry, place, progress, budget_s=budget_s, trials=trials)
+        found = hold(entry.problem, entry.cache, schedules, place)
+    except DeviceLostError:
+        raise
+    except NormgenError as error:
+        failed["tuned"] = reason_of(error)
+    return Shape(
+        label=entry.label,
+        rule=f"{near.record.problem.rows}x{near.record.problem.cols}" if near else "default schedule",
+        us={name: found.us(name) for name in ("rule", "tuned", "default")},
+        schedules={name: str(schedule) for name, schedule in schedules.items()},
+        fraction=found.ratio("tuned", "rule"),
+        default_fraction=found.ratio("tuned", "default"),
+        roof_us=found.roof_us,
+        failed={**failed, **found.failed},
+        seconds=time.monotonic() - start,
+    )
+
+
+def _tuned(entry: Entry, place: Place, progress: Progress, *, budget_s: float, trials: int | None) -> Schedule:
+    result = tune(
+        **tune_arguments(entry),
+        device=place.index,
+        budget_s=budget_s,
+        trials=trials,
+        seed=place.seed,
+        progress=progress,
+    )
+    if result.interrupted:
+        raise KeyboardInterrupt
+    return result.record.schedule
+
+
+def progress_text(shape: Shape) -> str:
+    text = f"{shape.label}: "
+    if shape.fraction is not None:
+        text += f"{100 * shape.fraction.median:.1f} % of what tuning gives ({shape.rule})"
+    else:
+        text += "; ".join(f"{name}: {reason}" for name, reason in shape.failed.items())
+    return f"{text} ({shape.seconds:.1f} s)"
+
+
+def transfer_text(found: Transfer) -> str:
+    """A line a shape, then the median."""
+    rows = [list(_row(shape)) for shape in found.shapes]
+    header = ["shape", "rule µs", "tuned µs", "default µs", "roof µs", "rule %", "default %", "schedule of"]
+    lines = [table(header, rows), ""]
+    lines += [f"{s.label}: {name}: {reason}" for s in found.shapes for name, reason in s.failed.items()]
+    if found.median is not None:
+        n, low = len(found.fractions), min(found.fractions)
+        share = f"{100 * found.median:.1f} % of what tuning gives (median of {n}), {100 * low:.1f} % at worst"
+        lines.append(f"the rule reaches {share}")
+    lines += [f"NOT FINISHED: {found.note}"] if not found.finished else []
+    return "\n".join(lines)
+
+
+def _row(shape: Shape) -> Iterator[str]:
+    yield shape.label
+    yield from (figure(shape.us[name]) for name in ("rule", "tuned", "default"))
+    yield figure(shape.roof_us)
+    for fraction in (shape.fraction, shape.default_fraction):
+        yield f"{100 * fraction.median:.1f}" if fraction else "-"
+    yield shape.rule

@@ -1,0 +1,79 @@
+"""The table of techniques: how many shipped winners use each, and what doing without costs.
+
+Counts come from `generated/records`, times from `generated/evidence/techniques_<gpu>.json`, which is what
+`normgen bench --ablation` wrote.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from normgen.errors import UsageError
+from normgen.export.groups import problem_of
+from normgen.spec_reader import load
+from normgen.tuning.records import Record
+from normgen.tuning.store import read
+from normgen.tuning.techniques import all_techniques
+
+
+def techniques_part(root: Path) -> str:
+    """For each GPU: one line a technique and measured shape, then the techniques that no winner uses."""
+    files = sorted((root / "generated" / "records").glob("*.jsonl"))
+    parts = [_of_gpu(file, root / "generated" / "evidence" / f"techniques_{file.stem}.json") for file in files]
+    return "\n".join(parts) or "No results are shipped yet.\n"
+
+
+def _of_gpu(records: Path, evidence: Path) -> str:
+    counts, total = usage(read(records).records)
+    lines = _lines(evidence)
+    head = ("technique", "what it is", "winners", "shape", "with, µs", "without, µs", "gain", "without it")
+    rows = [row for name in counts if counts[name] for row in _rows(name, f"{counts[name]} of {total}", lines)]
+    unused = ", ".join(f"`{name}`" for name, count in counts.items() if not count)
+    text = f"### {records.stem}\n\n{markdown_table(head, rows)}"
+    return text + (f"\nIn no winner: {unused}.\n" if unused else "")
+
+
+def usage(records: tuple[Record, ...]) -> tuple[dict[str, int], int]:
+    """How many winners use each technique, and how many winners there are. Those of another spec text do not count."""
+    present = [r for r in records if r.measured and r.problem.spec_sha256 == load(r.problem.op).sha256]
+    problems = [problem_of(record, load(record.problem.op)) for record in present]
+    pairs = list(zip(present, problems, strict=True))
+    counts = {t.name: sum(t.is_in(r.schedule, problem) for r, problem in pairs) for t in all_techniques()}
+    return counts, len(present)
+
+
+def _lines(evidence: Path) -> list[Mapping[str, Any]]:
+    """The lines of a recorded ablation; none where it was not run. Raises UsageError for another file."""
+    if not evidence.is_file():
+        return []
+    try:
+        return list(json.loads(evidence.read_text(encoding="utf-8"))["lines"])
+    except (ValueError, TypeError, KeyError) as error:
+        hint = "`normgen bench --ablation ... --json` writes it"
+        raise UsageError("evidence is what an ablation wrote", received=f"{evidence}: {error}", hint=hint) from None
+
+
+def _rows(name: str, winners: str, lines: list[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """The technique's measured shapes, its name and count beside the first; one empty line if there is none."""
+    summaries = {t.name: t.summary for t in all_techniques()}
+    head = (f"`{name}`", summaries[name], winners)
+    mine = [line for line in lines if line["technique"] == name]
+    if not mine:
+        yield (*head, "not measured", "", "", "", "")
+    for number, line in enumerate(sorted(mine, key=lambda line: str(line["label"]))):
+        yield (*(head if number == 0 else ("", "", "")), *_figures(line))
+
+
+def _figures(line: Mapping[str, Any]) -> tuple[str, ...]:
+    gain = line["gain"]
+    interval = f"{gain['median']:.3f} [{gain['low']:.3f}, {gain['high']:.3f}]" if gain else ""
+    times = (f"{us:.4g}" if us else "" for us in (line["with_us"], line["without_us"]))
+    return (line["label"], *times, interval, f"`{line['changed']}`" if line["changed"] else line["note"])
+
+
+def markdown_table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)

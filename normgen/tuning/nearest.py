@@ -1,0 +1,122 @@
+"""The schedule of the nearest tuned problem, for a shape that nobody tuned.
+
+Near is: the same operation, direction and dtypes (statistics may be there or not), rows and cols by ratio. The
+distance is in octaves of rows; an octave of cols, which decides how many threads a row keeps busy, counts four times.
+The schedule is fitted: with twice the cols a row gets twice the threads, and edges follow what cols divides into.
+What is not legal after that is not taken, whatever its distance.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from normgen.device import Device
+from normgen.problem import Problem
+from normgen.schedule.legality import refusal
+from normgen.schedule.schedule import KNOBS, Schedule
+from normgen.tuning.records import Cache, ProblemKey, Record
+
+OCTAVE_OF_COLS = 4.0
+WIDER = 2.0  # tuned for wider accesses than these rows allow: peeled or masked they mostly stay
+NARROWER = 5.0  # tuned for narrower ones than these rows allow: they would stay narrow
+OTHER_CACHE = 1.0
+OTHER_STATISTICS = 0.25
+OTHER_PROMISE = 0.25  # stable parameters: a launch may begin earlier
+FARTHEST = 6.0  # 2.8 x the cols, 64 x the rows: the default schedule knows as much
+VECTOR_BYTES = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neighbour:
+    """A record, its distance, and its schedule as it fits the problem that was asked for."""
+
+    record: Record
+    distance: float
+    schedule: Schedule
+
+
+def nearest(problem: Problem, device: Device, records: Iterable[Record], *, cache: Cache) -> Neighbour | None:
+    """The nearest usable record whose schedule fits; None when there is none. Measured ones come before predicted.
+
+    The problem's own record is not its neighbour: this says what the others make of it.
+    """
+    own = ProblemKey.of(problem)
+    near = [
+        (distance(r.problem, problem) + (OTHER_CACHE if r.cache is not cache else 0.0), r)
+        for r in records
+        if r.outcome.is_usable and r.problem != own and is_same_kind(r.problem, problem)
+    ]
+    near.sort(key=lambda found: (not found[1].measured, found[0], found[1].us or math.inf, found[1].schedule.key))
+    for far, record in near:
+        schedule = fitted(record, problem, device) if far <= FARTHEST else None
+        if schedule is not None:
+            return Neighbour(record=record, distance=far, schedule=schedule)
+    return None
+
+
+def is_same_kind(tuned: ProblemKey, problem: Problem) -> bool:
+    """Whether two problems differ in shape, layout and statistics at most; a promise is no less than the tuned one."""
+    statistics = _statistics(problem)
+
+    def kind(key: ProblemKey) -> tuple[object, ...]:
+        dtypes = tuple((name, dtype) for name, dtype in key.dtypes if name not in statistics)
+        return key.op, key.spec_sha256, key.direction, dtypes, key.any_cols, key.accumulate
+
+    kept = problem.stable_parameters or not tuned.stable_parameters
+    return kept and kind(tuned) == kind(ProblemKey.of(problem))
+
+
+def distance(tuned: ProblemKey, problem: Problem) -> float:
+    """In octaves of rows; see the module's docstring."""
+    own, statistics, size = ProblemKey.of(problem), _statistics(problem), problem.dtype.bytes
+    far = _octaves(tuned.rows, own.rows) + OCTAVE_OF_COLS * _octaves(tuned.cols, own.cols)
+    there, here = _vector_bytes(tuned, size), _vector_bytes(own, size)
+    far += WIDER if there > here else NARROWER if there < here else 0.0
+    far += OTHER_PROMISE if tuned.stable_parameters != own.stable_parameters else 0.0
+    return far + (OTHER_STATISTICS if tuned.present & statistics != own.present & statistics else 0.0)
+
+
+def fitted(record: Record, problem: Problem, device: Device) -> Schedule | None:
+    """The record's schedule for another shape, with as few changes as make it legal; None when that is not enough."""
+    own = record.schedule
+    for schedule in _variants(own, problem.cols / record.problem.cols):
+        if refusal(problem, schedule, device) is None:
+            return schedule
+    return None
+
+
+def _variants(own: Schedule, ratio: float) -> Iterator[Schedule]:
+    """Threads after the cols, then what legality asks for: other edges, a grid without a loop, narrower accesses."""
+    loops = [{}, *([{"persistent": 0, "stages": 1, "params": "late"}] if own.persistent else [])]
+    edges = dict.fromkeys((own.edges, "exact", "masked", "peel"))
+    unrolls = dict.fromkeys((own.unroll, 0, 1))
+    vectors = [v for v in reversed(KNOBS["vector"]) if v <= own.vector]
+    for vector, loop, grid, edge, unroll in itertools.product(vectors, loops, _grids(own, ratio), edges, unrolls):
+        knobs = {**grid, **loop, "vector": vector, "edges": edge, "unroll": unroll}
+        yield replace(own, **knobs)
+
+
+def _grids(own: Schedule, ratio: float) -> list[dict[str, int]]:
+    """Threads a row in proportion to cols, first beside as many rows, then in a block of the same size; then as is."""
+    factor = 2.0 ** round(math.log2(ratio))
+    threads = int(min(max(own.threads_per_row * factor, 1), KNOBS["threads_per_row"][-1]))
+    rows = int(min(max(own.threads / threads, 1), KNOBS["rows_per_block"][-1]))
+    kept = {"threads_per_row": own.threads_per_row, "rows_per_block": own.rows_per_block}
+    scaled = {**kept, "threads_per_row": threads}
+    return [scaled, {"threads_per_row": threads, "rows_per_block": rows}, kept]
+
+
+def _octaves(a: int, b: int) -> float:
+    return abs(math.log2(max(a, 1) / max(b, 1)))
+
+
+def _statistics(problem: Problem) -> frozenset[str]:
+    return frozenset(tensor.name for tensor in problem.spec.statistics)
+
+
+def _vector_bytes(key: ProblemKey, size: int) -> int:
+    """The widest access, up to 16 bytes, that rows of elements of `size` bytes are made of."""
+    return math.gcd(key.align, size * key.pitch, size * key.cols, VECTOR_BYTES)

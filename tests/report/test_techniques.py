@@ -1,0 +1,91 @@
+"""The table of techniques: counts from shipped records, times from a recorded ablation."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from normgen.bench.ablation import Ablation, Line
+from normgen.errors import UsageError
+from normgen.program.source import problem_for
+from normgen.report.techniques import techniques_part, usage
+from normgen.schedule.schedule import Schedule
+from normgen.spec_reader import load
+from normgen.tuning.statistics import Ratio
+from normgen.tuning.store import adopt
+from tests.bench.modelled import H200, tuned
+
+PEELED = Schedule(threads_per_row=128, vector=8, hold="registers", unroll=0, edges="peel")
+STREAMED = Schedule(threads_per_row=128, vector=8, hold="registers", unroll=0, load="streaming")
+RECORDS = (
+    tuned(problem_for(load("rmsnorm"), shape="2048x4097", dtype="bf16"), PEELED),
+    tuned(problem_for(load("rmsnorm"), shape="2048x4096", dtype="bf16"), STREAMED),
+)
+
+
+def line(technique: str, label: str, gain: Ratio | None, **changes: object) -> Line:
+    facts: dict[str, object] = {"with_us": 10.0, "without_us": 11.25, "changed": "vector=1", "note": ""}
+    return Line(technique=technique, label=label, gain=gain, schedule="", tried=4, **{**facts, **changes})  # type: ignore[arg-type]
+
+
+def write(root: Path, *lines: Line) -> Path:
+    for record in RECORDS:
+        adopt(record, root / "generated" / "records", H200)
+    evidence = root / "generated" / "evidence" / "techniques_h200.json"
+    evidence.parent.mkdir(parents=True)
+    found = Ablation(
+        source="h200.jsonl", device={}, versions={}, options={}, started="", seconds=1.0, finished=True, note="",
+        lines=lines, unused=(),
+    )  # fmt: skip
+    evidence.write_text(json.dumps(found.as_dict()))
+    return evidence
+
+
+def cells(text: str, technique: str) -> list[list[str]]:
+    """The lines of a technique's block, cell by cell."""
+    rows = [[c.strip() for c in row.split("|")[1:-1]] for row in text.splitlines() if row.startswith("| ")]
+    start = next(i for i, row in enumerate(rows) if row[0] == f"`{technique}`")
+    end = next((i for i in range(start + 1, len(rows)) if rows[i][0]), len(rows))
+    return rows[start:end]
+
+
+def test_each_technique_has_its_winners_and_its_measured_shapes(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        line("edges=peel", "rmsnorm fwd 2048x4097 bf16 cold", Ratio(median=1.125, low=1.11, high=1.13)),
+        line("hold=registers", "b", Ratio(median=0.99, low=0.98, high=1.01)),
+        line("hold=registers", "a", None, without_us=None, changed="", note="no schedule near it is legal without"),
+    )
+    text = techniques_part(tmp_path)
+    assert cells(text, "edges=peel") == [
+        [
+            *("`edges=peel`", "a scalar head and tail around 16-byte accesses of misaligned rows", "1 of 2"),
+            *("rmsnorm fwd 2048x4097 bf16 cold", "10", "11.25", "1.125 [1.110, 1.130]", "`vector=1`"),
+        ]
+    ]
+    first, second = cells(text, "hold=registers")
+    assert first[2:4] == ["2 of 2", "a"]
+    assert first[-1] == "no schedule near it is legal without"
+    assert second[:4] == ["", "", "", "b"]
+    assert cells(text, "load=streaming")[0][2:4] == ["1 of 2", "not measured"]
+    unused = text[text.index("In no winner") :]
+    assert "`cluster`" in unused
+    assert "`edges=peel`" not in unused
+
+
+def test_a_record_of_another_text_of_its_spec_counts_for_nothing() -> None:
+    old = dataclasses.replace(RECORDS[0], problem=dataclasses.replace(RECORDS[0].problem, spec_sha256="cd" * 32))
+    counts, total = usage((old, RECORDS[1]))
+    assert total == 1
+    assert counts["edges=peel"] == 0
+    assert counts["load=streaming"] == 1
+
+
+def test_without_records_and_with_a_broken_file_it_says_so(tmp_path: Path) -> None:
+    assert techniques_part(tmp_path) == "No results are shipped yet.\n"
+    write(tmp_path).write_text("[]")
+    with pytest.raises(UsageError, match="evidence is what an ablation wrote"):
+        techniques_part(tmp_path)

@@ -1,0 +1,60 @@
+"""The default schedule against what was measured: near the optimum of every shipped sweep, and of winners' kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from normgen.device import Device, target
+from normgen.program.source import problem_for
+from normgen.schedule.schedule import Schedule
+from normgen.schedule.space import default_schedule
+from normgen.spec_reader import load
+from normgen.tuning.replay import problem_of
+from normgen.tuning.sweep_file import read_sweep
+
+H200 = target("h200")
+SWEEPS = sorted((Path(__file__).parents[1] / "data" / "sweeps").glob("*.jsonl.xz"))
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.name.split(".")[0])
+def test_the_default_reaches_nine_tenths_of_a_sweeps_optimum(path: Path) -> None:
+    sweep = read_sweep(path)
+    times = {point.schedule: point.us for point in sweep.points if point.us is not None}
+    default = default_schedule(problem_of(sweep.header), Device(**dict(sweep.header.device)))
+    assert min(times.values()) >= 0.9 * times[default]
+
+
+def default(op: str, shape: str, dtype: str = "bf16", direction: str = "forward", gpu: Device = H200) -> Schedule:
+    return default_schedule(problem_for(load(op), shape=shape, dtype=dtype, direction=direction), gpu)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "cluster"), [("2048x65536", "bf16", 2), ("4096x131072", "bf16", 4), ("2048x262144", "f32", 8)]
+)
+def test_long_rows_take_small_clusters_of_blocks_that_leave_room_for_others(
+    shape: str, dtype: str, cluster: int
+) -> None:
+    """2048x65536 bf16 on an H200: 4 blocks of 1024 threads take 2.3 x as long as 2 of 512; f32 262144: 1.6 x."""
+    found = default("rmsnorm", shape, dtype)
+    assert (found.cluster, found.threads, found.hold) == (cluster, 512, "registers")
+
+
+@pytest.mark.parametrize(
+    ("shape", "cluster", "threads"),
+    [("1x4096", 1, 256), ("64x8192", 1, 256), ("1x16384", 4, 128), ("64x16384", 2, 256)],
+)
+def test_few_rows_are_split_over_more_threads_and_then_over_idle_sms(shape: str, cluster: int, threads: int) -> None:
+    found = default("rmsnorm", shape)
+    assert (found.cluster, found.threads) == (cluster, threads)
+    assert found.store == "default"  # the next kernel reads it from L2
+    assert default("rmsnorm", shape, gpu=target("a100")).cluster == 1
+
+
+@pytest.mark.parametrize(
+    ("op", "shape"), [("layernorm", "2048x16384"), ("rmsnorm", "2048x32768"), ("rmsnorm", "4096x4097")]
+)
+def test_column_sums_of_rows_too_long_for_registers_do_not_go_to_memory_row_by_row(op: str, shape: str) -> None:
+    """Atomics a row took 12 to 16 x as long as the winners there (H200)."""
+    assert default(op, shape, direction="backward").columns == "partials_two_kernels"
