@@ -244,7 +244,10 @@ def repeat(
     from normgen.tuning.repeat import Tuned, repeat_on_gpu
     from normgen.tuning.sweep_file import read_sweep
 
-    asked = [word for name, value in options.items() if value not in (None, "") for word in (f"--{name}", str(value))]
+    asked = []
+    for name, value in options.items():
+        if value not in (None, "", False):
+            asked += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
     asked += ["--cache", cache, *(["--trials", str(trials)] if trials else [])]
 
     def tell(tuned: Tuned) -> None:

@@ -8,6 +8,7 @@ constant after another is scaled up and down as long as that helps. Deterministi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import lzma
 import math
@@ -103,14 +104,18 @@ def _is_sweep(path: Path) -> bool:
 
 
 def _records(path: Path) -> Sequence[Record]:
-    """The records of a file, plain or xz."""
+    """The records of a file, plain or xz; lines of earlier versions that name knobs which are gone are left out."""
     from normgen.tuning.records import parse_line
     from normgen.tuning.store import read
 
     data = path.read_bytes()
     if data[:6] != XZ:
         return read(path).records
-    return [parse_line(line) for line in lzma.decompress(data).decode().splitlines()]
+    found = []
+    for line in lzma.decompress(data).decode().splitlines():
+        with contextlib.suppress(ValueError):
+            found.append(parse_line(line))
+    return found
 
 
 def _thinned(us: Mapping[Schedule, float]) -> list[tuple[Schedule, float]]:

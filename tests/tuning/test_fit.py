@@ -84,7 +84,8 @@ def test_records_become_measured_points(tmp_path: Path) -> None:
     assert found.problem == problem
     assert found.points == ((default, pytest.approx(2.1)),)
     packed = tmp_path / "candidates.jsonl.xz"
-    packed.write_bytes(lzma.compress(path.read_bytes()))
+    gone = ok.line().replace('"hold": "', '"hold": "in a knob that is gone ')
+    packed.write_bytes(lzma.compress(path.read_bytes() + gone.encode()))
     assert read_measured([packed]) == [found]
     path.write_text(replace(ok, cache=Cache.HOT).line())
     assert read_measured([path])[0].hot

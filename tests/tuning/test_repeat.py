@@ -48,7 +48,20 @@ def test_tunes_of_two_seeds_find_the_same_within_the_noise(
     monkeypatch.setattr(parts, "find_gpu", lambda _: (0, H200))
     monkeypatch.setattr(measured, "BENCH", "tests.tuning.fake_worker:FakeBench")
     monkeypatch.setattr(repeat, "COMMAND", (sys.executable, "-m", "tests.tuning.fake_tune"))
-    arguments = ["--op", "rmsnorm", "--shape", "64x512", "--dtype", "bf16", "--trials", "8", "--seeds", "2", "--json"]
+    arguments = [
+        "--op",
+        "rmsnorm",
+        "--shape",
+        "64x512",
+        "--dtype",
+        "bf16",
+        "--trials",
+        "8",
+        "--seeds",
+        "2",
+        "--stable-parameters",
+        "--json",
+    ]
     with pytest.raises(SystemExit) as end:
         cli.main(["study", "repeat", *arguments])
     assert end.value.code == 0

@@ -247,6 +247,33 @@ def test_a_file_that_is_no_sweep_is_refused(tmp_path: Path, text: str) -> None:
         read_sweep(path)
 
 
+def test_the_command_sweeps_a_sample_and_the_first_choices_on_a_simulated_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from normgen import cli
+    from normgen.cuda import runtime
+    from normgen.tuning import measured, tuner
+    from normgen.tuning.evaluate import first_choice
+    from normgen.tuning.fit import read_measured
+
+    monkeypatch.setenv("NORMGEN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(runtime, "device_facts", lambda _: TARGETS["h200"])
+    monkeypatch.setattr(measured, "BENCH", "tests.tuning.fake_worker:FakeBench")
+    monkeypatch.setattr(tuner, "environment", lambda *, measured: {"generator": "test"})  # noqa: ARG005
+    file = tmp_path / "sweep.jsonl.xz"
+    asked = ["--op", "rmsnorm", "--shape", "64x512", "--dtype", "bf16", "--cache", "hot", "--out", str(file)]
+    with pytest.raises(SystemExit) as end:
+        cli.main(["sweep", *asked, "--limit", "24", "--best", "6", "--json"])
+    assert end.value.code == 0
+    found = json.loads(capsys.readouterr().out)
+    assert 24 <= found["points"] <= 31
+    (points,) = read_measured([file], thinned=False)
+    legal = parts.legal_space(points.problem, TARGETS["h200"]).legal
+    wanted = called_fastest(points.problem, legal, TARGETS["h200"], Cache.HOT, count=6)
+    assert set(wanted) <= {s for s, _ in points.points}
+    assert first_choice(points).first == wanted[0]
+
+
 @pytest.mark.gpu
 def test_a_small_sweep_on_a_device(tmp_path: Path) -> None:
     from normgen.tuning.sweep import sweep_on_gpu
