@@ -82,7 +82,7 @@ def searched_place(problem: Problem, s: Schedule, _: Device) -> str | None:
     if s.vector * problem.dtype.bytes != 16:
         return "not searched: asynchronous copies of less than 16 bytes a thread"
     if columns and (problem.cols * problem.dtype.bytes < 4096 or s.threads_per_row < 64 or s.rows_per_block > 2):
-        return "not searched: column sums of rows below 4096 bytes or 64 threads, or of more than two side by side, by asynchronous copies"
+        return "not searched: asynchronous copies of short rows, or of more than two side by side, with column sums"
     if columns and s.persistent > 2:
         return "not searched: column sums by asynchronous copies, with more than two blocks an SM"
     if not columns and (s.persistent or s.rows_per_block > 1 or held_bytes_per_thread(problem, s) <= 64):
