@@ -5,8 +5,8 @@ value v, a bound e on the absolute error of its float32 evaluation. With u = 2^-
 
 * Inputs are exact: they are already rounded to their stored dtype. Every operation adds u |v| for its own rounding
   and 2^-150 for a result below the smallest normal (subnormals are kept; exponentials may flush theirs and add
-  2^-126), to first order plus the product of the errors: e(a b) = (|a| + e_a) e_b + |b| e_a, e(a + b) = e_a + e_b, e(f(a)) = |f'(a)| e_a or the
-  exact change of f over [a - e_a, a + e_a] where f is steep.
+  2^-126), to first order plus the product of the errors: e(a b) = (|a| + e_a) e_b + |b| e_a, e(a + b) = e_a + e_b,
+  e(f(a)) = |f'(a)| e_a or the exact change of f over [a - e_a, a + e_a] where f is steep.
 * Functions round by the CUDA C++ Programming Guide, table of mathematical functions, 1 ulp being at most 2u |v|:
   rsqrtf, tanhf, erff 2 ulp; logf, sqrt 1 ulp; __expf 2 + floor(|1.173 x|) ulp, which covers expf. A division may
   be a product with a reciprocal: 1 ulp; by a power of two it is exact.
