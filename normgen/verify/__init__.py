@@ -13,10 +13,12 @@ from normgen.verify.check import (
     pick_slabs,
     prepare,
 )
+from normgen.verify.derivative_proof import Slope, prove, proven_program
 from normgen.verify.error_model import Bounded, Float32Error
 from normgen.verify.interpret import finite_difference_check, interpret
 from normgen.verify.reference import BACKWARD_FORMULAS, has_reference, reference, register
 from normgen.verify.rows import ALL, Buffer, Inputs, Outputs, allocate, make_inputs, make_outputs
+from normgen.verify.sources import prove_derivative
 
 __all__ = [
     "ALL",
@@ -28,6 +30,7 @@ __all__ = [
     "Float32Error",
     "Inputs",
     "Outputs",
+    "Slope",
     "TensorVerdict",
     "Verdict",
     "allocate",
@@ -41,6 +44,9 @@ __all__ = [
     "pick_rows",
     "pick_slabs",
     "prepare",
+    "prove",
+    "prove_derivative",
+    "proven_program",
     "reference",
     "register",
 ]

@@ -225,7 +225,7 @@ def make_inputs(problem: Problem, *, seed: int = 0, families: tuple[str, ...] | 
         if _is_computed(tensor, problem):
             saved.append(tensor)
         else:
-            made[tensor.name] = _fill(tensor, problem, _draw(tensor, problem, of_row, rng))
+            made[tensor.name] = _fill(tensor, problem, draw_tensor(tensor, problem, of_row, rng))
     if saved:
         made |= _forward_values(problem, saved, made, of_row, scalars, rng)
     in_order = {t.name: made[t.name] for t in problem.tensors if not t.is_written}
@@ -237,7 +237,7 @@ def _is_computed(tensor: TensorUse, problem: Problem) -> bool:
     return problem.direction is Direction.BACKWARD and tensor.name in written
 
 
-def _draw(tensor: TensorUse, problem: Problem, of_row: tuple[str, ...], rng: np.random.Generator) -> Array:
+def draw_tensor(tensor: TensorUse, problem: Problem, of_row: tuple[str, ...], rng: np.random.Generator) -> Array:
     rows, cols = problem.rows, problem.cols
     if tensor.kind is Kind.COL:
         declared = next((t for t in problem.spec.tensors if t.name == tensor.name), None)
@@ -275,7 +275,7 @@ def _forward_values(
     for tensor in spec.tensors:
         if tensor.role is Role.INPUT and tensor.name not in inputs:
             use = TensorUse(name=tensor.name, kind=Kind.ELEM, dtype=dtype, is_written=False)
-            drawn = _draw(use, problem, of_row, rng)
+            drawn = draw_tensor(use, problem, of_row, rng)
             with np.errstate(all="ignore"):
                 inputs[tensor.name] = drawn.astype(dtype.numpy).astype(np.float64)
     if has_reference(spec.name, Direction.FORWARD):
