@@ -15,9 +15,10 @@ from normgen.verify.check import (
 )
 from normgen.verify.derivative_proof import Slope, prove, proven_program
 from normgen.verify.error_model import Bounded, Float32Error
+from normgen.verify.families import default_families, make_inputs
 from normgen.verify.interpret import finite_difference_check, interpret
 from normgen.verify.reference import BACKWARD_FORMULAS, has_reference, reference, register
-from normgen.verify.rows import ALL, Buffer, Inputs, Outputs, allocate, make_inputs, make_outputs
+from normgen.verify.rows import ALL, Buffer, Inputs, Outputs, allocate, make_outputs
 from normgen.verify.sources import prove_derivative
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "Verdict",
     "allocate",
     "check",
+    "default_families",
     "finite_difference_check",
     "has_reference",
     "interpret",

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from normgen.dtypes import DType
 from normgen.errors import UsageError
-from normgen.problem import Direction, Problem, TensorUse
+from normgen.problem import Problem, TensorUse
 from normgen.schedule.schedule import Schedule
 from normgen.spec import Kind
 from normgen.verify.error_model import Bounded, ColumnSum, Float32Error, stored
@@ -187,6 +187,13 @@ def prepare(
     return Expectation(problem=problem, inputs=inputs, rows=picked, parts=parts)
 
 
+def column_parts(problem: Problem, inputs: Inputs) -> dict[str, ColumnSum]:
+    """What the sums over rows of the column outputs hold, with what bounds them."""
+    tensors = [t for t in _written(problem) if t.kind is Kind.COL]
+    with np.errstate(all="ignore"):
+        return _model(problem, inputs, {}, None, None).column_sums(tensors, problem.rows)[0]
+
+
 def _written(problem: Problem) -> list[TensorUse]:
     return [t for t in problem.tensors if t.is_written]
 
@@ -326,9 +333,9 @@ class _Model:
         if not tensors:
             return
         times, rest = divmod(total, max(self.problem.rows, 1))
-        parts, exact = self._column_sums(tensors, self.problem.rows)
+        parts, exact = self.column_sums(tensors, self.problem.rows)
         if (times, rest) != (1, 0):
-            rest_parts, rest_exact = self._column_sums(tensors, rest)
+            rest_parts, rest_exact = self.column_sums(tensors, rest)
             parts = {name: part.scaled(times).plus(rest_parts[name]) for name, part in parts.items()}
             exact = {name: times * value + rest_exact.get(name, 0.0) for name, value in exact.items()}
         for tensor in tensors:
@@ -338,7 +345,7 @@ class _Model:
                 want = want + self._start(tensor, None)
             yield tensor, want, stored(found, tensor.dtype)
 
-    def _column_sums(self, tensors: list[TensorUse], rows: int) -> tuple[dict[str, ColumnSum], dict[str, Array]]:
+    def column_sums(self, tensors: list[TensorUse], rows: int) -> tuple[dict[str, ColumnSum], dict[str, Array]]:
         """Sums of the first `rows` rows: with what bounds them, and by the reference where there is one."""
         zero = np.zeros((1, self.problem.cols))
         parts = {t.name: ColumnSum(zero, zero, zero, zero) for t in tensors}

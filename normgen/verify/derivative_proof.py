@@ -263,10 +263,7 @@ class _Forward:
         walk = ProgramWalk(arithmetic, program, known)
         along = direction[rows] if len(direction) == self.problem.rows else direction
         product = arithmetic.multiply(walk.value(f"d{name}"), Bounded(along))
-        return arithmetic.reduce(
-            "sum",
-            Bounded(*(None if v is None else np.broadcast_to(v, along.shape) for v in (product.value, product.error))),
-        )
+        return arithmetic.reduce("sum", product)
 
 
 def _rows_of(whole: Bounded, rows: NDArray[np.intp], total: int) -> Bounded:

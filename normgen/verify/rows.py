@@ -194,22 +194,13 @@ def _fill(tensor: TensorUse, problem: Problem, values: Array) -> Buffer:
     return buffer
 
 
-def default_families(problem: Problem) -> tuple[str, ...]:
-    """All of them; for a problem with column outputs, what one sum over rows can hold and the contract covers."""
-    if not any(t.is_written and t.kind is Kind.COL for t in problem.tensors):
-        return ALL
-    contract = problem.spec.accuracy_rows or ALL
-    return tuple(name for name in ALL if name not in NON_FINITE and name in contract)
-
-
-def make_inputs(problem: Problem, *, seed: int = 0, families: tuple[str, ...] | None = None) -> Inputs:
+def draw_inputs(problem: Problem, chosen: tuple[str, ...], *, seed: int = 0) -> Inputs:
     """Every read tensor of the problem, in its stored dtype, pitch and alignment.
 
-    The rows of the spec's first input cycle through `families`, in an order that the seed picks. Other elem inputs
-    and dy are standard normal, parameters 1 + 0.2 N and, named bias or with `absent` = 0, 0.2 N. In a backward
-    problem saved statistics and saved outputs come from the float64 forward, rounded to their dtype.
+    The rows of the spec's first input cycle through the `chosen` families, in an order that the seed picks. Other
+    elem inputs and dy are standard normal, parameters 1 + 0.2 N and, named bias or with `absent` = 0, 0.2 N. In a
+    backward problem saved statistics and saved outputs come from the float64 forward, rounded to their dtype.
     """
-    chosen = default_families(problem) if families is None else families
     for name in chosen:
         if name not in DRAWS:
             raise UsageError("unknown row family", received=name, hint=did_you_mean(name, DRAWS))

@@ -37,5 +37,10 @@ def walk_opener(problem: Problem, given: Collection[str], formulas: Formulas | N
 
 def prove_derivative(problem: Problem) -> None:
     """Prove the derived program now where `check` would rely on it. Raises VerificationError."""
-    if problem.direction is Direction.BACKWARD and problem.spec.name not in BACKWARD_FORMULAS:
+    if is_derived(problem):
         proven_program(problem)
+
+
+def is_derived(problem: Problem) -> bool:
+    """Whether the derived program says what is right: backward, and no built-in spec."""
+    return problem.direction is Direction.BACKWARD and problem.spec.name not in BACKWARD_FORMULAS
