@@ -1,4 +1,8 @@
-"""Proof that a kernel is right: float64 references by hand, derived error bounds, adversarial rows."""
+"""Proof that a kernel is right: float64 references, derived error bounds, adversarial rows.
+
+The references are written by hand; a user's own forward is its formula, its backward the derived program, which is
+proven to be the formula's derivative before it says what is right.
+"""
 
 from __future__ import annotations
 

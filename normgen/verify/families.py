@@ -17,6 +17,7 @@ import numpy as np
 from normgen.problem import Problem
 from normgen.spec import Kind
 from normgen.verify.check import column_parts
+from normgen.verify.error_model import stored
 from normgen.verify.rows import ALL, NON_FINITE, Inputs, draw_inputs
 from normgen.verify.sources import is_derived
 
@@ -54,7 +55,8 @@ def _hiding(problem: Problem) -> frozenset[str]:
         if family in ("normal", *NON_FINITE):
             continue
         parts = column_parts(problem, draw_inputs(problem, (family,)))
-        bounds = {name: part.bounded(SAMPLE_ROWS).error for name, part in parts.items()}
-        if any(not np.median(bound) < seen[name] for name, bound in bounds.items() if bound is not None):
-            found.add(family)
+        for name, part in parts.items():
+            bound = stored(part.bounded(SAMPLE_ROWS), problem.tensor(name).dtype)
+            if not np.median(bound) < seen[name]:
+                found.add(family)
     return frozenset(found)
