@@ -295,7 +295,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 
 // layernorm backward, 768 columns: 32 lanes of a warp own a row, 4 rows a block; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(128)
-layernorm_bwd_bf16_768_warp_per_row_9f6823(
+layernorm_bwd_bf16_768_warp_per_row_fe7b0a(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -418,7 +418,7 @@ layernorm_bwd_bf16_768_warp_per_row_9f6823(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_768_warp_per_row_9f6823_finish(
+layernorm_bwd_bf16_768_warp_per_row_fe7b0a_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     const float* __restrict__ partials,
@@ -475,7 +475,7 @@ layernorm_bwd_bf16_768_warp_per_row_9f6823_finish(
 
 // layernorm backward, 1024 columns: 64 threads own a row, 2 rows a block; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(128)
-layernorm_bwd_bf16_1024_block_per_row_5a1def(
+layernorm_bwd_bf16_1024_block_per_row_0465bb(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -626,7 +626,7 @@ layernorm_bwd_bf16_1024_block_per_row_5a1def(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_1024_block_per_row_5a1def_finish(
+layernorm_bwd_bf16_1024_block_per_row_0465bb_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     const float* __restrict__ partials,
@@ -683,7 +683,7 @@ layernorm_bwd_bf16_1024_block_per_row_5a1def_finish(
 
 // layernorm backward, 1024 columns: 64 threads own a row, 4 rows a block; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_bf16_1024_block_per_row_94ff81(
+layernorm_bwd_bf16_1024_block_per_row_f83297(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -834,7 +834,7 @@ layernorm_bwd_bf16_1024_block_per_row_94ff81(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_1024_block_per_row_94ff81_finish(
+layernorm_bwd_bf16_1024_block_per_row_f83297_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     const float* __restrict__ partials,
@@ -891,7 +891,7 @@ layernorm_bwd_bf16_1024_block_per_row_94ff81_finish(
 
 // layernorm backward, 4096 columns: 256 threads own a row, 2 rows a block; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_4096_block_per_row_14b60c(
+layernorm_bwd_bf16_4096_block_per_row_341b29(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1042,7 +1042,7 @@ layernorm_bwd_bf16_4096_block_per_row_14b60c(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_4096_block_per_row_14b60c_finish(
+layernorm_bwd_bf16_4096_block_per_row_341b29_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     const float* __restrict__ partials,
@@ -1099,7 +1099,7 @@ layernorm_bwd_bf16_4096_block_per_row_14b60c_finish(
 
 // layernorm backward, 8192 columns: 512 threads own a row; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_8192_block_per_row_519190(
+layernorm_bwd_bf16_8192_block_per_row_f96447(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1235,7 +1235,7 @@ layernorm_bwd_bf16_8192_block_per_row_519190(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_8192_block_per_row_519190_finish(
+layernorm_bwd_bf16_8192_block_per_row_f96447_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     const float* __restrict__ partials,
@@ -1292,7 +1292,7 @@ layernorm_bwd_bf16_8192_block_per_row_519190_finish(
 
 // layernorm backward, 16384 columns: 512 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_16384_block_per_row_3fa7b1(
+layernorm_bwd_bf16_16384_block_per_row_2054af(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1400,7 +1400,7 @@ layernorm_bwd_bf16_16384_block_per_row_3fa7b1(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_16384_block_per_row_3fa7b1_finish(
+layernorm_bwd_bf16_16384_block_per_row_2054af_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     const float* __restrict__ partials,
@@ -1458,7 +1458,7 @@ layernorm_bwd_bf16_16384_block_per_row_3fa7b1_finish(
 
 // layernorm backward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_bf16_any_cols_block_per_row_202b13(
+layernorm_bwd_bf16_any_cols_block_per_row_bd8bf0(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1579,7 +1579,7 @@ layernorm_bwd_bf16_any_cols_block_per_row_202b13(
 
 // layernorm backward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_bf16_any_cols_without_bias_block_per_row_202b13(
+layernorm_bwd_bf16_any_cols_without_bias_block_per_row_bd8bf0(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* __restrict__ dy,
@@ -1713,7 +1713,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 
 // layernorm backward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_bf16_any_cols_without_weight_block_per_row_202b13(
+layernorm_bwd_bf16_any_cols_without_weight_block_per_row_bd8bf0(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dbias,
     const bfloat16* __restrict__ dy,
@@ -1840,7 +1840,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 
 // layernorm backward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_e9df57(
+layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_37daf1(
     bfloat16* __restrict__ dx,
     const bfloat16* __restrict__ dy,
     const bfloat16* __restrict__ x,
@@ -1941,22 +1941,22 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_768_warp_per_row_9f6823{128, 4, 1, 4, 24576, 0, 1, 1, false};
-inline constexpr Launch kLaunch_768_warp_per_row_9f6823_finish{512, 1, 1, 0, 0, 192, 1, 0, false};
-inline constexpr Launch kLaunch_1024_block_per_row_5a1def{128, 2, 1, 4, 16384, 0, 1, 1, false};
-inline constexpr Launch kLaunch_1024_block_per_row_5a1def_finish{512, 1, 1, 0, 0, 256, 1, 0, false};
-inline constexpr Launch kLaunch_1024_block_per_row_94ff81{256, 4, 1, 2, 32768, 0, 1, 1, false};
-inline constexpr Launch kLaunch_1024_block_per_row_94ff81_finish{512, 1, 1, 0, 0, 256, 1, 0, false};
-inline constexpr Launch kLaunch_4096_block_per_row_14b60c{512, 2, 1, 1, 65536, 0, 1, 1, false};
-inline constexpr Launch kLaunch_4096_block_per_row_14b60c_finish{512, 1, 1, 0, 0, 256, 1, 0, false};
-inline constexpr Launch kLaunch_8192_block_per_row_519190{512, 1, 1, 1, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_8192_block_per_row_519190_finish{512, 1, 1, 0, 0, 512, 1, 0, false};
-inline constexpr Launch kLaunch_16384_block_per_row_3fa7b1{512, 1, 1, 1, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_16384_block_per_row_3fa7b1_finish{512, 1, 1, 0, 0, 1024, 1, 0, true};
-inline constexpr Launch kLaunch_any_cols_block_per_row_202b13{256, 1, 1, 0, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_202b13{256, 1, 1, 0, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_202b13{256, 1, 1, 0, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_768_warp_per_row_fe7b0a{128, 4, 1, 4, 24576, 0, 1, 1, false};
+inline constexpr Launch kLaunch_768_warp_per_row_fe7b0a_finish{512, 1, 1, 0, 0, 192, 1, 0, false};
+inline constexpr Launch kLaunch_1024_block_per_row_0465bb{128, 2, 1, 4, 16384, 0, 1, 1, false};
+inline constexpr Launch kLaunch_1024_block_per_row_0465bb_finish{512, 1, 1, 0, 0, 256, 1, 0, false};
+inline constexpr Launch kLaunch_1024_block_per_row_f83297{256, 4, 1, 2, 32768, 0, 1, 1, false};
+inline constexpr Launch kLaunch_1024_block_per_row_f83297_finish{512, 1, 1, 0, 0, 256, 1, 0, false};
+inline constexpr Launch kLaunch_4096_block_per_row_341b29{512, 2, 1, 1, 65536, 0, 1, 1, false};
+inline constexpr Launch kLaunch_4096_block_per_row_341b29_finish{512, 1, 1, 0, 0, 256, 1, 0, false};
+inline constexpr Launch kLaunch_8192_block_per_row_f96447{512, 1, 1, 1, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_8192_block_per_row_f96447_finish{512, 1, 1, 0, 0, 512, 1, 0, false};
+inline constexpr Launch kLaunch_16384_block_per_row_2054af{512, 1, 1, 1, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_16384_block_per_row_2054af_finish{512, 1, 1, 0, 0, 1024, 1, 0, true};
+inline constexpr Launch kLaunch_any_cols_block_per_row_bd8bf0{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_bd8bf0{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_bd8bf0{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -2089,32 +2089,32 @@ inline std::size_t layernorm_bwd_bf16_workspace_bytes(int rows, int cols) {
   std::size_t most = 128 + 8 * static_cast<std::size_t>(cols);
   int blocks = 0;
   if (cols == 768) {
-    if (k::grid(k::kLaunch_768_warp_per_row_9f6823, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_768_warp_per_row_fe7b0a, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 6144 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 1024) {
-    if (k::grid(k::kLaunch_1024_block_per_row_5a1def, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_1024_block_per_row_0465bb, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 8192 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 1024) {
-    if (k::grid(k::kLaunch_1024_block_per_row_94ff81, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_1024_block_per_row_f83297, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 8192 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 4096) {
-    if (k::grid(k::kLaunch_4096_block_per_row_14b60c, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_4096_block_per_row_341b29, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 32768 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 8192) {
-    if (k::grid(k::kLaunch_8192_block_per_row_519190, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_8192_block_per_row_f96447, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 65536 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 16384) {
-    if (k::grid(k::kLaunch_16384_block_per_row_3fa7b1, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_16384_block_per_row_2054af, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 131072 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
@@ -2146,99 +2146,99 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 768
-      status = k::grid(k::kLaunch_768_warp_per_row_9f6823, rows, &blocks);
+      status = k::grid(k::kLaunch_768_warp_per_row_fe7b0a, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::layernorm_bwd_bf16_768_warp_per_row_9f6823,
-          k::kLaunch_768_warp_per_row_9f6823, blocks, stream,
+          k::as_written::layernorm_bwd_bf16_768_warp_per_row_fe7b0a,
+          k::kLaunch_768_warp_per_row_fe7b0a, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_768_warp_per_row_9f6823_finish,
-          k::kLaunch_768_warp_per_row_9f6823_finish, k::kLaunch_768_warp_per_row_9f6823_finish.blocks, stream,
+          k::as_written::layernorm_bwd_bf16_768_warp_per_row_fe7b0a_finish,
+          k::kLaunch_768_warp_per_row_fe7b0a_finish, k::kLaunch_768_warp_per_row_fe7b0a_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     case 1:  // 4096 x 1024
-      status = k::grid(k::kLaunch_1024_block_per_row_5a1def, rows, &blocks);
+      status = k::grid(k::kLaunch_1024_block_per_row_0465bb, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::layernorm_bwd_bf16_1024_block_per_row_5a1def,
-          k::kLaunch_1024_block_per_row_5a1def, blocks, stream,
+          k::as_written::layernorm_bwd_bf16_1024_block_per_row_0465bb,
+          k::kLaunch_1024_block_per_row_0465bb, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_1024_block_per_row_5a1def_finish,
-          k::kLaunch_1024_block_per_row_5a1def_finish, k::kLaunch_1024_block_per_row_5a1def_finish.blocks, stream,
+          k::as_written::layernorm_bwd_bf16_1024_block_per_row_0465bb_finish,
+          k::kLaunch_1024_block_per_row_0465bb_finish, k::kLaunch_1024_block_per_row_0465bb_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     case 2:  // 32768 x 1024
-      status = k::grid(k::kLaunch_1024_block_per_row_94ff81, rows, &blocks);
+      status = k::grid(k::kLaunch_1024_block_per_row_f83297, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::layernorm_bwd_bf16_1024_block_per_row_94ff81,
-          k::kLaunch_1024_block_per_row_94ff81, blocks, stream,
+          k::as_written::layernorm_bwd_bf16_1024_block_per_row_f83297,
+          k::kLaunch_1024_block_per_row_f83297, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_1024_block_per_row_94ff81_finish,
-          k::kLaunch_1024_block_per_row_94ff81_finish, k::kLaunch_1024_block_per_row_94ff81_finish.blocks, stream,
+          k::as_written::layernorm_bwd_bf16_1024_block_per_row_f83297_finish,
+          k::kLaunch_1024_block_per_row_f83297_finish, k::kLaunch_1024_block_per_row_f83297_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     case 3:  // 4096 x 4096
-      status = k::grid(k::kLaunch_4096_block_per_row_14b60c, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_block_per_row_341b29, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::layernorm_bwd_bf16_4096_block_per_row_14b60c,
-          k::kLaunch_4096_block_per_row_14b60c, blocks, stream,
+          k::as_written::layernorm_bwd_bf16_4096_block_per_row_341b29,
+          k::kLaunch_4096_block_per_row_341b29, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_4096_block_per_row_14b60c_finish,
-          k::kLaunch_4096_block_per_row_14b60c_finish, k::kLaunch_4096_block_per_row_14b60c_finish.blocks, stream,
+          k::as_written::layernorm_bwd_bf16_4096_block_per_row_341b29_finish,
+          k::kLaunch_4096_block_per_row_341b29_finish, k::kLaunch_4096_block_per_row_341b29_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     case 4:  // 16384 x 8192
-      status = k::grid(k::kLaunch_8192_block_per_row_519190, rows, &blocks);
+      status = k::grid(k::kLaunch_8192_block_per_row_f96447, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::layernorm_bwd_bf16_8192_block_per_row_519190,
-          k::kLaunch_8192_block_per_row_519190, blocks, stream,
+          k::as_written::layernorm_bwd_bf16_8192_block_per_row_f96447,
+          k::kLaunch_8192_block_per_row_f96447, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_8192_block_per_row_519190_finish,
-          k::kLaunch_8192_block_per_row_519190_finish, k::kLaunch_8192_block_per_row_519190_finish.blocks, stream,
+          k::as_written::layernorm_bwd_bf16_8192_block_per_row_f96447_finish,
+          k::kLaunch_8192_block_per_row_f96447_finish, k::kLaunch_8192_block_per_row_f96447_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     case 5:  // 2048 x 16384
-      status = k::grid(k::kLaunch_16384_block_per_row_3fa7b1, rows, &blocks);
+      status = k::grid(k::kLaunch_16384_block_per_row_2054af, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::layernorm_bwd_bf16_16384_block_per_row_3fa7b1,
-          k::kLaunch_16384_block_per_row_3fa7b1, blocks, stream,
+          k::as_written::layernorm_bwd_bf16_16384_block_per_row_2054af,
+          k::kLaunch_16384_block_per_row_2054af, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_16384_block_per_row_3fa7b1_finish,
-          k::kLaunch_16384_block_per_row_3fa7b1_finish, k::kLaunch_16384_block_per_row_3fa7b1_finish.blocks, stream,
+          k::as_written::layernorm_bwd_bf16_16384_block_per_row_2054af_finish,
+          k::kLaunch_16384_block_per_row_2054af_finish, k::kLaunch_16384_block_per_row_2054af_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     default:
@@ -2248,11 +2248,11 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
     case 0u:
       status = cudaMemsetAsync(workspace, 0, 128 + 8 * static_cast<std::size_t>(cols), stream);
       if (status != cudaSuccess) return status;
-      status = k::grid(k::kLaunch_any_cols_block_per_row_202b13, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_bd8bf0, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_any_cols_block_per_row_202b13,
-          k::kLaunch_any_cols_block_per_row_202b13, blocks, stream,
+          k::as_written::layernorm_bwd_bf16_any_cols_block_per_row_bd8bf0,
+          k::kLaunch_any_cols_block_per_row_bd8bf0, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
@@ -2260,32 +2260,32 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
     case 1u:  // without weight
       status = cudaMemsetAsync(workspace, 0, 128 + 4 * static_cast<std::size_t>(cols), stream);
       if (status != cudaSuccess) return status;
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_202b13, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_bd8bf0, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written_without_weight::layernorm_bwd_bf16_any_cols_without_weight_block_per_row_202b13,
-          k::kLaunch_any_cols_without_weight_block_per_row_202b13, blocks, stream,
+          k::as_written_without_weight::layernorm_bwd_bf16_any_cols_without_weight_block_per_row_bd8bf0,
+          k::kLaunch_any_cols_without_weight_block_per_row_bd8bf0, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dbias),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x), mean, rstd, dx_pitch,
           dy_pitch, x_pitch, rows, cols, eps, k::at<unsigned>(workspace, 0), k::at<float>(workspace, 128));
     case 2u:  // without bias
       status = cudaMemsetAsync(workspace, 0, 128 + 4 * static_cast<std::size_t>(cols), stream);
       if (status != cudaSuccess) return status;
-      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_202b13, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_bd8bf0, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_any_cols_without_bias_block_per_row_202b13,
-          k::kLaunch_any_cols_without_bias_block_per_row_202b13, blocks, stream,
+          k::as_written::layernorm_bwd_bf16_any_cols_without_bias_block_per_row_bd8bf0,
+          k::kLaunch_any_cols_without_bias_block_per_row_bd8bf0, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps,
           k::at<unsigned>(workspace, 0), k::at<float>(workspace, 128));
     default:  // without weight and bias
-      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_e9df57, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_37daf1, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written_without_bias_without_weight::layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_e9df57,
-          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_e9df57, blocks, stream,
+          k::as_written_without_bias_without_weight::layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_37daf1,
+          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_37daf1, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps);
   }

@@ -175,7 +175,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 
 // layernorm backward, 768 columns: 64 threads own a row, 4 rows a block; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_f32_768_block_per_row_5b867e(
+layernorm_bwd_f32_768_block_per_row_9721c3(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     float* __restrict__ dbias,
@@ -326,7 +326,7 @@ layernorm_bwd_f32_768_block_per_row_5b867e(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_f32_768_block_per_row_5b867e_finish(
+layernorm_bwd_f32_768_block_per_row_9721c3_finish(
     float* __restrict__ dweight,
     float* __restrict__ dbias,
     const float* __restrict__ partials,
@@ -383,7 +383,7 @@ layernorm_bwd_f32_768_block_per_row_5b867e_finish(
 
 // layernorm backward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_f32_any_cols_block_per_row_202b13(
+layernorm_bwd_f32_any_cols_block_per_row_bd8bf0(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     float* __restrict__ dbias,
@@ -504,7 +504,7 @@ layernorm_bwd_f32_any_cols_block_per_row_202b13(
 
 // layernorm backward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_f32_any_cols_without_bias_block_per_row_202b13(
+layernorm_bwd_f32_any_cols_without_bias_block_per_row_bd8bf0(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     const float* __restrict__ dy,
@@ -638,7 +638,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 
 // layernorm backward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_f32_any_cols_without_weight_block_per_row_202b13(
+layernorm_bwd_f32_any_cols_without_weight_block_per_row_bd8bf0(
     float* __restrict__ dx,
     float* __restrict__ dbias,
     const float* __restrict__ dy,
@@ -765,7 +765,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 
 // layernorm backward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_e9df57(
+layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_37daf1(
     float* __restrict__ dx,
     const float* __restrict__ dy,
     const float* __restrict__ x,
@@ -866,12 +866,12 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_768_block_per_row_5b867e{256, 4, 1, 2, 24576, 0, 1, 1, false};
-inline constexpr Launch kLaunch_768_block_per_row_5b867e_finish{512, 1, 1, 0, 0, 192, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_202b13{256, 1, 1, 0, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_202b13{256, 1, 1, 0, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_202b13{256, 1, 1, 0, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_768_block_per_row_9721c3{256, 4, 1, 2, 24576, 0, 1, 1, false};
+inline constexpr Launch kLaunch_768_block_per_row_9721c3_finish{512, 1, 1, 0, 0, 192, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_block_per_row_bd8bf0{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_bd8bf0{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_bd8bf0{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -999,7 +999,7 @@ inline std::size_t layernorm_bwd_f32_workspace_bytes(int rows, int cols) {
   std::size_t most = 128 + 8 * static_cast<std::size_t>(cols);
   int blocks = 0;
   if (cols == 768) {
-    if (k::grid(k::kLaunch_768_block_per_row_5b867e, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_768_block_per_row_9721c3, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 6144 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
@@ -1030,17 +1030,17 @@ inline cudaError_t layernorm_bwd_f32_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 768
-      status = k::grid(k::kLaunch_768_block_per_row_5b867e, rows, &blocks);
+      status = k::grid(k::kLaunch_768_block_per_row_9721c3, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::layernorm_bwd_f32_768_block_per_row_5b867e,
-          k::kLaunch_768_block_per_row_5b867e, blocks, stream,
+          k::as_written::layernorm_bwd_f32_768_block_per_row_9721c3,
+          k::kLaunch_768_block_per_row_9721c3, blocks, stream,
           dx, dweight, dbias, dy, x, weight, mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_f32_768_block_per_row_5b867e_finish,
-          k::kLaunch_768_block_per_row_5b867e_finish, k::kLaunch_768_block_per_row_5b867e_finish.blocks, stream,
+          k::as_written::layernorm_bwd_f32_768_block_per_row_9721c3_finish,
+          k::kLaunch_768_block_per_row_9721c3_finish, k::kLaunch_768_block_per_row_9721c3_finish.blocks, stream,
           dweight, dbias, k::at<float>(workspace, 0), blocks);
     default:
       break;
@@ -1049,39 +1049,39 @@ inline cudaError_t layernorm_bwd_f32_pitched(
     case 0u:
       status = cudaMemsetAsync(workspace, 0, 128 + 8 * static_cast<std::size_t>(cols), stream);
       if (status != cudaSuccess) return status;
-      status = k::grid(k::kLaunch_any_cols_block_per_row_202b13, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_bd8bf0, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_f32_any_cols_block_per_row_202b13,
-          k::kLaunch_any_cols_block_per_row_202b13, blocks, stream,
+          k::as_written::layernorm_bwd_f32_any_cols_block_per_row_bd8bf0,
+          k::kLaunch_any_cols_block_per_row_bd8bf0, blocks, stream,
           dx, dweight, dbias, dy, x, weight, mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps,
           k::at<unsigned>(workspace, 0), k::at<float>(workspace, 128));
     case 1u:  // without weight
       status = cudaMemsetAsync(workspace, 0, 128 + 4 * static_cast<std::size_t>(cols), stream);
       if (status != cudaSuccess) return status;
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_202b13, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_bd8bf0, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written_without_weight::layernorm_bwd_f32_any_cols_without_weight_block_per_row_202b13,
-          k::kLaunch_any_cols_without_weight_block_per_row_202b13, blocks, stream,
+          k::as_written_without_weight::layernorm_bwd_f32_any_cols_without_weight_block_per_row_bd8bf0,
+          k::kLaunch_any_cols_without_weight_block_per_row_bd8bf0, blocks, stream,
           dx, dbias, dy, x, mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps, k::at<unsigned>(workspace, 0),
           k::at<float>(workspace, 128));
     case 2u:  // without bias
       status = cudaMemsetAsync(workspace, 0, 128 + 4 * static_cast<std::size_t>(cols), stream);
       if (status != cudaSuccess) return status;
-      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_202b13, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_bd8bf0, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_f32_any_cols_without_bias_block_per_row_202b13,
-          k::kLaunch_any_cols_without_bias_block_per_row_202b13, blocks, stream,
+          k::as_written::layernorm_bwd_f32_any_cols_without_bias_block_per_row_bd8bf0,
+          k::kLaunch_any_cols_without_bias_block_per_row_bd8bf0, blocks, stream,
           dx, dweight, dy, x, weight, mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps,
           k::at<unsigned>(workspace, 0), k::at<float>(workspace, 128));
     default:  // without weight and bias
-      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_e9df57, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_37daf1, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written_without_bias_without_weight::layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_e9df57,
-          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_e9df57, blocks, stream,
+          k::as_written_without_bias_without_weight::layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_37daf1,
+          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_37daf1, blocks, stream,
           dx, dy, x, mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps);
   }
 }

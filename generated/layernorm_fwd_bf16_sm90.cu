@@ -411,7 +411,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 
 // layernorm forward, 768 columns: 32 lanes of a warp own a row, 4 rows a block; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(128)
-layernorm_fwd_bf16_768_warp_per_row_9566dc(
+layernorm_fwd_bf16_768_warp_per_row_c3be4c(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -501,7 +501,7 @@ layernorm_fwd_bf16_768_warp_per_row_9566dc(
 
 // layernorm forward, 1000 columns: 64 threads own a row, 2 rows a block; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(128)
-layernorm_fwd_bf16_1000_block_per_row_36c8ce(
+layernorm_fwd_bf16_1000_block_per_row_a4c539(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -602,7 +602,7 @@ layernorm_fwd_bf16_1000_block_per_row_36c8ce(
 
 // layernorm forward, 1000 columns: 32 lanes of a warp own a row, 2 rows a block; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(64)
-layernorm_fwd_bf16_1000_warp_per_row_19d89f(
+layernorm_fwd_bf16_1000_warp_per_row_f1c509(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -701,7 +701,7 @@ layernorm_fwd_bf16_1000_warp_per_row_19d89f(
 
 // layernorm forward, 4096 columns: 128 threads own a row; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(128)
-layernorm_fwd_bf16_4096_block_per_row_19f3ed(
+layernorm_fwd_bf16_4096_block_per_row_185dd2(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -790,7 +790,7 @@ layernorm_fwd_bf16_4096_block_per_row_19f3ed(
 
 // layernorm forward, 6144 columns: 128 threads own a row; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(128)
-layernorm_fwd_bf16_6144_block_per_row_090832(
+layernorm_fwd_bf16_6144_block_per_row_fce070(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -879,7 +879,7 @@ layernorm_fwd_bf16_6144_block_per_row_090832(
 
 // layernorm forward, 8192 columns: 256 threads own a row; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_8192_block_per_row_640616(
+layernorm_fwd_bf16_8192_block_per_row_23bd97(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -989,7 +989,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 
 // layernorm forward, 1023 columns: 32 lanes of a warp own a row, 2 rows a block; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(64)
-layernorm_fwd_bf16_1023_warp_per_row_c5495d(
+layernorm_fwd_bf16_1023_warp_per_row_da5f50(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1080,7 +1080,7 @@ layernorm_fwd_bf16_1023_warp_per_row_c5495d(
 
 // layernorm forward, 3072 columns: 32 lanes of a warp own a row; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(32)
-layernorm_fwd_bf16_3072_warp_per_row_533009(
+layernorm_fwd_bf16_3072_warp_per_row_08b196(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1163,7 +1163,7 @@ layernorm_fwd_bf16_3072_warp_per_row_533009(
 
 // layernorm forward, 4097 columns: 128 threads own a row, 2 rows a block; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_4097_block_per_row_35b597(
+layernorm_fwd_bf16_4097_block_per_row_e0741a(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1286,7 +1286,7 @@ layernorm_fwd_bf16_4097_block_per_row_35b597(
 
 // layernorm forward, 65536 columns: 2 blocks of 512 threads own a row; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_fwd_bf16_65536_cluster_per_row_7094fd(
+layernorm_fwd_bf16_65536_cluster_per_row_6afe0e(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1407,7 +1407,7 @@ __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
 
 // layernorm forward, any number of columns: 256 threads own a row; it is read 3 times.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_any_cols_block_per_row_e9df57(
+layernorm_fwd_bf16_any_cols_block_per_row_37daf1(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1503,7 +1503,7 @@ layernorm_fwd_bf16_any_cols_block_per_row_e9df57(
 
 // layernorm forward, any number of columns: 256 threads own a row; it is read 3 times.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_any_cols_without_weight_block_per_row_e9df57(
+layernorm_fwd_bf16_any_cols_without_weight_block_per_row_37daf1(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1596,7 +1596,7 @@ layernorm_fwd_bf16_any_cols_without_weight_block_per_row_e9df57(
 
 // layernorm forward, any number of columns: 256 threads own a row; it is read 3 times.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_any_cols_without_bias_block_per_row_e9df57(
+layernorm_fwd_bf16_any_cols_without_bias_block_per_row_37daf1(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1689,7 +1689,7 @@ layernorm_fwd_bf16_any_cols_without_bias_block_per_row_e9df57(
 
 // layernorm forward, any number of columns: 256 threads own a row; it is read 3 times.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_e9df57(
+layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_37daf1(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1803,20 +1803,20 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_768_warp_per_row_9566dc{128, 4, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_1000_block_per_row_36c8ce{128, 2, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_1000_warp_per_row_19d89f{64, 2, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_1023_warp_per_row_c5495d{64, 2, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_3072_warp_per_row_533009{32, 1, 1, 0, 6144, 0, 1, 0, false};
-inline constexpr Launch kLaunch_4096_block_per_row_19f3ed{128, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_4097_block_per_row_35b597{256, 2, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_6144_block_per_row_090832{128, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_8192_block_per_row_640616{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_65536_cluster_per_row_7094fd{512, 1, 2, 0, 65536, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_768_warp_per_row_c3be4c{128, 4, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_1000_block_per_row_a4c539{128, 2, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_1000_warp_per_row_f1c509{64, 2, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_1023_warp_per_row_da5f50{64, 2, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_3072_warp_per_row_08b196{32, 1, 1, 0, 6144, 0, 1, 0, false};
+inline constexpr Launch kLaunch_4096_block_per_row_185dd2{128, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_4097_block_per_row_e0741a{256, 2, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_6144_block_per_row_fce070{128, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_8192_block_per_row_23bd97{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_65536_cluster_per_row_6afe0e{512, 1, 2, 0, 65536, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -1963,92 +1963,92 @@ inline cudaError_t layernorm_fwd_bf16_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent, alike)) {
     case 0:  // 8192 x 768
-      status = k::grid(k::kLaunch_768_warp_per_row_9566dc, rows, &blocks);
+      status = k::grid(k::kLaunch_768_warp_per_row_c3be4c, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::sum_of_squares::layernorm_fwd_bf16_768_warp_per_row_9566dc,
-          k::kLaunch_768_warp_per_row_9566dc, blocks, stream,
+          k::sum_of_squares::layernorm_fwd_bf16_768_warp_per_row_c3be4c,
+          k::kLaunch_768_warp_per_row_c3be4c, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 1:  // 8192 x 1000
-      status = k::grid(k::kLaunch_1000_block_per_row_36c8ce, rows, &blocks);
+      status = k::grid(k::kLaunch_1000_block_per_row_a4c539, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::sum_of_squares::layernorm_fwd_bf16_1000_block_per_row_36c8ce,
-          k::kLaunch_1000_block_per_row_36c8ce, blocks, stream,
+          k::sum_of_squares::layernorm_fwd_bf16_1000_block_per_row_a4c539,
+          k::kLaunch_1000_block_per_row_a4c539, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 2:  // 16384 x 1000
-      status = k::grid(k::kLaunch_1000_warp_per_row_19d89f, rows, &blocks);
+      status = k::grid(k::kLaunch_1000_warp_per_row_f1c509, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::sum_of_squares::layernorm_fwd_bf16_1000_warp_per_row_19d89f,
-          k::kLaunch_1000_warp_per_row_19d89f, blocks, stream,
+          k::sum_of_squares::layernorm_fwd_bf16_1000_warp_per_row_f1c509,
+          k::kLaunch_1000_warp_per_row_f1c509, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 3:  // 16384 x 1023
-      status = k::grid(k::kLaunch_1023_warp_per_row_c5495d, rows, &blocks);
+      status = k::grid(k::kLaunch_1023_warp_per_row_da5f50, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::shifted::layernorm_fwd_bf16_1023_warp_per_row_c5495d,
-          k::kLaunch_1023_warp_per_row_c5495d, blocks, stream,
+          k::shifted::layernorm_fwd_bf16_1023_warp_per_row_da5f50,
+          k::kLaunch_1023_warp_per_row_da5f50, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 4:  // 4096 x 3072
-      status = k::grid(k::kLaunch_3072_warp_per_row_533009, rows, &blocks);
+      status = k::grid(k::kLaunch_3072_warp_per_row_08b196, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::shifted::layernorm_fwd_bf16_3072_warp_per_row_533009,
-          k::kLaunch_3072_warp_per_row_533009, blocks, stream,
+          k::shifted::layernorm_fwd_bf16_3072_warp_per_row_08b196,
+          k::kLaunch_3072_warp_per_row_08b196, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 5:  // 4096 x 4096
-      status = k::grid(k::kLaunch_4096_block_per_row_19f3ed, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_block_per_row_185dd2, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::sum_of_squares::layernorm_fwd_bf16_4096_block_per_row_19f3ed,
-          k::kLaunch_4096_block_per_row_19f3ed, blocks, stream,
+          k::sum_of_squares::layernorm_fwd_bf16_4096_block_per_row_185dd2,
+          k::kLaunch_4096_block_per_row_185dd2, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 6:  // 8192 x 4097
-      status = k::grid(k::kLaunch_4097_block_per_row_35b597, rows, &blocks);
+      status = k::grid(k::kLaunch_4097_block_per_row_e0741a, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::shifted::layernorm_fwd_bf16_4097_block_per_row_35b597,
-          k::kLaunch_4097_block_per_row_35b597, blocks, stream,
+          k::shifted::layernorm_fwd_bf16_4097_block_per_row_e0741a,
+          k::kLaunch_4097_block_per_row_e0741a, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 7:  // 4096 x 6144
-      status = k::grid(k::kLaunch_6144_block_per_row_090832, rows, &blocks);
+      status = k::grid(k::kLaunch_6144_block_per_row_fce070, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::sum_of_squares::layernorm_fwd_bf16_6144_block_per_row_090832,
-          k::kLaunch_6144_block_per_row_090832, blocks, stream,
+          k::sum_of_squares::layernorm_fwd_bf16_6144_block_per_row_fce070,
+          k::kLaunch_6144_block_per_row_fce070, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 8:  // 16384 x 8192
-      status = k::grid(k::kLaunch_8192_block_per_row_640616, rows, &blocks);
+      status = k::grid(k::kLaunch_8192_block_per_row_23bd97, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::sum_of_squares::layernorm_fwd_bf16_8192_block_per_row_640616,
-          k::kLaunch_8192_block_per_row_640616, blocks, stream,
+          k::sum_of_squares::layernorm_fwd_bf16_8192_block_per_row_23bd97,
+          k::kLaunch_8192_block_per_row_23bd97, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 9:  // 2048 x 65536
-      status = k::grid(k::kLaunch_65536_cluster_per_row_7094fd, rows, &blocks);
+      status = k::grid(k::kLaunch_65536_cluster_per_row_6afe0e, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::shifted::layernorm_fwd_bf16_65536_cluster_per_row_7094fd,
-          k::kLaunch_65536_cluster_per_row_7094fd, blocks, stream,
+          k::shifted::layernorm_fwd_bf16_65536_cluster_per_row_6afe0e,
+          k::kLaunch_65536_cluster_per_row_6afe0e, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
@@ -2057,36 +2057,36 @@ inline cudaError_t layernorm_fwd_bf16_pitched(
   }
   switch (absent & k::kCompiledOut) {  // the general kernel
     case 0u:
-      status = k::grid(k::kLaunch_any_cols_block_per_row_e9df57, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_37daf1, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::two_pass::layernorm_fwd_bf16_any_cols_block_per_row_e9df57,
-          k::kLaunch_any_cols_block_per_row_e9df57, blocks, stream,
+          k::two_pass::layernorm_fwd_bf16_any_cols_block_per_row_37daf1,
+          k::kLaunch_any_cols_block_per_row_37daf1, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, cols, eps);
     case 1u:  // without weight
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_e9df57, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_37daf1, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::two_pass::layernorm_fwd_bf16_any_cols_without_weight_block_per_row_e9df57,
-          k::kLaunch_any_cols_without_weight_block_per_row_e9df57, blocks, stream,
+          k::two_pass::layernorm_fwd_bf16_any_cols_without_weight_block_per_row_37daf1,
+          k::kLaunch_any_cols_without_weight_block_per_row_37daf1, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(bias), y_pitch, x_pitch, rows, cols, eps);
     case 2u:  // without bias
-      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_e9df57, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_37daf1, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::two_pass::layernorm_fwd_bf16_any_cols_without_bias_block_per_row_e9df57,
-          k::kLaunch_any_cols_without_bias_block_per_row_e9df57, blocks, stream,
+          k::two_pass::layernorm_fwd_bf16_any_cols_without_bias_block_per_row_37daf1,
+          k::kLaunch_any_cols_without_bias_block_per_row_37daf1, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, cols, eps);
     default:  // without weight and bias
-      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_e9df57, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_37daf1, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::two_pass::layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_e9df57,
-          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_e9df57, blocks, stream,
+          k::two_pass::layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_37daf1,
+          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_37daf1, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch,
           rows, cols, eps);
   }

@@ -246,7 +246,7 @@ __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
 
 // layernorm forward, 768 columns: 64 threads own a row; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(64)
-layernorm_fwd_f32_768_block_per_row_93751c(
+layernorm_fwd_f32_768_block_per_row_4c9858(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -348,7 +348,7 @@ layernorm_fwd_f32_768_block_per_row_93751c(
 
 // layernorm forward, 1024 columns: 64 threads own a row; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(64)
-layernorm_fwd_f32_1024_block_per_row_1d899a(
+layernorm_fwd_f32_1024_block_per_row_f79db0(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -450,7 +450,7 @@ layernorm_fwd_f32_1024_block_per_row_1d899a(
 
 // layernorm forward, any number of columns: 256 threads own a row; it is read 3 times.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_f32_any_cols_block_per_row_e9df57(
+layernorm_fwd_f32_any_cols_block_per_row_37daf1(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -546,7 +546,7 @@ layernorm_fwd_f32_any_cols_block_per_row_e9df57(
 
 // layernorm forward, any number of columns: 256 threads own a row; it is read 3 times.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_f32_any_cols_without_weight_block_per_row_e9df57(
+layernorm_fwd_f32_any_cols_without_weight_block_per_row_37daf1(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -639,7 +639,7 @@ layernorm_fwd_f32_any_cols_without_weight_block_per_row_e9df57(
 
 // layernorm forward, any number of columns: 256 threads own a row; it is read 3 times.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_f32_any_cols_without_bias_block_per_row_e9df57(
+layernorm_fwd_f32_any_cols_without_bias_block_per_row_37daf1(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -732,7 +732,7 @@ layernorm_fwd_f32_any_cols_without_bias_block_per_row_e9df57(
 
 // layernorm forward, any number of columns: 256 threads own a row; it is read 3 times.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_f32_any_cols_without_bias_without_weight_block_per_row_e9df57(
+layernorm_fwd_f32_any_cols_without_bias_without_weight_block_per_row_37daf1(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -844,12 +844,12 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_768_block_per_row_93751c{64, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_1024_block_per_row_1d899a{64, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_768_block_per_row_4c9858{64, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_1024_block_per_row_f79db0{64, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -986,50 +986,50 @@ inline cudaError_t layernorm_fwd_f32_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 768
-      status = k::grid(k::kLaunch_768_block_per_row_93751c, rows, &blocks);
+      status = k::grid(k::kLaunch_768_block_per_row_4c9858, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_f32_768_block_per_row_93751c,
-          k::kLaunch_768_block_per_row_93751c, blocks, stream,
+          k::layernorm_fwd_f32_768_block_per_row_4c9858,
+          k::kLaunch_768_block_per_row_4c9858, blocks, stream,
           y, mean, rstd, x, weight, bias, y_pitch, x_pitch, rows, eps);
     case 1:  // 32768 x 1024
-      status = k::grid(k::kLaunch_1024_block_per_row_1d899a, rows, &blocks);
+      status = k::grid(k::kLaunch_1024_block_per_row_f79db0, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_f32_1024_block_per_row_1d899a,
-          k::kLaunch_1024_block_per_row_1d899a, blocks, stream,
+          k::layernorm_fwd_f32_1024_block_per_row_f79db0,
+          k::kLaunch_1024_block_per_row_f79db0, blocks, stream,
           y, mean, rstd, x, weight, bias, y_pitch, x_pitch, rows, eps);
     default:
       break;
   }
   switch (absent & k::kCompiledOut) {  // the general kernel
     case 0u:
-      status = k::grid(k::kLaunch_any_cols_block_per_row_e9df57, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_37daf1, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_f32_any_cols_block_per_row_e9df57,
-          k::kLaunch_any_cols_block_per_row_e9df57, blocks, stream,
+          k::layernorm_fwd_f32_any_cols_block_per_row_37daf1,
+          k::kLaunch_any_cols_block_per_row_37daf1, blocks, stream,
           y, mean, rstd, x, weight, bias, y_pitch, x_pitch, rows, cols, eps);
     case 1u:  // without weight
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_e9df57, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_37daf1, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_f32_any_cols_without_weight_block_per_row_e9df57,
-          k::kLaunch_any_cols_without_weight_block_per_row_e9df57, blocks, stream,
+          k::layernorm_fwd_f32_any_cols_without_weight_block_per_row_37daf1,
+          k::kLaunch_any_cols_without_weight_block_per_row_37daf1, blocks, stream,
           y, mean, rstd, x, bias, y_pitch, x_pitch, rows, cols, eps);
     case 2u:  // without bias
-      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_e9df57, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_37daf1, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_f32_any_cols_without_bias_block_per_row_e9df57,
-          k::kLaunch_any_cols_without_bias_block_per_row_e9df57, blocks, stream,
+          k::layernorm_fwd_f32_any_cols_without_bias_block_per_row_37daf1,
+          k::kLaunch_any_cols_without_bias_block_per_row_37daf1, blocks, stream,
           y, mean, rstd, x, weight, y_pitch, x_pitch, rows, cols, eps);
     default:  // without weight and bias
-      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_e9df57, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_37daf1, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_f32_any_cols_without_bias_without_weight_block_per_row_e9df57,
-          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_e9df57, blocks, stream,
+          k::layernorm_fwd_f32_any_cols_without_bias_without_weight_block_per_row_37daf1,
+          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_37daf1, blocks, stream,
           y, mean, rstd, x, y_pitch, x_pitch, rows, cols, eps);
   }
 }

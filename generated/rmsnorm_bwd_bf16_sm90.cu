@@ -319,7 +319,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 
 // rmsnorm backward, 128 columns: 8 lanes of a warp own a row, 32 rows a block; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_bwd_bf16_128_warp_per_row_3061ee(
+rmsnorm_bwd_bf16_128_warp_per_row_3b009f(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* __restrict__ dy,
@@ -453,7 +453,7 @@ rmsnorm_bwd_bf16_128_warp_per_row_3061ee(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_128_warp_per_row_3061ee_finish(
+rmsnorm_bwd_bf16_128_warp_per_row_3b009f_finish(
     bfloat16* __restrict__ dweight,
     const float* __restrict__ partials,
     int partial_rows) {
@@ -504,7 +504,7 @@ rmsnorm_bwd_bf16_128_warp_per_row_3061ee_finish(
 
 // rmsnorm backward, 128 columns: 8 lanes of a warp own a row, 16 rows a block; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(128)
-rmsnorm_bwd_bf16_128_warp_per_row_764ba8(
+rmsnorm_bwd_bf16_128_warp_per_row_654381(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* __restrict__ dy,
@@ -638,7 +638,7 @@ rmsnorm_bwd_bf16_128_warp_per_row_764ba8(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_128_warp_per_row_764ba8_finish(
+rmsnorm_bwd_bf16_128_warp_per_row_654381_finish(
     bfloat16* __restrict__ dweight,
     const float* __restrict__ partials,
     int partial_rows) {
@@ -689,7 +689,7 @@ rmsnorm_bwd_bf16_128_warp_per_row_764ba8_finish(
 
 // rmsnorm backward, 768 columns: 32 lanes of a warp own a row, 4 rows a block; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(128)
-rmsnorm_bwd_bf16_768_warp_per_row_2bd7c4(
+rmsnorm_bwd_bf16_768_warp_per_row_97f0ab(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* __restrict__ dy,
@@ -797,7 +797,7 @@ rmsnorm_bwd_bf16_768_warp_per_row_2bd7c4(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_768_warp_per_row_2bd7c4_finish(
+rmsnorm_bwd_bf16_768_warp_per_row_97f0ab_finish(
     bfloat16* __restrict__ dweight,
     const float* __restrict__ partials,
     int partial_rows) {
@@ -848,7 +848,7 @@ rmsnorm_bwd_bf16_768_warp_per_row_2bd7c4_finish(
 
 // rmsnorm backward, 1024 columns: 64 threads own a row, 2 rows a block; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(128)
-rmsnorm_bwd_bf16_1024_block_per_row_7c50d3(
+rmsnorm_bwd_bf16_1024_block_per_row_2251f5(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* __restrict__ dy,
@@ -989,7 +989,7 @@ rmsnorm_bwd_bf16_1024_block_per_row_7c50d3(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_1024_block_per_row_7c50d3_finish(
+rmsnorm_bwd_bf16_1024_block_per_row_2251f5_finish(
     bfloat16* __restrict__ dweight,
     const float* __restrict__ partials,
     int partial_rows) {
@@ -1040,7 +1040,7 @@ rmsnorm_bwd_bf16_1024_block_per_row_7c50d3_finish(
 
 // rmsnorm backward, 4096 columns: 256 threads own a row, 2 rows a block; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_4096_block_per_row_d4f367(
+rmsnorm_bwd_bf16_4096_block_per_row_7dc6de(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* __restrict__ dy,
@@ -1181,7 +1181,7 @@ rmsnorm_bwd_bf16_4096_block_per_row_d4f367(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_4096_block_per_row_d4f367_finish(
+rmsnorm_bwd_bf16_4096_block_per_row_7dc6de_finish(
     bfloat16* __restrict__ dweight,
     const float* __restrict__ partials,
     int partial_rows) {
@@ -1232,7 +1232,7 @@ rmsnorm_bwd_bf16_4096_block_per_row_d4f367_finish(
 
 // rmsnorm backward, 4097 columns: 256 threads own a row, 2 rows a block; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_4097_block_per_row_3b8d66(
+rmsnorm_bwd_bf16_4097_block_per_row_c160d2(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* __restrict__ dy,
@@ -1358,7 +1358,7 @@ rmsnorm_bwd_bf16_4097_block_per_row_3b8d66(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_4097_block_per_row_3b8d66_finish(
+rmsnorm_bwd_bf16_4097_block_per_row_c160d2_finish(
     bfloat16* __restrict__ dweight,
     const float* __restrict__ partials,
     int partial_rows) {
@@ -1406,7 +1406,7 @@ rmsnorm_bwd_bf16_4097_block_per_row_3b8d66_finish(
 
 // rmsnorm backward, 8192 columns: 512 threads own a row; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_8192_block_per_row_7bf3df(
+rmsnorm_bwd_bf16_8192_block_per_row_a6c045(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* __restrict__ dy,
@@ -1532,7 +1532,7 @@ rmsnorm_bwd_bf16_8192_block_per_row_7bf3df(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_8192_block_per_row_7bf3df_finish(
+rmsnorm_bwd_bf16_8192_block_per_row_a6c045_finish(
     bfloat16* __restrict__ dweight,
     const float* __restrict__ partials,
     int partial_rows) {
@@ -1582,7 +1582,7 @@ rmsnorm_bwd_bf16_8192_block_per_row_7bf3df_finish(
 
 // rmsnorm backward, 32768 columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_bwd_bf16_32768_block_per_row_42fa92(
+rmsnorm_bwd_bf16_32768_block_per_row_7b089f(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* __restrict__ dy,
@@ -1680,7 +1680,7 @@ rmsnorm_bwd_bf16_32768_block_per_row_42fa92(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_32768_block_per_row_42fa92_finish(
+rmsnorm_bwd_bf16_32768_block_per_row_7b089f_finish(
     bfloat16* __restrict__ dweight,
     const float* __restrict__ partials,
     int partial_rows) {
@@ -1730,7 +1730,7 @@ rmsnorm_bwd_bf16_32768_block_per_row_42fa92_finish(
 
 // rmsnorm backward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_bwd_bf16_any_cols_block_per_row_202b13(
+rmsnorm_bwd_bf16_any_cols_block_per_row_bd8bf0(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* __restrict__ dy,
@@ -1858,7 +1858,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 
 // rmsnorm backward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_e9df57(
+rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_37daf1(
     bfloat16* __restrict__ dx,
     const bfloat16* __restrict__ dy,
     const bfloat16* __restrict__ x,
@@ -1955,24 +1955,24 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_128_warp_per_row_3061ee{256, 32, 1, 3, 4096, 0, 1, 1, false};
-inline constexpr Launch kLaunch_128_warp_per_row_3061ee_finish{512, 1, 1, 0, 0, 16, 1, 0, true};
-inline constexpr Launch kLaunch_128_warp_per_row_764ba8{128, 16, 1, 4, 2048, 0, 1, 1, false};
-inline constexpr Launch kLaunch_128_warp_per_row_764ba8_finish{512, 1, 1, 0, 0, 16, 1, 0, true};
-inline constexpr Launch kLaunch_768_warp_per_row_2bd7c4{128, 4, 1, 4, 12288, 0, 1, 1, false};
-inline constexpr Launch kLaunch_768_warp_per_row_2bd7c4_finish{512, 1, 1, 0, 0, 96, 1, 0, true};
-inline constexpr Launch kLaunch_1024_block_per_row_7c50d3{128, 2, 1, 4, 8192, 0, 1, 1, false};
-inline constexpr Launch kLaunch_1024_block_per_row_7c50d3_finish{512, 1, 1, 0, 0, 128, 1, 0, true};
-inline constexpr Launch kLaunch_4096_block_per_row_d4f367{512, 2, 1, 1, 32768, 0, 1, 1, false};
-inline constexpr Launch kLaunch_4096_block_per_row_d4f367_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
-inline constexpr Launch kLaunch_4097_block_per_row_3b8d66{512, 2, 1, 1, 33024, 0, 1, 1, false};
-inline constexpr Launch kLaunch_4097_block_per_row_3b8d66_finish{512, 1, 1, 0, 0, 258, 1, 0, false};
-inline constexpr Launch kLaunch_8192_block_per_row_7bf3df{512, 1, 1, 1, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_8192_block_per_row_7bf3df_finish{512, 1, 1, 0, 0, 256, 1, 0, false};
-inline constexpr Launch kLaunch_32768_block_per_row_42fa92{256, 1, 1, 1, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_32768_block_per_row_42fa92_finish{512, 1, 1, 0, 0, 1024, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_202b13{256, 1, 1, 0, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_128_warp_per_row_3b009f{256, 32, 1, 3, 4096, 0, 1, 1, false};
+inline constexpr Launch kLaunch_128_warp_per_row_3b009f_finish{512, 1, 1, 0, 0, 16, 1, 0, true};
+inline constexpr Launch kLaunch_128_warp_per_row_654381{128, 16, 1, 4, 2048, 0, 1, 1, false};
+inline constexpr Launch kLaunch_128_warp_per_row_654381_finish{512, 1, 1, 0, 0, 16, 1, 0, true};
+inline constexpr Launch kLaunch_768_warp_per_row_97f0ab{128, 4, 1, 4, 12288, 0, 1, 1, false};
+inline constexpr Launch kLaunch_768_warp_per_row_97f0ab_finish{512, 1, 1, 0, 0, 96, 1, 0, true};
+inline constexpr Launch kLaunch_1024_block_per_row_2251f5{128, 2, 1, 4, 8192, 0, 1, 1, false};
+inline constexpr Launch kLaunch_1024_block_per_row_2251f5_finish{512, 1, 1, 0, 0, 128, 1, 0, true};
+inline constexpr Launch kLaunch_4096_block_per_row_7dc6de{512, 2, 1, 1, 32768, 0, 1, 1, false};
+inline constexpr Launch kLaunch_4096_block_per_row_7dc6de_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
+inline constexpr Launch kLaunch_4097_block_per_row_c160d2{512, 2, 1, 1, 33024, 0, 1, 1, false};
+inline constexpr Launch kLaunch_4097_block_per_row_c160d2_finish{512, 1, 1, 0, 0, 258, 1, 0, false};
+inline constexpr Launch kLaunch_8192_block_per_row_a6c045{512, 1, 1, 1, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_8192_block_per_row_a6c045_finish{512, 1, 1, 0, 0, 256, 1, 0, false};
+inline constexpr Launch kLaunch_32768_block_per_row_7b089f{256, 1, 1, 1, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_32768_block_per_row_7b089f_finish{512, 1, 1, 0, 0, 1024, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_block_per_row_bd8bf0{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -2107,42 +2107,42 @@ inline std::size_t rmsnorm_bwd_bf16_workspace_bytes(int rows, int cols) {
   std::size_t most = 128 + 4 * static_cast<std::size_t>(cols);
   int blocks = 0;
   if (cols == 128) {
-    if (k::grid(k::kLaunch_128_warp_per_row_3061ee, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_128_warp_per_row_3b009f, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 512 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 128) {
-    if (k::grid(k::kLaunch_128_warp_per_row_764ba8, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_128_warp_per_row_654381, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 512 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 768) {
-    if (k::grid(k::kLaunch_768_warp_per_row_2bd7c4, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_768_warp_per_row_97f0ab, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 3072 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 1024) {
-    if (k::grid(k::kLaunch_1024_block_per_row_7c50d3, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_1024_block_per_row_2251f5, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 4096 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 4096) {
-    if (k::grid(k::kLaunch_4096_block_per_row_d4f367, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_4096_block_per_row_7dc6de, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 16384 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 4097) {
-    if (k::grid(k::kLaunch_4097_block_per_row_3b8d66, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_4097_block_per_row_c160d2, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 16512 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 8192) {
-    if (k::grid(k::kLaunch_8192_block_per_row_7bf3df, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_8192_block_per_row_a6c045, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 32768 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 32768) {
-    if (k::grid(k::kLaunch_32768_block_per_row_42fa92, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_32768_block_per_row_7b089f, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 131072 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
@@ -2171,124 +2171,124 @@ inline cudaError_t rmsnorm_bwd_bf16_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 65536 x 128
-      status = k::grid(k::kLaunch_128_warp_per_row_3061ee, rows, &blocks);
+      status = k::grid(k::kLaunch_128_warp_per_row_3b009f, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_3061ee,
-          k::kLaunch_128_warp_per_row_3061ee, blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_3b009f,
+          k::kLaunch_128_warp_per_row_3b009f, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_3061ee_finish,
-          k::kLaunch_128_warp_per_row_3061ee_finish, k::kLaunch_128_warp_per_row_3061ee_finish.blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_3b009f_finish,
+          k::kLaunch_128_warp_per_row_3b009f_finish, k::kLaunch_128_warp_per_row_3b009f_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 1:  // 1048576 x 128
-      status = k::grid(k::kLaunch_128_warp_per_row_764ba8, rows, &blocks);
+      status = k::grid(k::kLaunch_128_warp_per_row_654381, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_764ba8,
-          k::kLaunch_128_warp_per_row_764ba8, blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_654381,
+          k::kLaunch_128_warp_per_row_654381, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_764ba8_finish,
-          k::kLaunch_128_warp_per_row_764ba8_finish, k::kLaunch_128_warp_per_row_764ba8_finish.blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_654381_finish,
+          k::kLaunch_128_warp_per_row_654381_finish, k::kLaunch_128_warp_per_row_654381_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 2:  // 8192 x 768
-      status = k::grid(k::kLaunch_768_warp_per_row_2bd7c4, rows, &blocks);
+      status = k::grid(k::kLaunch_768_warp_per_row_97f0ab, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_768_warp_per_row_2bd7c4,
-          k::kLaunch_768_warp_per_row_2bd7c4, blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_768_warp_per_row_97f0ab,
+          k::kLaunch_768_warp_per_row_97f0ab, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_768_warp_per_row_2bd7c4_finish,
-          k::kLaunch_768_warp_per_row_2bd7c4_finish, k::kLaunch_768_warp_per_row_2bd7c4_finish.blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_768_warp_per_row_97f0ab_finish,
+          k::kLaunch_768_warp_per_row_97f0ab_finish, k::kLaunch_768_warp_per_row_97f0ab_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 3:  // 65536 x 1024
-      status = k::grid(k::kLaunch_1024_block_per_row_7c50d3, rows, &blocks);
+      status = k::grid(k::kLaunch_1024_block_per_row_2251f5, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_1024_block_per_row_7c50d3,
-          k::kLaunch_1024_block_per_row_7c50d3, blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_1024_block_per_row_2251f5,
+          k::kLaunch_1024_block_per_row_2251f5, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_1024_block_per_row_7c50d3_finish,
-          k::kLaunch_1024_block_per_row_7c50d3_finish, k::kLaunch_1024_block_per_row_7c50d3_finish.blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_1024_block_per_row_2251f5_finish,
+          k::kLaunch_1024_block_per_row_2251f5_finish, k::kLaunch_1024_block_per_row_2251f5_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 4:  // 4096 x 4096
-      status = k::grid(k::kLaunch_4096_block_per_row_d4f367, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_block_per_row_7dc6de, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_4096_block_per_row_d4f367,
-          k::kLaunch_4096_block_per_row_d4f367, blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_4096_block_per_row_7dc6de,
+          k::kLaunch_4096_block_per_row_7dc6de, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_4096_block_per_row_d4f367_finish,
-          k::kLaunch_4096_block_per_row_d4f367_finish, k::kLaunch_4096_block_per_row_d4f367_finish.blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_4096_block_per_row_7dc6de_finish,
+          k::kLaunch_4096_block_per_row_7dc6de_finish, k::kLaunch_4096_block_per_row_7dc6de_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 5:  // 4096 x 4097
-      status = k::grid(k::kLaunch_4097_block_per_row_3b8d66, rows, &blocks);
+      status = k::grid(k::kLaunch_4097_block_per_row_c160d2, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_4097_block_per_row_3b8d66,
-          k::kLaunch_4097_block_per_row_3b8d66, blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_4097_block_per_row_c160d2,
+          k::kLaunch_4097_block_per_row_c160d2, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_4097_block_per_row_3b8d66_finish,
-          k::kLaunch_4097_block_per_row_3b8d66_finish, k::kLaunch_4097_block_per_row_3b8d66_finish.blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_4097_block_per_row_c160d2_finish,
+          k::kLaunch_4097_block_per_row_c160d2_finish, k::kLaunch_4097_block_per_row_c160d2_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 6:  // 16384 x 8192
-      status = k::grid(k::kLaunch_8192_block_per_row_7bf3df, rows, &blocks);
+      status = k::grid(k::kLaunch_8192_block_per_row_a6c045, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_8192_block_per_row_7bf3df,
-          k::kLaunch_8192_block_per_row_7bf3df, blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_8192_block_per_row_a6c045,
+          k::kLaunch_8192_block_per_row_a6c045, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_8192_block_per_row_7bf3df_finish,
-          k::kLaunch_8192_block_per_row_7bf3df_finish, k::kLaunch_8192_block_per_row_7bf3df_finish.blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_8192_block_per_row_a6c045_finish,
+          k::kLaunch_8192_block_per_row_a6c045_finish, k::kLaunch_8192_block_per_row_a6c045_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 7:  // 2048 x 32768
-      status = k::grid(k::kLaunch_32768_block_per_row_42fa92, rows, &blocks);
+      status = k::grid(k::kLaunch_32768_block_per_row_7b089f, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_32768_block_per_row_42fa92,
-          k::kLaunch_32768_block_per_row_42fa92, blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_32768_block_per_row_7b089f,
+          k::kLaunch_32768_block_per_row_7b089f, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_32768_block_per_row_42fa92_finish,
-          k::kLaunch_32768_block_per_row_42fa92_finish, k::kLaunch_32768_block_per_row_42fa92_finish.blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_32768_block_per_row_7b089f_finish,
+          k::kLaunch_32768_block_per_row_7b089f_finish, k::kLaunch_32768_block_per_row_7b089f_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     default:
       break;
@@ -2297,21 +2297,21 @@ inline cudaError_t rmsnorm_bwd_bf16_pitched(
     case 0u:
       status = cudaMemsetAsync(workspace, 0, 128 + 4 * static_cast<std::size_t>(cols), stream);
       if (status != cudaSuccess) return status;
-      status = k::grid(k::kLaunch_any_cols_block_per_row_202b13, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_bd8bf0, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_any_cols_block_per_row_202b13,
-          k::kLaunch_any_cols_block_per_row_202b13, blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_any_cols_block_per_row_bd8bf0,
+          k::kLaunch_any_cols_block_per_row_bd8bf0, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps,
           k::at<unsigned>(workspace, 0), k::at<float>(workspace, 128));
     default:  // without weight
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_e9df57, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_37daf1, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written_without_weight::rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_e9df57,
-          k::kLaunch_any_cols_without_weight_block_per_row_e9df57, blocks, stream,
+          k::as_written_without_weight::rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_37daf1,
+          k::kLaunch_any_cols_without_weight_block_per_row_37daf1, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps);
   }

@@ -176,7 +176,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 
 // rmsnorm backward, 4096 columns: 256 threads own a row; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_bwd_f32_4096_block_per_row_420051(
+rmsnorm_bwd_f32_4096_block_per_row_dbdaf5(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     const float* __restrict__ dy,
@@ -283,7 +283,7 @@ rmsnorm_bwd_f32_4096_block_per_row_420051(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_f32_4096_block_per_row_420051_finish(
+rmsnorm_bwd_f32_4096_block_per_row_dbdaf5_finish(
     float* __restrict__ dweight,
     const float* __restrict__ partials,
     int partial_rows) {
@@ -334,7 +334,7 @@ rmsnorm_bwd_f32_4096_block_per_row_420051_finish(
 
 // rmsnorm backward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_bwd_f32_any_cols_block_per_row_202b13(
+rmsnorm_bwd_f32_any_cols_block_per_row_bd8bf0(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     const float* __restrict__ dy,
@@ -462,7 +462,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 
 // rmsnorm backward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_e9df57(
+rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_37daf1(
     float* __restrict__ dx,
     const float* __restrict__ dy,
     const float* __restrict__ x,
@@ -559,10 +559,10 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_4096_block_per_row_420051{256, 1, 1, 2, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_4096_block_per_row_420051_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
-inline constexpr Launch kLaunch_any_cols_block_per_row_202b13{256, 1, 1, 0, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_4096_block_per_row_dbdaf5{256, 1, 1, 2, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_4096_block_per_row_dbdaf5_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
+inline constexpr Launch kLaunch_any_cols_block_per_row_bd8bf0{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -690,7 +690,7 @@ inline std::size_t rmsnorm_bwd_f32_workspace_bytes(int rows, int cols) {
   std::size_t most = 128 + 4 * static_cast<std::size_t>(cols);
   int blocks = 0;
   if (cols == 4096) {
-    if (k::grid(k::kLaunch_4096_block_per_row_420051, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_4096_block_per_row_dbdaf5, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 16384 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
@@ -719,16 +719,16 @@ inline cudaError_t rmsnorm_bwd_f32_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 4096
-      status = k::grid(k::kLaunch_4096_block_per_row_420051, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_block_per_row_dbdaf5, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_f32_4096_block_per_row_420051,
-          k::kLaunch_4096_block_per_row_420051, blocks, stream,
+          k::as_written::rmsnorm_bwd_f32_4096_block_per_row_dbdaf5,
+          k::kLaunch_4096_block_per_row_dbdaf5, blocks, stream,
           dx, dweight, dy, x, weight, rstd, dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_f32_4096_block_per_row_420051_finish,
-          k::kLaunch_4096_block_per_row_420051_finish, k::kLaunch_4096_block_per_row_420051_finish.blocks, stream,
+          k::as_written::rmsnorm_bwd_f32_4096_block_per_row_dbdaf5_finish,
+          k::kLaunch_4096_block_per_row_dbdaf5_finish, k::kLaunch_4096_block_per_row_dbdaf5_finish.blocks, stream,
           dweight, k::at<float>(workspace, 0), blocks);
     default:
       break;
@@ -737,19 +737,19 @@ inline cudaError_t rmsnorm_bwd_f32_pitched(
     case 0u:
       status = cudaMemsetAsync(workspace, 0, 128 + 4 * static_cast<std::size_t>(cols), stream);
       if (status != cudaSuccess) return status;
-      status = k::grid(k::kLaunch_any_cols_block_per_row_202b13, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_bd8bf0, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_f32_any_cols_block_per_row_202b13,
-          k::kLaunch_any_cols_block_per_row_202b13, blocks, stream,
+          k::as_written::rmsnorm_bwd_f32_any_cols_block_per_row_bd8bf0,
+          k::kLaunch_any_cols_block_per_row_bd8bf0, blocks, stream,
           dx, dweight, dy, x, weight, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps,
           k::at<unsigned>(workspace, 0), k::at<float>(workspace, 128));
     default:  // without weight
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_e9df57, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_37daf1, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written_without_weight::rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_e9df57,
-          k::kLaunch_any_cols_without_weight_block_per_row_e9df57, blocks, stream,
+          k::as_written_without_weight::rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_37daf1,
+          k::kLaunch_any_cols_without_weight_block_per_row_37daf1, blocks, stream,
           dx, dy, x, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps);
   }
 }

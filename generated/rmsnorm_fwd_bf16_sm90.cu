@@ -282,7 +282,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 
 // rmsnorm forward, 4096 columns: 256 threads own a row; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_4096_block_per_row_636837(
+rmsnorm_fwd_bf16_4096_block_per_row_a18795(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     const bfloat16* __restrict__ x,
@@ -354,7 +354,7 @@ rmsnorm_fwd_bf16_4096_block_per_row_636837(
 
 // rmsnorm forward, 4096 columns: 256 threads own a row; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_4096_block_per_row_cd8ce8(
+rmsnorm_fwd_bf16_4096_block_per_row_b14796(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     const bfloat16* __restrict__ x,
@@ -426,7 +426,7 @@ rmsnorm_fwd_bf16_4096_block_per_row_cd8ce8(
 
 // rmsnorm forward, 8192 columns: 256 threads own a row; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_8192_block_per_row_636837(
+rmsnorm_fwd_bf16_8192_block_per_row_a18795(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     const bfloat16* __restrict__ x,
@@ -498,7 +498,7 @@ rmsnorm_fwd_bf16_8192_block_per_row_636837(
 
 // rmsnorm forward, 16384 columns: 4 blocks of 128 threads own a row; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(128)
-rmsnorm_fwd_bf16_16384_cluster_per_row_907e52(
+rmsnorm_fwd_bf16_16384_cluster_per_row_5b7d60(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     const bfloat16* __restrict__ x,
@@ -581,7 +581,7 @@ rmsnorm_fwd_bf16_16384_cluster_per_row_907e52(
 
 // rmsnorm forward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_any_cols_block_per_row_e9df57(
+rmsnorm_fwd_bf16_any_cols_block_per_row_37daf1(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     const bfloat16* __restrict__ x,
@@ -651,7 +651,7 @@ rmsnorm_fwd_bf16_any_cols_block_per_row_e9df57(
 
 // rmsnorm forward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_e9df57(
+rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_37daf1(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     const bfloat16* __restrict__ x,
@@ -740,12 +740,12 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_4096_block_per_row_636837{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_4096_block_per_row_cd8ce8{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_8192_block_per_row_636837{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_16384_cluster_per_row_907e52{128, 1, 4, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_4096_block_per_row_a18795{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_4096_block_per_row_b14796{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_8192_block_per_row_a18795{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_16384_cluster_per_row_5b7d60{128, 1, 4, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -881,35 +881,35 @@ inline cudaError_t rmsnorm_fwd_bf16_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 1 x 4096
-      status = k::grid(k::kLaunch_4096_block_per_row_636837, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_block_per_row_a18795, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_4096_block_per_row_636837,
-          k::kLaunch_4096_block_per_row_636837, blocks, stream,
+          k::rmsnorm_fwd_bf16_4096_block_per_row_a18795,
+          k::kLaunch_4096_block_per_row_a18795, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 1:  // 4096 x 4096
-      status = k::grid(k::kLaunch_4096_block_per_row_cd8ce8, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_block_per_row_b14796, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_4096_block_per_row_cd8ce8,
-          k::kLaunch_4096_block_per_row_cd8ce8, blocks, stream,
+          k::rmsnorm_fwd_bf16_4096_block_per_row_b14796,
+          k::kLaunch_4096_block_per_row_b14796, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 2:  // 64 x 8192
-      status = k::grid(k::kLaunch_8192_block_per_row_636837, rows, &blocks);
+      status = k::grid(k::kLaunch_8192_block_per_row_a18795, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_8192_block_per_row_636837,
-          k::kLaunch_8192_block_per_row_636837, blocks, stream,
+          k::rmsnorm_fwd_bf16_8192_block_per_row_a18795,
+          k::kLaunch_8192_block_per_row_a18795, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 3:  // 1 x 16384
-      status = k::grid(k::kLaunch_16384_cluster_per_row_907e52, rows, &blocks);
+      status = k::grid(k::kLaunch_16384_cluster_per_row_5b7d60, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_16384_cluster_per_row_907e52,
-          k::kLaunch_16384_cluster_per_row_907e52, blocks, stream,
+          k::rmsnorm_fwd_bf16_16384_cluster_per_row_5b7d60,
+          k::kLaunch_16384_cluster_per_row_5b7d60, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     default:
@@ -917,19 +917,19 @@ inline cudaError_t rmsnorm_fwd_bf16_pitched(
   }
   switch (absent & k::kCompiledOut) {  // the general kernel
     case 0u:
-      status = k::grid(k::kLaunch_any_cols_block_per_row_e9df57, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_37daf1, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_any_cols_block_per_row_e9df57,
-          k::kLaunch_any_cols_block_per_row_e9df57, blocks, stream,
+          k::rmsnorm_fwd_bf16_any_cols_block_per_row_37daf1,
+          k::kLaunch_any_cols_block_per_row_37daf1, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, cols, eps);
     default:  // without weight
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_e9df57, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_37daf1, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_e9df57,
-          k::kLaunch_any_cols_without_weight_block_per_row_e9df57, blocks, stream,
+          k::rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_37daf1,
+          k::kLaunch_any_cols_without_weight_block_per_row_37daf1, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), rstd, reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows,
           cols, eps);
   }

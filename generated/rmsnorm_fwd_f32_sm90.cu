@@ -194,7 +194,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 
 // rmsnorm forward, 262144 columns: 8 blocks of 512 threads own a row; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_fwd_f32_262144_cluster_per_row_945f43(
+rmsnorm_fwd_f32_262144_cluster_per_row_ecd608(
     float* __restrict__ y,
     float* __restrict__ rstd,
     const float* __restrict__ x,
@@ -270,7 +270,7 @@ rmsnorm_fwd_f32_262144_cluster_per_row_945f43(
 
 // rmsnorm forward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_f32_any_cols_block_per_row_e9df57(
+rmsnorm_fwd_f32_any_cols_block_per_row_37daf1(
     float* __restrict__ y,
     float* __restrict__ rstd,
     const float* __restrict__ x,
@@ -340,7 +340,7 @@ rmsnorm_fwd_f32_any_cols_block_per_row_e9df57(
 
 // rmsnorm forward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_f32_any_cols_without_weight_block_per_row_e9df57(
+rmsnorm_fwd_f32_any_cols_without_weight_block_per_row_37daf1(
     float* __restrict__ y,
     float* __restrict__ rstd,
     const float* __restrict__ x,
@@ -429,9 +429,9 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_262144_cluster_per_row_945f43{512, 1, 8, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_262144_cluster_per_row_ecd608{512, 1, 8, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -564,29 +564,29 @@ inline cudaError_t rmsnorm_fwd_f32_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 2048 x 262144
-      status = k::grid(k::kLaunch_262144_cluster_per_row_945f43, rows, &blocks);
+      status = k::grid(k::kLaunch_262144_cluster_per_row_ecd608, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_f32_262144_cluster_per_row_945f43,
-          k::kLaunch_262144_cluster_per_row_945f43, blocks, stream,
+          k::rmsnorm_fwd_f32_262144_cluster_per_row_ecd608,
+          k::kLaunch_262144_cluster_per_row_ecd608, blocks, stream,
           y, rstd, x, weight, y_pitch, x_pitch, rows, eps);
     default:
       break;
   }
   switch (absent & k::kCompiledOut) {  // the general kernel
     case 0u:
-      status = k::grid(k::kLaunch_any_cols_block_per_row_e9df57, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_37daf1, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_f32_any_cols_block_per_row_e9df57,
-          k::kLaunch_any_cols_block_per_row_e9df57, blocks, stream,
+          k::rmsnorm_fwd_f32_any_cols_block_per_row_37daf1,
+          k::kLaunch_any_cols_block_per_row_37daf1, blocks, stream,
           y, rstd, x, weight, y_pitch, x_pitch, rows, cols, eps);
     default:  // without weight
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_e9df57, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_37daf1, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_f32_any_cols_without_weight_block_per_row_e9df57,
-          k::kLaunch_any_cols_without_weight_block_per_row_e9df57, blocks, stream,
+          k::rmsnorm_fwd_f32_any_cols_without_weight_block_per_row_37daf1,
+          k::kLaunch_any_cols_without_weight_block_per_row_37daf1, blocks, stream,
           y, rstd, x, y_pitch, x_pitch, rows, cols, eps);
   }
 }

@@ -191,7 +191,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 
 // softmax backward, 4096 columns: 512 threads own a row; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(512)
-softmax_bwd_bf16_4096_block_per_row_2d095f(
+softmax_bwd_bf16_4096_block_per_row_8418e0(
     bfloat16* __restrict__ dx,
     const bfloat16* __restrict__ dy,
     const bfloat16* __restrict__ y,
@@ -260,7 +260,7 @@ softmax_bwd_bf16_4096_block_per_row_2d095f(
 
 // softmax backward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-softmax_bwd_bf16_any_cols_block_per_row_e9df57(
+softmax_bwd_bf16_any_cols_block_per_row_37daf1(
     bfloat16* __restrict__ dx,
     const bfloat16* __restrict__ dy,
     const bfloat16* __restrict__ y,
@@ -349,8 +349,8 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_4096_block_per_row_2d095f{512, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_4096_block_per_row_8418e0{512, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -483,21 +483,21 @@ inline cudaError_t softmax_bwd_bf16_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 4096
-      status = k::grid(k::kLaunch_4096_block_per_row_2d095f, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_block_per_row_8418e0, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::softmax_bwd_bf16_4096_block_per_row_2d095f,
-          k::kLaunch_4096_block_per_row_2d095f, blocks, stream,
+          k::softmax_bwd_bf16_4096_block_per_row_8418e0,
+          k::kLaunch_4096_block_per_row_8418e0, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(y), dx_pitch, dy_pitch, y_pitch, rows);
     default:
       break;
   }
-  status = k::grid(k::kLaunch_any_cols_block_per_row_e9df57, rows, &blocks);
+  status = k::grid(k::kLaunch_any_cols_block_per_row_37daf1, rows, &blocks);
   if (status != cudaSuccess) return status;
   return k::launch(
-      k::softmax_bwd_bf16_any_cols_block_per_row_e9df57,
-      k::kLaunch_any_cols_block_per_row_e9df57, blocks, stream,
+      k::softmax_bwd_bf16_any_cols_block_per_row_37daf1,
+      k::kLaunch_any_cols_block_per_row_37daf1, blocks, stream,
       reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<const k::bfloat16*>(dy),
       reinterpret_cast<const k::bfloat16*>(y), dx_pitch, dy_pitch, y_pitch, rows, cols);
 }

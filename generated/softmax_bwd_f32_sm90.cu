@@ -195,7 +195,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 
 // softmax backward, 32000 columns: 4 blocks of 128 threads own a row; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(128)
-softmax_bwd_f32_32000_cluster_per_row_108b3f(
+softmax_bwd_f32_32000_cluster_per_row_e504e7(
     float* __restrict__ dx,
     const float* __restrict__ dy,
     const float* __restrict__ y,
@@ -275,7 +275,7 @@ softmax_bwd_f32_32000_cluster_per_row_108b3f(
 
 // softmax backward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-softmax_bwd_f32_any_cols_block_per_row_e9df57(
+softmax_bwd_f32_any_cols_block_per_row_37daf1(
     float* __restrict__ dx,
     const float* __restrict__ dy,
     const float* __restrict__ y,
@@ -364,8 +364,8 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_32000_cluster_per_row_108b3f{128, 1, 4, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_32000_cluster_per_row_e504e7{128, 1, 4, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -498,20 +498,20 @@ inline cudaError_t softmax_bwd_f32_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 4096 x 32000
-      status = k::grid(k::kLaunch_32000_cluster_per_row_108b3f, rows, &blocks);
+      status = k::grid(k::kLaunch_32000_cluster_per_row_e504e7, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::softmax_bwd_f32_32000_cluster_per_row_108b3f,
-          k::kLaunch_32000_cluster_per_row_108b3f, blocks, stream,
+          k::softmax_bwd_f32_32000_cluster_per_row_e504e7,
+          k::kLaunch_32000_cluster_per_row_e504e7, blocks, stream,
           dx, dy, y, dx_pitch, dy_pitch, y_pitch, rows);
     default:
       break;
   }
-  status = k::grid(k::kLaunch_any_cols_block_per_row_e9df57, rows, &blocks);
+  status = k::grid(k::kLaunch_any_cols_block_per_row_37daf1, rows, &blocks);
   if (status != cudaSuccess) return status;
   return k::launch(
-      k::softmax_bwd_f32_any_cols_block_per_row_e9df57,
-      k::kLaunch_any_cols_block_per_row_e9df57, blocks, stream,
+      k::softmax_bwd_f32_any_cols_block_per_row_37daf1,
+      k::kLaunch_any_cols_block_per_row_37daf1, blocks, stream,
       dx, dy, y, dx_pitch, dy_pitch, y_pitch, rows, cols);
 }
 

@@ -211,7 +211,7 @@ __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
 
 // softmax forward, 4096 columns: 512 threads own a row; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(512)
-softmax_fwd_f32_4096_block_per_row_3f6cc3(
+softmax_fwd_f32_4096_block_per_row_86db1a(
     float* __restrict__ y,
     const float* __restrict__ x,
     long long y_pitch,
@@ -289,7 +289,7 @@ softmax_fwd_f32_4096_block_per_row_3f6cc3(
 
 // softmax forward, any number of columns: 256 threads own a row; it is read 3 times.
 NORMGEN_KERNEL void __launch_bounds__(256)
-softmax_fwd_f32_any_cols_block_per_row_e9df57(
+softmax_fwd_f32_any_cols_block_per_row_37daf1(
     float* __restrict__ y,
     const float* __restrict__ x,
     long long y_pitch,
@@ -391,8 +391,8 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_4096_block_per_row_3f6cc3{512, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_e9df57{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_4096_block_per_row_86db1a{512, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -523,20 +523,20 @@ inline cudaError_t softmax_fwd_f32_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 4096
-      status = k::grid(k::kLaunch_4096_block_per_row_3f6cc3, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_block_per_row_86db1a, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::softmax_fwd_f32_4096_block_per_row_3f6cc3,
-          k::kLaunch_4096_block_per_row_3f6cc3, blocks, stream,
+          k::softmax_fwd_f32_4096_block_per_row_86db1a,
+          k::kLaunch_4096_block_per_row_86db1a, blocks, stream,
           y, x, y_pitch, x_pitch, rows);
     default:
       break;
   }
-  status = k::grid(k::kLaunch_any_cols_block_per_row_e9df57, rows, &blocks);
+  status = k::grid(k::kLaunch_any_cols_block_per_row_37daf1, rows, &blocks);
   if (status != cudaSuccess) return status;
   return k::launch(
-      k::softmax_fwd_f32_any_cols_block_per_row_e9df57,
-      k::kLaunch_any_cols_block_per_row_e9df57, blocks, stream,
+      k::softmax_fwd_f32_any_cols_block_per_row_37daf1,
+      k::kLaunch_any_cols_block_per_row_37daf1, blocks, stream,
       y, x, y_pitch, x_pitch, rows, cols);
 }
 

@@ -14,6 +14,7 @@ from normgen.codegen.prelude import SHUFFLED, Vectors, tidy
 from normgen.codegen.view import State
 from normgen.problem import Problem
 from normgen.program import rewrites
+from normgen.program.approximate import approximate_exponentials
 from normgen.program.hoist import hoist_row_divisions
 from normgen.program.ir import RowProgram
 from normgen.program.source import written_program
@@ -68,14 +69,17 @@ def kernel_name(problem: Problem, schedule: Schedule) -> str:
 
 def passes_of(problem: Problem, schedule: Schedule) -> list[tuple[str, RowProgram]]:
     """The program after every pass, named: what `normgen show --ir` prints."""
-    return list(_passes(problem, schedule.variance, schedule.softmax))
+    return list(_passes(problem, schedule.variance, schedule.softmax, schedule.arithmetic))
 
 
 @functools.lru_cache(maxsize=32)
-def _passes(problem: Problem, variance: str, softmax: str) -> tuple[tuple[str, RowProgram], ...]:
+def _passes(problem: Problem, variance: str, softmax: str, arithmetic: str) -> tuple[tuple[str, RowProgram], ...]:
     """Thousands of schedules share a few programs, and a program takes four times as long as its text."""
     steps = rewrites.passes(written_program(problem), Schedule(variance=variance, softmax=softmax))
-    return *steps, ("hoist row divisions", hoist_row_divisions(steps[-1][1]))
+    steps.append(("hoist row divisions", hoist_row_divisions(steps[-1][1])))
+    if arithmetic == "approximate":
+        steps.append(("approximate exponentials", approximate_exponentials(steps[-1][1])))
+    return tuple(steps)
 
 
 def emit(problem: Problem, schedule: Schedule) -> Module:

@@ -90,7 +90,8 @@ def instructions(*, dtypes: Iterable[str], loads: Iterable[str], stores: Iterabl
 def instructions_of(text: str, dtypes: Iterable[str]) -> str:
     """The hardware instructions that `text` calls."""
     features = ["extremum"] if re.search(r"\b(maximum|minimum)\(", text) else []
-    features += [name for name in ("dynamic_shared", "named_barrier", "opaque") if f"{name}(" in text]
+    by_name = ("dynamic_shared", "named_barrier", "opaque", "exp_approximate")
+    features += [name for name in by_name if f"{name}(" in text]
     features += ["cp_async"] if "cp_async_commit()" in text else []
     features += ["bulk", "mbarrier"] if "bulk_load(" in text else []
     features += ["cluster"] if "cluster_rank()" in text else []

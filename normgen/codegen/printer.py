@@ -12,11 +12,13 @@ from collections.abc import Mapping
 import sympy as sp
 
 from normgen.errors import ProgramError
+from normgen.program.approximate import exp_approximate
 
 SUM, PRODUCT, ATOM = 1, 2, 3  # how tightly a piece of text binds
 
 _FUNCTIONS: dict[type, str] = {
     sp.exp: "expf",
+    exp_approximate: "exp_approximate",
     sp.log: "logf",
     sp.Abs: "fabsf",
     sp.tanh: "tanhf",

@@ -18,6 +18,9 @@ replacement, `tpe` Optuna's TPESampler with its default settings (a point it sug
 1000
 suggestions at most). A candidate that does not compile, faults or is wrong costs an evaluation.
 
+No strategy is told a time before it asks, but the cost model that `normgen` takes its first candidates from ships with
+constants that were fitted to sweeps, these among them.
+
 Written by `{command}`; not edited by hand.
 """
 

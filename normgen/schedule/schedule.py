@@ -37,6 +37,7 @@ class Schedule:
                      for all rows of a block, packed keeps them as stored (16-bit ones take half the registers)
     blocks_per_sm    launch bound: the least number of blocks that must fit an SM; 0 = none
     columns          how column reductions (dweight, dbias) are summed over blocks, see DETERMINISTIC_COLUMNS
+    arithmetic       exact | approximate: exponentials by expf, or by the hardware's power of two
     dependent_launch off | on | start | loads | end: programmatic dependent launch (sm_90+). on: only a call's second
                      kernel starts while its first one ends; the others: every kernel starts while the one in front
                      of it in the stream ends, and lets the next one start when it starts, has asked for its row, or
@@ -62,6 +63,7 @@ class Schedule:
     blocks_per_sm: int = 0
     columns: str = "partials_two_kernels"
     dependent_launch: str = "off"
+    arithmetic: str = "exact"
 
     @property
     def keeps_params(self) -> bool:
@@ -131,6 +133,7 @@ KNOBS: dict[str, tuple[Any, ...]] = {
         "shared_atomic",
         "atomic",
     ),
+    "arithmetic": ("exact", "approximate"),
     "dependent_launch": ("off", "on", *CHAINED),
 }
 

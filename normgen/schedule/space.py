@@ -11,6 +11,7 @@ from typing import Any
 from normgen.device import Device
 from normgen.errors import NothingValidError
 from normgen.problem import Problem
+from normgen.program.approximate import has_exponentials
 from normgen.program.rewrites import applicable
 from normgen.program.source import written_program
 from normgen.schedule.legality import (
@@ -117,8 +118,16 @@ def knob_values(problem: Problem, rewrites: Mapping[str, tuple[str, ...]]) -> di
             searched = tuple(v for v in searched if v in applicable) or (getattr(default, name),)
         if name == "params":
             searched = tuple(v for v in searched if v in _params_values(problem)) or (default.params,)
+        if name == "arithmetic" and _approximates(problem):
+            searched = ("approximate",)
         values[name] = tuple(searched)
     return values
+
+
+def _approximates(problem: Problem) -> bool:
+    """Whether exponentials are approximate: outputs of 16 bits hide it, and it takes 3 instructions instead of 8."""
+    narrow = all(t.dtype.bytes <= 2 for t in problem.tensors if t.is_written)
+    return narrow and has_exponentials(written_program(problem))
 
 
 def _params_values(problem: Problem) -> tuple[str, ...]:
@@ -221,7 +230,8 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
     Raises NothingValidError if no schedule is legal, which would be a hole in the space.
     """
     candidates = _with_columns if column_outputs(problem) else _without_columns
-    for schedule in candidates(problem, device):
+    arithmetic = "approximate" if _approximates(problem) else "exact"
+    for schedule in (replace(s, arithmetic=arithmetic) for s in candidates(problem, device)):
         if refusal(problem, schedule, device) is None:
             return schedule
     raise NothingValidError("no schedule is legal for this problem", received=str(problem))

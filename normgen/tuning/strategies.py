@@ -26,7 +26,7 @@ from normgen.tuning import surrogate
 
 Array = NDArray[np.float64]
 
-SEEDS = 15  # with the default two batches: both are in flight before the first is told
+SEEDS = 24  # with the default two batches: both are in flight before the first is told
 POLISH_SHARE = 0.4
 POLISHED = 3  # neighbours of so many of the best points
 WRONG_LIMIT = 2
@@ -225,7 +225,7 @@ class Surrogate:
 
 
 def _cut(s: Schedule) -> tuple[object, ...]:
-    return s.threads_per_row, s.rows_per_block, s.vector, s.hold, s.persistent > 0
+    return s.threads_per_row, s.rows_per_block, s.cluster, s.vector, s.hold, s.copy, s.persistent > 0
 
 
 def codes_of(legal: Sequence[Schedule]) -> NDArray[np.int16]:

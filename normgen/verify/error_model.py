@@ -5,9 +5,9 @@ hand, the program of `differentiate` before any rewrite) in float64 and carries,
 absolute error of its float32 evaluation. With u = 2^-24:
 
 * Inputs are exact: they are already rounded to their stored dtype. Every operation adds u |v| for its own rounding
-  and 2^-150 for a result below the smallest normal (subnormals are kept, not flushed), to first order plus the
-  product of the errors: e(a b) = (|a| + e_a) e_b + |b| e_a, e(a + b) = e_a + e_b, e(f(a)) = |f'(a)| e_a or the
-  exact change of f over [a - e_a, a + e_a] where f is steep.
+  and 2^-150 for a result below the smallest normal (subnormals are kept; exponentials may flush theirs and add
+  2^-126), to first order plus the product of the errors: e(a b) = (|a| + e_a) e_b + |b| e_a, e(a + b) = e_a + e_b,
+  e(f(a)) = |f'(a)| e_a or the exact change of f over [a - e_a, a + e_a] where f is steep.
 * Functions round by the CUDA C++ Programming Guide, table of mathematical functions, 1 ulp being at most 2u |v|:
   rsqrtf, tanhf, erff 2 ulp; logf, sqrt 1 ulp; __expf 2 + floor(|1.173 x|) ulp, which covers expf. A division may
   be a product with a reciprocal: 1 ulp; by a power of two it is exact.
@@ -57,6 +57,7 @@ from normgen.verify.interpret import Array, Float64, spread_over_row
 
 U = F32.unit_roundoff
 HALF_SUBNORMAL = F32.smallest_subnormal / 2
+FLUSHED = 2.0**-126  # what an exponential by the hardware's power of two loses below the smallest normal
 LAMBDA = 6.0  # 2 exp(-λ²/2) = 3.0e-8: probability that one sum of independent roundings exceeds its bound
 REARRANGED = 2.0  # a schedule may trade each rounding for one other: see the module docstring
 
@@ -215,7 +216,8 @@ class Float32Error:
             return Bounded(value, arg.error)
         if name == "sign":
             return Bounded(value, _sign_error(arg))
-        return _rounded(value, _propagated(name, arg, value), _roundings(name, arg.value))
+        found = _rounded(value, _propagated(name, arg, value), _roundings(name, arg.value))
+        return Bounded(value, found.error + FLUSHED) if name == "exp" and found.error is not None else found
 
     def reduce(self, name: str, arg: Bounded) -> Bounded:
         t = spread_over_row(arg.value, self.cols)

@@ -1,25 +1,62 @@
-"""The strategy on landscapes measured on an H200 (tests/data/sweeps: stratified samples of 2500 legal schedules)."""
+"""The strategy on landscapes measured on an H200 (tests/data/sweeps), and docs/search.md, which says how good it is."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from normgen.tuning.replay import exact_random, landscape_of, replay
+from normgen.report.search_page import search_page
+from normgen.tuning.replay import EVALUATIONS, Report, exact_random, landscape_of, replay
 from normgen.tuning.sweep_file import read_sweep
 
-SWEEPS = sorted((Path(__file__).parents[1] / "data" / "sweeps").glob("*.jsonl.xz"))
+ROOT = Path(__file__).parents[2]
+SWEEPS = sorted((ROOT / "tests" / "data" / "sweeps").glob("*.jsonl.xz"))
+PAGE = (ROOT / "docs" / "search.md").read_text(encoding="utf-8")
+SEEDS = 50
+ROUNDED = 0.0006  # the page has three decimals
+
+
+def documented(path: Path) -> dict[tuple[str, str], dict[int, float]]:
+    """(strategy, median or worst) -> fraction of the optimum after so many evaluations, of the page's table."""
+    section = next(part for part in PAGE.split("\n## ") if f"`{path.name}`" in part)
+    rows = re.findall(r"^\| (\w+) \| (median|worst) \| (.+) \|$", section, re.MULTILINE)
+    found = {(s, what): [float(cell) for cell in cells.split("|")] for s, what, cells in rows}
+    return {key: dict(zip(EVALUATIONS, values, strict=True)) for key, values in found.items()}
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda p: p.name.split(".")[0])
-def test_the_strategy_finds_the_optimum_of_a_measured_sweep(path: Path) -> None:
-    land = landscape_of(read_sweep(path))
-    ours = replay(land, "normgen", seeds=3, workers=1)
-    chance = exact_random(land, seeds=50)
-    assert ours.worst[50] >= 0.98
-    for evaluations in (25, 50, 100):
-        assert ours.median[evaluations] > chance.median[evaluations]
+def test_the_page_is_what_a_replay_says_now(path: Path) -> None:
+    """A few of the page's seeds: none may be worse than its worst; the exact figures must be equal."""
+    land, table = landscape_of(read_sweep(path)), documented(path)
+    command = "normgen replay tests/data/sweeps/NAME --seeds 50 --page docs/search.md, all sweeps in one command"
+    ours = replay(land, "normgen", seeds=2, workers=1)
+    for n in EVALUATIONS:
+        assert ours.worst[n] >= table["normgen", "worst"][n] - ROUNDED, command
+    chance = exact_random(land, seeds=SEEDS)
+    for what, values in (("median", chance.median), ("worst", chance.worst)):
+        assert table["random", what] == pytest.approx(values, abs=ROUNDED), command
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda p: p.name.split(".")[0])
+def test_the_worst_seed_is_at_the_optimum_after_50_and_the_median_ahead_of_random_and_tpe(path: Path) -> None:
+    table = documented(path)
+    assert table["normgen", "worst"][50] >= 0.98
+    for n in (25, 50, 100):
+        for other in ("random", "tpe"):
+            assert table["normgen", "median"][n] > table[other, "median"][n]
+            assert table["normgen", "worst"][n] > table[other, "worst"][n]
+
+
+def test_the_page_has_its_head_and_every_sweep_in_the_words_of_today() -> None:
+    def facts(text: str) -> str:
+        return re.sub(r"^\| \w+ \| (?:median|worst) \|.*$\n", "", text, flags=re.MULTILINE)
+
+    sweeps = [(path.relative_to(ROOT), read_sweep(path)) for path in SWEEPS]
+    empty: list[Report] = []
+    written = search_page([(path, s.header, landscape_of(s), empty) for path, s in sweeps], seeds=SEEDS)
+    assert facts(PAGE) == facts(written)
 
 
 def test_three_sweeps_ship_and_are_small() -> None:

@@ -5,6 +5,10 @@ NORMGEN_INLINE float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 NORMGEN_INLINE float __frsqrt_rn(float x) { return 1.0f / sqrtf(x); }
 NORMGEN_INLINE float __fsqrt_rn(float x) { return sqrtf(x); }
 NORMGEN_INLINE float __expf(float x) { return expf(x); }
+NORMGEN_INLINE float exp_approximate(float x) {
+  const float value = expf(x * 1.442695041f * 0.6931471806f);  // rounds the exponent as the hardware's form does
+  return value < 1.17549435e-38f ? 0.0f : value;
+}
 NORMGEN_INLINE float __logf(float x) { return logf(x); }
 NORMGEN_INLINE float __log2f(float x) { return log2f(x); }
 NORMGEN_INLINE float __fdividef(float x, float y) { return x / y; }
