@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,9 @@ import pytest
 
 from normgen import cli, cli_options
 from normgen.errors import UsageError
+from normgen.program.differentiate import differentiate
+from normgen.program.ir import Map, RowProgram
+from normgen.program.source import written_program
 
 HEAVY = ("numpy", "sympy", "optuna", "rich", "cuda", "ml_dtypes", "jinja2", "platformdirs")
 
@@ -167,6 +172,31 @@ def test_verify_on_the_cpu_says_ok_or_ends_with_4(tmp_path: Path, capsys: pytest
     found = json.loads(out)
     assert found["ok"] is False
     assert "y: " in found["summary"]
+
+
+@pytest.mark.parametrize("command", [("verify",), ("tune", "--trials", "2")], ids=lambda words: words[0])
+def test_a_derived_backward_that_is_no_derivative_ends_with_4(
+    command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "scaled.toml"
+    text = '[tensors]\nx = "input"\ny = "output"\n[formulas]\ny = "x * rsqrt(sum(x*x))"\n'
+    file.write_text('name = "scaled"\nsummary = "x by its length"\n' + text)
+    wrong = lambda program, **options: _halved(differentiate(program, **options))  # noqa: E731
+    monkeypatch.setattr("normgen.program.source.differentiate", wrong)
+    written_program.cache_clear()
+    code, out, err = run(
+        capsys, *command, "--device", "cpu", "--shape", "24x64", "--op", str(file), "--direction", "backward"
+    )
+    written_program.cache_clear()
+    assert code == 4, out
+    assert "error: the derived dx of spec 'scaled' is not the derivative of its formula" in err
+    assert re.search(r"<dx, d> for row 0 of 7 x 33: derived -?\d.*, by differences -?\d.* ± \d", err)
+
+
+def _halved(program: RowProgram) -> RowProgram:
+    """The program with half of dx."""
+    halves = (replace(s, expr=s.expr / 2) if isinstance(s, Map) and s.name == "dx" else s for s in program.statements)
+    return replace(program, statements=tuple(halves))
 
 
 BACKWARD = ("--direction", "backward", "--shape", "24x64")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -84,6 +85,8 @@ def test_a_new_spec_gives_a_verified_backward_kernel(l2norm: Path, shape: tuple[
     assert not run.faults
     found = verify.check(problem, inputs, outputs, formulas=L2NORM_BACKWARD)
     assert found.ok, found.summary()
+    derived = verify.check(problem, inputs, outputs)
+    assert derived.ok, derived.summary()
 
 
 @needs_compiler
@@ -95,6 +98,17 @@ def test_the_commands_take_a_new_spec(l2norm: Path) -> None:
     verified = normgen(folder, "verify", "--op", "l2norm.toml", "--shape", "37x96", "--device", "cpu")
     assert verified.returncode == 0, verified.stdout + verified.stderr
     assert "y: ok" in verified.stdout
+    backward = ("--op", "l2norm.toml", "--shape", "37x96", "--device", "cpu", "--direction", "backward")
+    verified = normgen(folder, "verify", *backward)
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    assert "dx: ok" in verified.stdout
+    assert "dgain: ok" in verified.stdout
+    tuned = normgen(folder, "tune", *backward, "--target", "h200", "--dtype", "bf16", "--trials", "4", "--json")
+    assert tuned.returncode == 0, tuned.stdout + tuned.stderr
+    result = json.loads(tuned.stdout)
+    assert result["problem"] == "l2norm_bwd_bf16"
+    assert set(result["best"]["error"]) == {"dx", "dgain"}
+    assert any("verified on the CPU executor" in note for note in result["notes"])
     shown = normgen(folder, "show", "--op", "l2norm.toml", "--shape", "8192x768", "--ir", "--direction", "backward")
     assert re.search(r"store +dx", shown.stdout), shown.stderr
     assert re.search(r"reduce +dgain *: col", shown.stdout)

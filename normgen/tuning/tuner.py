@@ -70,7 +70,8 @@ def tune(
     storage   URL of a database for the study of a measured search, for optuna-dashboard: sqlite:///file.db
 
     Errors: UsageError, SpecError; NoDeviceError when the GPU asked for is not there; NothingValidError when no
-    candidate compiles and is right. Ctrl-C ends the search with the best so far (`Result.interrupted`).
+    candidate compiles and is right; VerificationError when a derived backward is not the derivative of its formula.
+    Ctrl-C ends the search with the best so far (`Result.interrupted`).
     """
     policy = _cache_policy(cache)
     if trials is not None and trials < 1:
@@ -139,13 +140,18 @@ def _processes(index: int) -> contextlib.AbstractContextManager[Processes]:
 
 
 def _problem(op: str, **question: Any) -> Problem:
-    """The problem of a spec. Raises UsageError, also for a shape that leaves nothing to tune."""
+    """The problem of a spec. Raises UsageError, also for a shape that leaves nothing to tune.
+
+    A backward that no one wrote by hand is proven here, once for all candidates: VerificationError.
+    """
+    from normgen import verify
     from normgen.program.source import problem_for
     from normgen.spec_reader import load
 
     problem = problem_for(load(op), **question)
     if problem.rows == 0:
         raise UsageError("a shape without rows has nothing to tune", received=str(question["shape"]))
+    verify.prove_derivative(problem)
     return problem
 
 

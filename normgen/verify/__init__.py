@@ -1,4 +1,8 @@
-"""Proof that a kernel is right: float64 references by hand, derived error bounds, adversarial rows."""
+"""Proof that a kernel is right: float64 references, derived error bounds, adversarial rows.
+
+The references are written by hand; a user's own forward is its formula, its backward the derived program, which is
+proven to be the formula's derivative before it says what is right.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,13 @@ from normgen.verify.check import (
     pick_slabs,
     prepare,
 )
+from normgen.verify.derivative_proof import Slope, prove, proven_program
 from normgen.verify.error_model import Bounded, Float32Error
+from normgen.verify.families import default_families, make_inputs
 from normgen.verify.interpret import finite_difference_check, interpret
 from normgen.verify.reference import BACKWARD_FORMULAS, has_reference, reference, register
-from normgen.verify.rows import ALL, Buffer, Inputs, Outputs, allocate, make_inputs, make_outputs
+from normgen.verify.rows import ALL, Buffer, Inputs, Outputs, allocate, make_outputs
+from normgen.verify.sources import prove_derivative
 
 __all__ = [
     "ALL",
@@ -28,10 +35,12 @@ __all__ = [
     "Float32Error",
     "Inputs",
     "Outputs",
+    "Slope",
     "TensorVerdict",
     "Verdict",
     "allocate",
     "check",
+    "default_families",
     "finite_difference_check",
     "has_reference",
     "interpret",
@@ -41,6 +50,9 @@ __all__ = [
     "pick_rows",
     "pick_slabs",
     "prepare",
+    "prove",
+    "prove_derivative",
+    "proven_program",
     "reference",
     "register",
 ]

@@ -11,17 +11,18 @@ from numpy.typing import NDArray
 
 from normgen.dtypes import DType
 from normgen.errors import UsageError
-from normgen.problem import Direction, Problem, TensorUse
+from normgen.problem import Problem, TensorUse
 from normgen.schedule.schedule import Schedule
-from normgen.spec import Formula, Kind
+from normgen.spec import Kind
 from normgen.verify.error_model import Bounded, ColumnSum, Float32Error, stored
-from normgen.verify.interpret import Array, Evaluation, formula_table, spec_formulas
-from normgen.verify.reference import BACKWARD_FORMULAS, has_reference, reference
+from normgen.verify.interpret import Array
+from normgen.verify.program_walk import Walk
+from normgen.verify.reference import has_reference, reference
 from normgen.verify.rows import Inputs, Outputs
+from normgen.verify.sources import Formulas, OpenWalk, walk_opener
 
 BLOCK_ELEMENTS = 1 << 16  # 0.5 MB a float64 temporary: a block's temporaries stay in the L2 cache
 COLUMNS = "columns"  # the family that column outputs are reported under: they sum over all rows
-Formulas = Iterable[Formula | tuple[str, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,9 +123,11 @@ def check(
     rows      look at so many rows only: the first, the last, every family, the rest at random; column outputs always
               sum all rows. None: every row
     chain     the longest run of additions in the schedule's row sums (`longest_chain`), for a tighter bound; None: cols
-    formulas  (name, text) of the written tensors of a backward problem that has no hand-written reference
+    formulas  (name, text) of the written tensors of a backward problem, in the place of a hand-written reference
+              or, for a user's own spec, of the derived program
 
-    Raises UsageError when neither a reference nor formulas say what is right.
+    Raises UsageError for accumulated gradients without their start, VerificationError when the derived program is
+    not the derivative of the spec's formula.
     """
     if problem.accumulate and not isinstance(outputs, Outputs):
         raise UsageError("accumulated gradients are checked with the Outputs of make_outputs", received="a mapping")
@@ -184,6 +187,13 @@ def prepare(
     return Expectation(problem=problem, inputs=inputs, rows=picked, parts=parts)
 
 
+def column_parts(problem: Problem, inputs: Inputs) -> dict[str, ColumnSum]:
+    """What the sums over rows of the column outputs hold, with what bounds them."""
+    tensors = [t for t in _written(problem) if t.kind is Kind.COL]
+    with np.errstate(all="ignore"):
+        return _model(problem, inputs, {}, None, None).column_sums(tensors, problem.rows)[0]
+
+
 def _written(problem: Problem) -> list[TensorUse]:
     return [t for t in problem.tensors if t.is_written]
 
@@ -195,7 +205,7 @@ def _model(
         problem=problem,
         inputs=inputs,
         start=start,
-        formulas=_formula_table(problem, inputs, formulas),
+        open_walk=walk_opener(problem, inputs.buffers, formulas),
         arithmetic=Float32Error(cols=problem.cols, chain=chain),
     )
 
@@ -290,21 +300,6 @@ def _blocks(picked: NDArray[np.intp], cols: int) -> Iterator[NDArray[np.intp]]:
     return (picked[i : i + step] for i in range(0, len(picked), step))
 
 
-def _formula_table(problem: Problem, inputs: Inputs, formulas: Formulas | None) -> dict[str, Formula]:
-    given = inputs.buffers
-    forward = spec_formulas(problem.spec, given)  # backward: of what was not saved, and of absent tensors
-    if problem.direction is Direction.FORWARD:
-        return {**forward, **(formula_table(formulas) if formulas is not None else {})}
-    known = BACKWARD_FORMULAS.get(problem.spec.name) if formulas is None else formulas
-    if known is None:
-        raise UsageError(
-            "a backward problem is checked against a hand-written reference or formulas",
-            received=problem.spec.name,
-            hint="pass formulas=[(name, text), ...]",
-        )
-    return {**forward, **formula_table(known)}
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Model:
     """What is right, and how exactly: reference values and bounds, block by block."""
@@ -312,7 +307,7 @@ class _Model:
     problem: Problem
     inputs: Inputs
     start: Mapping[str, Any]
-    formulas: dict[str, Formula]
+    open_walk: OpenWalk
     arithmetic: Float32Error
 
     def rows(self, block: NDArray[np.intp], tensors: list[TensorUse]) -> Iterator[tuple[TensorUse, Array, Array]]:
@@ -338,9 +333,9 @@ class _Model:
         if not tensors:
             return
         times, rest = divmod(total, max(self.problem.rows, 1))
-        parts, exact = self._column_sums(tensors, self.problem.rows)
+        parts, exact = self.column_sums(tensors, self.problem.rows)
         if (times, rest) != (1, 0):
-            rest_parts, rest_exact = self._column_sums(tensors, rest)
+            rest_parts, rest_exact = self.column_sums(tensors, rest)
             parts = {name: part.scaled(times).plus(rest_parts[name]) for name, part in parts.items()}
             exact = {name: times * value + rest_exact.get(name, 0.0) for name, value in exact.items()}
         for tensor in tensors:
@@ -350,7 +345,7 @@ class _Model:
                 want = want + self._start(tensor, None)
             yield tensor, want, stored(found, tensor.dtype)
 
-    def _column_sums(self, tensors: list[TensorUse], rows: int) -> tuple[dict[str, ColumnSum], dict[str, Array]]:
+    def column_sums(self, tensors: list[TensorUse], rows: int) -> tuple[dict[str, ColumnSum], dict[str, Array]]:
         """Sums of the first `rows` rows: with what bounds them, and by the reference where there is one."""
         zero = np.zeros((1, self.problem.cols))
         parts = {t.name: ColumnSum(zero, zero, zero, zero) for t in tensors}
@@ -365,7 +360,7 @@ class _Model:
                     exact[tensor.name] = exact.get(tensor.name, zero) + wanted[tensor.name]
         return parts, exact
 
-    def _open(self, block: NDArray[np.intp]) -> tuple[Evaluation[Bounded], dict[str, Array]]:
+    def _open(self, block: NDArray[np.intp]) -> tuple[Walk[Bounded], dict[str, Array]]:
         """The walk over one block, and the block's inputs in float64 kind shapes."""
         values: dict[str, Array] = {}
         for name, array in self.inputs.arrays.items():
@@ -377,8 +372,7 @@ class _Model:
         known = {name: Bounded(value) for name, value in values.items()}
         known |= {name: Bounded(np.asarray(value)) for name, value in self.inputs.scalars.items()}
         known["cols"] = Bounded(np.asarray(float(self.problem.cols)))
-        spec = self.problem.spec
-        return Evaluation(self.arithmetic, self.formulas, known, file=spec.file or spec.name), values
+        return self.open_walk(self.arithmetic, known), values
 
     def _reference(self, values: dict[str, Array]) -> dict[str, Array]:
         spec, direction = self.problem.spec, self.problem.direction

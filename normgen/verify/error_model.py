@@ -1,7 +1,8 @@
 """How far a correct float32 kernel may be from the exact result: derived per element, not guessed.
 
-`Float32Error` walks the as-written formula (two-pass variance, two-pass softmax) in float64 and carries, beside each
-value v, a bound e on the absolute error of its float32 evaluation. With u = 2^-24:
+`Float32Error` walks the as-written formula (two-pass variance, two-pass softmax; for a gradient that no one wrote by
+hand, the program of `differentiate` before any rewrite) in float64 and carries, beside each value v, a bound e on the
+absolute error of its float32 evaluation. With u = 2^-24:
 
 * Inputs are exact: they are already rounded to their stored dtype. Every operation adds u |v| for its own rounding
   and 2^-150 for a result below the smallest normal (subnormals are kept; exponentials may flush theirs and add
@@ -28,6 +29,9 @@ value v, a bound e on the absolute error of its float32 evaluation. With u = 2^-
   its n terms then deviates from k/n of the total S by at most √(Σ t²) / 2 in standard deviation, so partial sums stay
   below |S| + 4 √(Σ t²) (8 deviations), which takes the place of T where it is less. One lost row of 65536 shows.
 * Errors of the terms themselves add up, Σ e_i. Maxima are exact: max e_i.
+* The derivative of |a| or of a maximum of two jumps where a, or their difference, passes 0. Its sign is exact but for
+  |a| <= REARRANGED e_a, where a schedule may be on either side: e(sign) is then 2, the whole jump, and the element
+  is held to no more than that. An exact tie (e_a = 0) takes the middle of the jump, and the kernel must too.
 * An operation whose result may exceed the largest float32 has the bound inf: nothing can be said after it.
 
 `REARRANGED` = 2 multiplies the computed error once, at the end: schedules may pull row factors out of sums, divide
@@ -210,6 +214,8 @@ class Float32Error:
         arg = args[0]
         if name == "abs":
             return Bounded(value, arg.error)
+        if name == "sign":
+            return Bounded(value, _sign_error(arg))
         found = _rounded(value, _propagated(name, arg, value), _roundings(name, arg.value))
         return Bounded(value, found.error + FLUSHED) if name == "exp" and found.error is not None else found
 
@@ -267,6 +273,11 @@ class Float32Error:
         square = np.einsum("rc,rc->c", t, t)[None, :]
         carried = np.zeros_like(total) if arg.error is None else arg.error.sum(axis=0, keepdims=True)
         return ColumnSum(total, size, square, carried)
+
+
+def _sign_error(a: Bounded) -> Array | None:
+    """2 where a schedule may see the other sign of a, or 0; else the sign is exact."""
+    return None if a.error is None else np.where(np.abs(a.value) <= REARRANGED * a.error, 2.0, 0.0)
 
 
 def _is_power_of_two(a: Bounded) -> bool:

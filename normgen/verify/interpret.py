@@ -91,6 +91,7 @@ _FLOAT64: dict[str, Callable[..., Any]] = {
     "erf": erf,
     "minimum": np.minimum,
     "maximum": np.maximum,
+    "sign": np.sign,  # of derivatives; no formula may say it
 }
 
 

@@ -194,22 +194,13 @@ def _fill(tensor: TensorUse, problem: Problem, values: Array) -> Buffer:
     return buffer
 
 
-def default_families(problem: Problem) -> tuple[str, ...]:
-    """All of them; for a problem with column outputs, what one sum over rows can hold and the contract covers."""
-    if not any(t.is_written and t.kind is Kind.COL for t in problem.tensors):
-        return ALL
-    contract = problem.spec.accuracy_rows or ALL
-    return tuple(name for name in ALL if name not in NON_FINITE and name in contract)
-
-
-def make_inputs(problem: Problem, *, seed: int = 0, families: tuple[str, ...] | None = None) -> Inputs:
+def draw_inputs(problem: Problem, chosen: tuple[str, ...], *, seed: int = 0) -> Inputs:
     """Every read tensor of the problem, in its stored dtype, pitch and alignment.
 
-    The rows of the spec's first input cycle through `families`, in an order that the seed picks. Other elem inputs
-    and dy are standard normal, parameters 1 + 0.2 N and, named bias or with `absent` = 0, 0.2 N. In a backward
-    problem saved statistics and saved outputs come from the float64 forward, rounded to their dtype.
+    The rows of the spec's first input cycle through the `chosen` families, in an order that the seed picks. Other
+    elem inputs and dy are standard normal, parameters 1 + 0.2 N and, named bias or with `absent` = 0, 0.2 N. In a
+    backward problem saved statistics and saved outputs come from the float64 forward, rounded to their dtype.
     """
-    chosen = default_families(problem) if families is None else families
     for name in chosen:
         if name not in DRAWS:
             raise UsageError("unknown row family", received=name, hint=did_you_mean(name, DRAWS))
@@ -225,7 +216,7 @@ def make_inputs(problem: Problem, *, seed: int = 0, families: tuple[str, ...] | 
         if _is_computed(tensor, problem):
             saved.append(tensor)
         else:
-            made[tensor.name] = _fill(tensor, problem, _draw(tensor, problem, of_row, rng))
+            made[tensor.name] = _fill(tensor, problem, draw_tensor(tensor, problem, of_row, rng))
     if saved:
         made |= _forward_values(problem, saved, made, of_row, scalars, rng)
     in_order = {t.name: made[t.name] for t in problem.tensors if not t.is_written}
@@ -237,7 +228,7 @@ def _is_computed(tensor: TensorUse, problem: Problem) -> bool:
     return problem.direction is Direction.BACKWARD and tensor.name in written
 
 
-def _draw(tensor: TensorUse, problem: Problem, of_row: tuple[str, ...], rng: np.random.Generator) -> Array:
+def draw_tensor(tensor: TensorUse, problem: Problem, of_row: tuple[str, ...], rng: np.random.Generator) -> Array:
     rows, cols = problem.rows, problem.cols
     if tensor.kind is Kind.COL:
         declared = next((t for t in problem.spec.tensors if t.name == tensor.name), None)
@@ -275,7 +266,7 @@ def _forward_values(
     for tensor in spec.tensors:
         if tensor.role is Role.INPUT and tensor.name not in inputs:
             use = TensorUse(name=tensor.name, kind=Kind.ELEM, dtype=dtype, is_written=False)
-            drawn = _draw(use, problem, of_row, rng)
+            drawn = draw_tensor(use, problem, of_row, rng)
             with np.errstate(all="ignore"):
                 inputs[tensor.name] = drawn.astype(dtype.numpy).astype(np.float64)
     if has_reference(spec.name, Direction.FORWARD):

@@ -16,6 +16,7 @@ from normgen.spec import Kind
 from normgen.spec_reader import load
 from normgen.tuning import gpu_data
 from normgen.verify import Inputs
+from tests.verify import made
 
 
 def problem_of(op: str, shape: str, dtype: str = "f32", direction: str = "forward") -> Problem:
@@ -52,6 +53,20 @@ def test_the_float64_result_of_all_rows_is_within_a_hundredth_of_the_limits(
         rows = whole[name]
         if wanted.use.kind is not Kind.COL:
             rows = np.concatenate([rows[start:stop] for start, stop in expected.chunks])
+        assert expected.share(name, rows) < 0.01, name
+        assert expected.share(name, rows * 1.01) > 1, name
+
+
+def test_a_users_own_backward_is_held_to_its_derived_program() -> None:
+    problem = problem_for(made.L2NORM, shape="300x96", dtype="f32", direction="backward")
+    sample = gpu_data.sample_inputs(problem, seed=3)
+    expected = Expected(problem, sample, seed=3)
+    t = repeated(sample, problem)
+    r = 1 / np.sqrt((t["x"] ** 2).sum(axis=1, keepdims=True) + sample.scalars["eps"])
+    along = (t["dy"] * t["gain"] * t["x"]).sum(axis=1, keepdims=True)
+    dx = r * t["dy"] * t["gain"] - t["x"] * r**3 * along
+    dgain = (t["dy"] * t["x"] * r).sum(axis=0)
+    for name, rows in {"dx": dx, "dgain": dgain}.items():
         assert expected.share(name, rows) < 0.01, name
         assert expected.share(name, rows * 1.01) > 1, name
 

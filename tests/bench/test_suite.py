@@ -97,6 +97,18 @@ def test_only_keeps_the_entries_that_contain_the_pattern() -> None:
         suite.only("softmax*f16 hot")
 
 
+def test_an_entry_takes_the_path_of_a_users_own_spec(tmp_path: Path) -> None:
+    own = tmp_path / "cubes.toml"
+    own.write_text(
+        'name = "cubes"\nsummary = "x cubed by its length"\n[tensors]\nx = "input"\nw = "parameter"\ny = "output"\n'
+        '[formulas]\ny = "x**3 * rsqrt(sum(x*x)) * w"\n'
+    )
+    text = f'name = "mine"\n[defaults]\ndirection = "backward"\n[[entry]]\nop = "{own}"\nshape = "8x64"\n'
+    (entry,) = parse_suite(text).entries
+    assert [t.name for t in entry.problem.tensors] == ["dx", "dw", "dy", "x", "w"]
+    assert entry.label == "cubes bwd 8x64 f32 cold"
+
+
 def test_a_suite_is_found_by_name_or_path(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(HEAD + 'shape = "8x8"\n')

@@ -12,7 +12,7 @@ from normgen.problem import Problem
 from normgen.schedule.legality import column_outputs
 from normgen.schedule.schedule import DETERMINISTIC_COLUMNS, Schedule
 from normgen.spec_reader import load
-from normgen.verify.rows import default_families
+from normgen.verify import default_families
 from tests.codegen.covering import Case, cover, pool
 from tests.codegen.executors import Built, Executor, new_workspace
 from tests.codegen.layouts import DEVICE, Layout, problems

@@ -119,3 +119,26 @@ def backward(op: Spec, rows: int, cols: int, stored: str = "f32", *, accumulate:
         pitch=cols,
         accumulate=accumulate,
     )
+
+
+L2NORM = spec("l2norm", {"y": "x * rsqrt(sum(x*x) + eps) * gain"}, parameters={"gain": None}, eps=1e-6)
+GATED = spec(
+    "gated_norm",
+    {"y": "x * rsqrt(mean(x*x) + eps) * w * sigmoid(g)"},
+    inputs=("x", "g"),
+    parameters={"w": None},
+    eps=1e-6,
+)
+WARM_SOFTMAX = spec(
+    "warm_softmax",
+    {"z": "x * t", "e": "exp(z - max(z))", "y": "e / sum(e)"},
+    parameters={"t": None},
+    eps=None,
+)
+BENT = spec(
+    "bent_norm",
+    {"r": "rsqrt(mean(abs(x)) + eps)", "h": "maximum(x * r * w, b)", "y": "minimum(h, 1.5) + abs(x) * exp(b)"},
+    parameters={"w": None, "b": "0"},
+    statistics=("r",),
+)
+OWN = (L2NORM, GATED, WARM_SOFTMAX, BENT)  # no library's: nobody wrote their gradients down

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from normgen.dtypes import DTYPES
-from normgen.errors import UsageError
 from normgen.problem import Direction, Problem
 from normgen.schedule.schedule import Schedule
 from normgen.verify import (
@@ -187,21 +186,21 @@ def test_a_spec_without_a_reference_is_checked_against_its_formulas() -> None:
     assert not check(problem, inputs, outputs).ok
 
 
-def test_a_backward_without_a_reference_needs_formulas() -> None:
+def test_a_backward_without_a_reference_is_checked_by_its_derived_program_or_given_formulas() -> None:
     l2 = made.spec("l2norm", {"r": "rsqrt(sum(x*x) + eps)", "y": "x * r"}, statistics=("r",))
     base = made.backward(made.RMSNORM, 11, 20)
     tensors = tuple(t for t in base.tensors if t.name in ("dx", "dy", "x"))
     problem = Problem(spec=l2, direction=Direction.BACKWARD, rows=11, cols=20, tensors=tensors, pitch=20)
     inputs, outputs = make_inputs(problem, families=("normal", "large_mean")), make_outputs(problem)
-    with pytest.raises(UsageError, match="hand-written reference or formulas"):
-        check(problem, inputs, outputs)
     x, dy = (inputs.arrays[n].astype(np.float64) for n in ("x", "dy"))
     r = 1 / np.sqrt((x * x).sum(axis=1, keepdims=True) + inputs.scalars["eps"])
     outputs.arrays["dx"][...] = r * dy - x * r**3 * (dy * x).sum(axis=1, keepdims=True)
     texts = [("r", "rsqrt(sum(x*x) + eps)"), ("dx", "r * dy - x * r**3 * sum(dy * x)")]
-    assert check(problem, inputs, outputs, formulas=texts).ok
+    for formulas in (None, texts):
+        assert check(problem, inputs, outputs, formulas=formulas).ok
     outputs.arrays["dx"][1, 1] *= 1.01
-    assert not check(problem, inputs, outputs, formulas=texts).ok
+    for formulas in (None, texts):
+        assert check(problem, inputs, outputs, formulas=formulas).tensor("dx").bad == 1
 
 
 def test_the_longest_chain_of_a_schedule_counts_its_terms_a_thread() -> None:

@@ -1,0 +1,279 @@
+"""Is the derived backward program the derivative of the forward formula? Proven on numbers before it is trusted.
+
+The formula of a spec is all that its author wrote, so it alone says what is right. With L = Σ dy y, a row of x and
+random directions d, the derived gradient must satisfy <dx, d> = dL(x + h d)/dh at h = 0, row by row, and dweight the
+same over all rows. The left side is `ProgramWalk` over the derived program, the right side Richardson's extrapolation
+of central differences of the formula as `interpret` walks it, both in float64. How far the two may be apart:
+
+* Extrapolation. D(h) = (L(h) - L(-h)) / 2h = L' + c2 h² + c4 h⁴ + ...; with steps h, h/4, h/16,
+  A(h) = (16 D(h/4) - D(h)) / 15 is free of c2 and B = (256 A(h/4) - A(h)) / 255 of c4. The error of B is at most
+  |B - A(h)|, the error of the coarser one, some 255 times that of A(h/4) (as Ridders 1982 does, Adv. Eng. Softw. 4).
+* Rounding. x, the parameters and d are multiples of 2^-20 and h is a power of two, so x ± h d is exact. L(±h) is off
+  by E at most, D(h) by E/h, A and B by their weighted sums. E is the bound of the error model for the loss and for
+  <dx, d>, whose roundings all are multiples of u: it holds for float64 with u = 2^-53 in the place of 2^-24.
+
+Of the steps 2^-4 ... 2^-18 every row takes those with the smallest bound. A row does not count along a direction
+where at every step the formula is not finite or bends: an abs, minimum or maximum changes its branch between x - h d
+and x + h d (row maxima need no such care: `differentiate` demands that their cotangent cancels). Nor does one whose
+bound says nothing, being over `RESOLUTION` of the slope or the loss. If no row is left, inputs of one sign are drawn,
+for formulas such as log(x); after that the derivative counts as unproven, which is an error too (not at the
+problem's own cols, of which a single one may leave a formula without a value).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normgen.dtypes import F32
+from normgen.errors import VerificationError
+from normgen.problem import Problem, TensorUse
+from normgen.program.ir import RowProgram
+from normgen.program.source import written_program
+from normgen.spec import Formula, Kind, Role
+from normgen.verify.error_model import Bounded, Float32Error
+from normgen.verify.interpret import Array, Evaluation, Float64, spec_formulas, spread_over_row
+from normgen.verify.program_walk import ProgramWalk
+from normgen.verify.rows import draw_tensor
+
+ROWS, COLS = 7, 33
+LARGEST_COLS = 4096  # the problem's own cols are proven too up to here: 0.2 s a spec
+DIRECTIONS = 2
+STEPS = tuple(2.0**-k for k in range(4, 20, 2))
+GRID = 2.0**20
+FLOAT64 = 2.0**-53 / F32.unit_roundoff  # bounds are proportional to the unit roundoff
+RESOLUTION = 2.0**-10  # a slope counts when it is told to three digits
+LOSS = "the loss"  # no formula can have this name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slope:
+    """A derivative of L along one direction: as derived, by differences, and how far apart the two may be."""
+
+    tensor: str
+    shape: tuple[int, int]
+    row: int  # -1: all rows
+    derived: float
+    differences: float
+    bound: float
+
+    @property
+    def ok(self) -> bool:
+        return abs(self.derived - self.differences) <= self.bound
+
+    def __str__(self) -> str:
+        where = "all rows" if self.row < 0 else f"row {self.row}"
+        size = f"{self.shape[0]} x {self.shape[1]}"
+        numbers = f"derived {self.derived:.12g}, by differences {self.differences:.12g} ± {self.bound:.3g}"
+        return f"<d{self.tensor}, d> for {where} of {size}: {numbers}"
+
+
+def proven_program(problem: Problem) -> RowProgram:
+    """The program of a backward problem as derived, once it is proven against the forward formula.
+
+    Raises VerificationError when the two disagree, with spec, formula and numbers, or when nothing can be said.
+    """
+    plain = replace(
+        problem, rows=ROWS, pitch=problem.cols, accumulate=False, deterministic=False, stable_parameters=False
+    )
+    return _proven(plain)
+
+
+@cache
+def _proven(problem: Problem) -> RowProgram:
+    program = written_program(problem)
+    prove(problem, program)
+    return program
+
+
+def prove(problem: Problem, program: RowProgram) -> tuple[Slope, ...]:
+    """Every slope that was compared, at 7 x 33 and at the problem's own cols; raises as `proven_program`."""
+    widths = [COLS, problem.cols] if problem.cols <= LARGEST_COLS else [COLS]
+    found: list[Slope] = []
+    for cols in dict.fromkeys(widths):
+        small = replace(problem, rows=ROWS, cols=cols, pitch=cols)
+        for name in _differentiated(small):
+            slopes = list(_slopes(small, program, name))
+            if not slopes and cols == COLS:
+                rule = f"the derived d{name} of spec '{problem.spec.name}' cannot be proven"
+                nowhere = f"no row of {ROWS} x {cols} random ones where the formula is finite and smooth"
+                raise _error(problem, program, rule, nowhere)
+            if wrong := [slope for slope in slopes if not slope.ok]:
+                rule = f"the derived d{name} of spec '{problem.spec.name}' is not the derivative of its formula"
+                raise _error(problem, program, rule, f"{wrong[0]} ({len(wrong)} of {len(slopes)} are wrong)")
+            found += slopes
+    return tuple(found)
+
+
+def _differentiated(problem: Problem) -> tuple[str, ...]:
+    written = {t.name for t in problem.tensors if t.is_written}
+    return tuple(t.name for t in problem.spec.tensors if f"d{t.name}" in written)
+
+
+def _error(problem: Problem, program: RowProgram, rule: str, received: str) -> VerificationError:
+    formulas = "\n".join(f"    {f.name} = {f.text}" for f in problem.spec.formulas)
+    where = problem.spec.file or problem.spec.name
+    hint = f"this is a fault of normgen, not of {where}; report it with these:\n{formulas}\n{program}"
+    return VerificationError(rule, received=received, hint=hint)
+
+
+def _slopes(problem: Problem, program: RowProgram, name: str) -> Iterator[Slope]:
+    """The slopes along random directions of one input or parameter."""
+    rng = np.random.default_rng([problem.cols, *name.encode()])
+    found: list[Slope] = []
+    for one_sign in (False, True):
+        base = _draw(problem, rng, one_sign=one_sign)
+        forward = _Forward(problem=problem, base=base)
+        for _ in range(DIRECTIONS):
+            direction = _on_grid(rng.standard_normal(base[name].shape))
+            found += forward.compared(program, name, direction)
+        if found:
+            break
+    return iter(found)
+
+
+def _on_grid(value: Array) -> Array:
+    return np.asarray(np.rint(value * GRID) / GRID)
+
+
+def _draw(problem: Problem, rng: np.random.Generator, *, one_sign: bool) -> dict[str, Array]:
+    """The forward's inputs and parameters, and dy, in kind shapes."""
+    spec = problem.spec
+    drawn: dict[str, Array] = {}
+    read = [t for t in spec.tensors if not t.role.is_written and t.name not in problem.absent]
+    uses = [TensorUse(name=t.name, kind=t.kind, dtype=F32, is_written=False) for t in read]
+    uses += [t for t in problem.tensors if t.name in {f"d{o.name}" for o in spec.outputs}]
+    inputs = {t.name for t in read if t.role is Role.INPUT}
+    for use in uses:
+        value = draw_tensor(use, problem, ("normal",) * problem.rows, rng)
+        value = np.abs(value) + 0.5 if one_sign and use.name in inputs else value
+        drawn[use.name] = _on_grid(value.reshape(1, -1) if use.kind is Kind.COL else value)
+    return drawn
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Branches(Float64):
+    """Float64 that also notes which branch every abs, minimum and maximum takes."""
+
+    noted: list[Array] = field(default_factory=list)
+
+    def call(self, name: str, *args: Array) -> Array:
+        if name in ("abs", "minimum", "maximum"):
+            self.noted.append(np.sign(args[0] if name == "abs" else args[0] - args[1]))
+        return super().call(name, *args)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Forward:
+    """L of every row around one point, [rows, 1]."""
+
+    problem: Problem
+    base: Mapping[str, Array]
+    formulas: dict[str, Formula] = field(init=False)
+
+    def __post_init__(self) -> None:
+        spec = self.problem.spec
+        given = [t.name for t in spec.outputs if f"d{t.name}" in self.base]
+        formulas = dict(spec_formulas(spec, self.base))
+        formulas[LOSS] = Formula(name=LOSS, text=" + ".join(f"sum(d{name} * {name})" for name in given))
+        object.__setattr__(self, "formulas", formulas)
+
+    def numbers(self) -> dict[str, Array]:
+        scalars = {name: np.asarray(float(np.float32(value))) for name, value in self.problem.spec.scalars}
+        return {**scalars, "cols": np.asarray(float(self.problem.cols))}
+
+    def at(self, values: Mapping[str, Array]) -> tuple[Array, list[Array]]:
+        arithmetic = _Branches(cols=self.problem.cols)
+        walk = Evaluation(arithmetic, self.formulas, {**values, **self.numbers()}, file=self.problem.spec.file)
+        return self._by_row(walk.value(LOSS)), arithmetic.noted
+
+    def bounded(self) -> Evaluation[Bounded]:
+        known = {name: Bounded(value) for name, value in {**self.base, **self.numbers()}.items()}
+        return Evaluation(Float32Error(cols=self.problem.cols), self.formulas, known, file=self.problem.spec.file)
+
+    def _by_row(self, value: Array) -> Array:
+        return np.array(np.broadcast_to(value, (self.problem.rows, 1)))
+
+    def compared(self, program: RowProgram, name: str, direction: Array) -> list[Slope]:
+        """The derived slopes of the rows that count, beside their differences."""
+        with np.errstate(all="ignore"):
+            slope, bound = self._differences(name, direction)
+            size = np.maximum(np.abs(slope), self._loss_size())
+            kept = np.flatnonzero((bound <= RESOLUTION * size)[:, 0] & np.isfinite(slope)[:, 0])
+            if not kept.size:
+                return []
+            found = self._derived(program, name, direction, kept)
+        slope, bound = slope[kept], bound[kept]
+        rows = kept.tolist()
+        if len(direction) == 1:  # a parameter: one gradient of all rows
+            slope, bound, rows = slope.sum(axis=0, keepdims=True), bound.sum(axis=0, keepdims=True), [-1]
+        bound = bound + (0.0 if found.error is None else FLOAT64 * found.error)
+        shape = (self.problem.rows, self.problem.cols)
+        return [
+            Slope(tensor=name, shape=shape, row=row, derived=float(a), differences=float(b), bound=float(e))
+            for row, a, b, e in zip(rows, found.value[:, 0], slope[:, 0], bound[:, 0], strict=True)
+        ]
+
+    def _loss_size(self) -> Array:
+        walk = self.bounded()
+        given = [t.name for t in self.problem.spec.outputs if f"d{t.name}" in self.base]
+        terms = [np.abs(self.base[f"d{n}"] * walk.value(n).value).sum(axis=1, keepdims=True) for n in given]
+        return np.asarray(sum(terms))
+
+    def _differences(self, name: str, direction: Array) -> tuple[Array, Array]:
+        """Slope and bound of every row by extrapolated differences, each [rows, 1]; inf where a row does not count."""
+        loss = self.bounded().value(LOSS)
+        error = self._by_row(FLOAT64 * (loss.error if loss.error is not None else np.zeros(1)))
+        _, branches = self.at(self.base)
+        slopes, noises, smooth = [], [], []
+        for h in STEPS:
+            ahead, ahead_branches = self.at({**self.base, name: self.base[name] + h * direction})
+            behind, behind_branches = self.at({**self.base, name: self.base[name] - h * direction})
+            slopes.append((ahead - behind) / (2 * h))
+            noises.append(error / h)
+            smooth.append(self._unbent(branches, ahead_branches) & self._unbent(branches, behind_branches))
+        best, least = self._by_row(np.zeros(1)), self._by_row(np.full(1, np.inf))
+        for at in range(len(STEPS) - 2):
+            value, bound = _extrapolated(slopes[at : at + 3], noises[at : at + 3])
+            counts = smooth[at] & smooth[at + 1] & smooth[at + 2] & np.isfinite(bound)
+            bound = np.where(counts, bound, np.inf)
+            best, least = np.where(bound < least, value, best), np.minimum(bound, least)
+        return best, least
+
+    def _unbent(self, before: list[Array], after: list[Array]) -> NDArray[np.bool_]:
+        """[rows, 1]: whether every branch is the same."""
+        same = self._by_row(np.ones(1)) > 0
+        for a, b in zip(before, after, strict=True):
+            same &= spread_over_row(a == b, self.problem.cols).all(axis=1, keepdims=True)
+        return same
+
+    def _derived(self, program: RowProgram, name: str, direction: Array, rows: NDArray[np.intp]) -> Bounded:
+        """<d name, d> of the derived program on these rows: [len(rows), 1], or [1, 1] of a parameter."""
+        forward, arithmetic = self.bounded(), Float32Error(cols=self.problem.cols)
+        known = {n: Bounded(value) for n, value in self.numbers().items()}
+        for load in program.loads:
+            whole = Bounded(self.base[load.name]) if load.name in self.base else forward.value(load.name)
+            known[load.name] = whole if load.kind is Kind.COL else _rows_of(whole, rows, self.problem.rows)
+        walk = ProgramWalk(arithmetic, program, known)
+        along = direction[rows] if len(direction) == self.problem.rows else direction
+        product = arithmetic.multiply(walk.value(f"d{name}"), Bounded(along))
+        return arithmetic.reduce("sum", product)
+
+
+def _rows_of(whole: Bounded, rows: NDArray[np.intp], total: int) -> Bounded:
+    def taken(value: Array) -> Array:
+        return np.broadcast_to(value, (total, *value.shape[1:]))[rows] if value.ndim == 2 else value
+
+    return Bounded(taken(whole.value), None if whole.error is None else taken(whole.error))
+
+
+def _extrapolated(slopes: list[Array], noises: list[Array]) -> tuple[Array, Array]:
+    """B of the module's docstring from D(h), D(h/4), D(h/16), and its bound."""
+    coarse, fine = ((16 * slopes[i + 1] - slopes[i]) / 15 for i in (0, 1))
+    noise_coarse, noise_fine = ((16 * noises[i + 1] + noises[i]) / 15 for i in (0, 1))
+    best = (256 * fine - coarse) / 255
+    return best, np.abs(best - coarse) + (256 * noise_fine + noise_coarse) / 255

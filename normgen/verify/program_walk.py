@@ -1,0 +1,134 @@
+"""A RowProgram walked over any `Arithmetic`: float64 values, or values together with float32 error bounds.
+
+The walk reads the program that `differentiate` wrote, before any schedule or rewrite: the emitter, its printer and
+its passes have no part in it. What the program itself is worth, `derivative_proof` says.
+
+Shapes: elem [rows, cols], row [rows, 1], col [1, cols], scalar [].
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Generic, Protocol, TypeVar
+
+import sympy as sp
+
+from normgen.errors import ProgramError, did_you_mean
+from normgen.program.ir import COLS, Map, Reduce, RowProgram
+from normgen.spec import Kind
+from normgen.verify.interpret import REDUCTIONS, Arithmetic
+
+V = TypeVar("V")
+R = TypeVar("R", covariant=True)
+
+_FUNCTIONS = {
+    "exp": "exp",
+    "log": "log",
+    "tanh": "tanh",
+    "erf": "erf",
+    "sign": "sign",
+    "sigmoid": "sigmoid",
+    "Abs": "abs",
+    "Max": "maximum",
+    "Min": "minimum",
+}
+
+
+class Walk(Protocol[R]):
+    """Values by name, each evaluated when it is first asked for."""
+
+    def value(self, name: str) -> R: ...
+    def column_term(self, name: str) -> R: ...
+
+
+class ProgramWalk(Generic[V]):
+    """The values and stored tensors of a program over the `known` ones: its loads, its scalars and `cols`.
+
+    Errors: ProgramError for an unknown name, and for what a program holds only after a rewrite (Welford, a pivot).
+    """
+
+    def __init__(self, arithmetic: Arithmetic[V], program: RowProgram, known: dict[str, V]) -> None:
+        self.arithmetic = arithmetic
+        self.known = known
+        self._maps = {s.name: s for s in program.maps}
+        self._reduces = {s.names[0]: s for s in program.reduces if s.monoid.name in REDUCTIONS}
+        self._stored = {s.tensor: s.value for s in program.stores}
+
+    def value(self, name: str) -> V:
+        name = self._stored.get(name, name)
+        if name not in self.known:
+            self.known[name] = self._defined(name)
+        return self.known[name]
+
+    def column_term(self, name: str) -> V:
+        """t of a tensor that stores `sum_rows(t)`: what a sum over rows that come in blocks adds up."""
+        statement = self._statement(self._stored.get(name, name))
+        if isinstance(statement, Reduce) and statement.kind is Kind.COL:
+            return self._expr(statement.args[0])
+        if isinstance(statement, Map) and statement.expr == 0:
+            return self.arithmetic.reduce("sum", self.arithmetic.constant(0.0))  # [1, 1]: a gradient that is 0
+        raise ProgramError("a column output is one sum over the rows", received=name)
+
+    def _statement(self, name: str) -> Map | Reduce:
+        found = self._maps.get(name) or self._reduces.get(name)
+        if found is None:
+            names = (*self.known, *self._maps, *self._reduces)
+            raise ProgramError("a value of the program is needed", received=name, hint=did_you_mean(name, names))
+        return found
+
+    def _defined(self, name: str) -> V:
+        statement = self._statement(name)
+        if isinstance(statement, Map):
+            return self._expr(statement.expr)
+        term = self._expr(statement.args[0])
+        is_row = statement.kind is Kind.ROW
+        return self.arithmetic.reduce(statement.monoid.name, term) if is_row else self.arithmetic.sum_rows(term)
+
+    def _expr(self, expr: sp.Expr) -> V:
+        if expr.is_number:
+            return self.arithmetic.constant(float(expr))
+        if expr.is_Symbol:
+            return self.value(COLS.name if expr == COLS else expr.name)
+        if expr.is_Add:
+            return self._sum(expr)
+        if expr.is_Mul or expr.is_Pow:
+            return self._product(expr)
+        name = type(expr).__name__
+        if name not in _FUNCTIONS:
+            raise ProgramError(f"the function {name} cannot be evaluated", received=str(expr))
+        args = [self._expr(arg) for arg in expr.args]
+        if len(args) == 1:
+            return self.arithmetic.call(_FUNCTIONS[name], args[0])
+        return functools.reduce(lambda a, b: self.arithmetic.call(_FUNCTIONS[name], a, b), args)
+
+    def _sum(self, expr: sp.Expr) -> V:
+        """Terms in sympy's order, `x - mean` for `-mean + x`: the positive ones first, the others subtracted."""
+        plus = [t for t in expr.args if not t.could_extract_minus_sign()]
+        minus = [-t for t in expr.args if t.could_extract_minus_sign()]
+        if not plus:
+            return self.arithmetic.negate(self._sum(-expr))
+        total = functools.reduce(self.arithmetic.add, map(self._expr, plus))
+        return functools.reduce(self.arithmetic.subtract, map(self._expr, minus), total)
+
+    def _product(self, expr: sp.Expr) -> V:
+        """Factors multiplied, then divided by those with a negative power; rsqrt is a factor."""
+        do = self.arithmetic
+        above: list[V] = []
+        below: list[V] = []
+        for factor in sp.Mul.make_args(expr):
+            base, exponent = factor.as_base_exp() if factor.is_Pow else (factor, sp.Integer(1))
+            if not exponent.is_number:
+                raise ProgramError("an exponent is a number", received=str(factor))
+            if factor == -1:
+                continue
+            if exponent < 0 and exponent != sp.Rational(-1, 2):
+                below.append(self._power(base, -exponent))
+            else:
+                above.append(self._power(base, exponent))
+        total = functools.reduce(do.multiply, above) if above else do.constant(1.0)
+        total = functools.reduce(do.divide, below, total)
+        return do.negate(total) if -1 in sp.Mul.make_args(expr) else total
+
+    def _power(self, base: sp.Expr, exponent: sp.Expr) -> V:
+        value = self._expr(base)
+        return value if exponent == 1 else self.arithmetic.power(value, float(exponent))

@@ -1,0 +1,62 @@
+"""Which rows a problem is checked on: what would hide other rows in a sum over all rows is left out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from normgen.problem import Problem
+from normgen.program.source import problem_for
+from normgen.spec import Spec
+from normgen.verify import ALL, check, default_families, make_inputs, make_outputs, prepare
+from tests.verify import made
+
+FINITE = tuple(name for name in ALL if name not in ("inf", "nan"))
+
+
+def backward(op: Spec, rows: int = 40, dtype: str = "f32", gradients: tuple[str, ...] | None = None) -> Problem:
+    return problem_for(op, shape=(rows, 48), dtype=dtype, direction="backward", gradients=gradients)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_norms_take_every_finite_row_and_an_unbounded_sum_leaves_out_what_would_hide_the_rest(dtype: str) -> None:
+    assert default_families(backward(made.LAYERNORM, dtype=dtype)) == FINITE
+    assert default_families(backward(made.L2NORM, dtype=dtype)) == FINITE
+    assert default_families(backward(made.GATED, dtype=dtype)) == FINITE
+    without_huge = tuple(name for name in FINITE if name != "huge")
+    assert default_families(backward(made.BENT, dtype=dtype)) == without_huge  # db = Σ dy |x|
+    has_bound = dtype == "f16"  # else the exponentials of rows near the largest number have none
+    assert default_families(backward(made.WARM_SOFTMAX, dtype=dtype)) == (FINITE if has_bound else without_huge)
+
+
+def test_without_a_sum_over_rows_every_row_counts() -> None:
+    assert default_families(backward(made.WARM_SOFTMAX, gradients=("x",))) == ALL
+    assert default_families(problem_for(made.BENT, shape=(40, 48))) == ALL
+
+
+def test_a_contract_goes_before_the_rule() -> None:
+    promised = replace(made.WARM_SOFTMAX, accuracy_rows=("normal", "huge", "nan"))
+    assert default_families(backward(promised)) == ("normal", "huge")
+
+
+@pytest.mark.parametrize("op", [made.WARM_SOFTMAX, made.BENT], ids=lambda op: op.name)
+def test_a_lost_normal_row_shows_in_the_sums_of_the_default_rows(op: Spec) -> None:
+    problem = backward(op)
+    inputs = make_inputs(problem)
+    outputs = make_outputs(problem)
+    columns = [part for part in prepare(problem, inputs).parts if part.rows[0] < 0]
+    lost = inputs.families.index("normal")
+    inputs.arrays["dy"][lost] = 0
+    without = {part.tensor.name: part.want for part in prepare(problem, inputs).parts if part.rows[0] < 0}
+    inputs = make_inputs(problem)
+    assert columns
+    for part in columns:
+        outputs.arrays[part.tensor.name][...] = part.want[0]
+    assert not any(check(problem, inputs, outputs).tensor(part.tensor.name).bad for part in columns)
+    for part in columns:
+        outputs.arrays[part.tensor.name][...] = without[part.tensor.name][0]
+    found = check(problem, inputs, outputs)
+    assert all(found.tensor(part.tensor.name).bad > 4 for part in columns)
+    assert np.isfinite(found.tensor(columns[0].tensor.name).max_ratio)
