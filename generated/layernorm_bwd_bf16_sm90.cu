@@ -13,38 +13,49 @@
 //   dweight, dbias: the same bits in every run; by atomics, in no fixed order: the general kernel
 //
 // spec      layernorm, sha256:01601c5b7d824437f399d43d4f249c7b69c3030bb4d380b8dfeae0a51a6f499b
-// tuned by  normgen 0.1.0, generator revision ca8a8c773373
+// tuned by  normgen 0.1.0, generator revision 444f24cf40dd
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// command   normgen tune --shape 8192x768 --dtype bf16 --direction backward
+// command   normgen tune --shape 262144x256 --dtype bf16 --direction backward
+//           normgen tune --shape 8192x768 --dtype bf16 --direction backward
+//           normgen tune --shape 8192x1023 --dtype bf16 --direction backward
 //           normgen tune --shape 4096x1024 --dtype bf16 --direction backward
 //           normgen tune --shape 32768x1024 --dtype bf16 --direction backward
 //           normgen tune --shape 4096x4096 --dtype bf16 --direction backward
 //           normgen tune --shape 16384x8192 --dtype bf16 --direction backward
 //           normgen tune --shape 2048x16384 --dtype bf16 --direction backward
-// note      the text below comes from another generator revision than the one that was tuned
 //
-//   rows x cols   kernel         threads  rows/block  vector        median us  GB/s  of roof  vs default  data
-//   8192 x 768    warp_per_row   128      4           bfloat16 x 4  14.71      2572  77.9 %   1.27x       cold
-//   4096 x 1024   block_per_row  128      2           bfloat16 x 8  11.07      2277  66.6 %   1.12x       cold
-//   32768 x 1024  block_per_row  256      4           bfloat16 x 8  54.44      3703  97.4 %   1.13x       cold
-//   4096 x 4096   block_per_row  512      2           bfloat16 x 8  30.6       3291  82.1 %   1.07x       cold
-//   16384 x 8192  block_per_row  512      1           bfloat16 x 8  202.4      3979  93.8 %   1.00x       cold
-//   2048 x 16384  block_per_row  512      1           bfloat16 x 8  76.79      2623  63.9 %   16.27x      cold
-//   (any other)   block_per_row  256      1           bfloat16      -          -     -        -           not tuned
+//   rows x cols   kernel           threads  rows/block  vector        median us  GB/s  of roof  vs default  data
+//   262144 x 256  warp_per_row     512      32          bfloat16 x 8  99.83      4054  102.6 %  1.04x       cold
+//   8192 x 768    warp_per_row     128      4           bfloat16 x 8  13.45      2812  83.6 %   1.31x       cold
+//   8192 x 1023   block_per_row    128      2           bfloat16 x 4  19.02      2647  75.4 %   1.30x       cold
+//   4096 x 1024   block_per_row    256      4           bfloat16 x 8  10.37      2430  71.5 %   1.14x       cold
+//   32768 x 1024  block_per_row    256      4           bfloat16 x 8  54.27      3715  98.4 %   1.15x       cold
+//   4096 x 4096   block_per_row    512      2           bfloat16 x 8  29.86      3373  84.7 %   1.04x       cold
+//   16384 x 8192  block_per_row    512      1           bfloat16 x 8  194.5      4141  98.0 %   1.04x       cold
+//   2048 x 16384  cluster_per_row  256      1           bfloat16 x 8  55.79      3611  88.3 %   1.03x       cold
+//   (any other)   block_per_row    256      1           bfloat16      -          -     -        -           not tuned
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
 //           stored dtype, over adversarial rows, on the GPU: dx 0.99, dweight 0.96, dbias 0.96
 //
 // The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
 // `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
-//   8192 x 768: threads_per_row=32 rows_per_block=4 vector=4 hold=registers persistent=4 unroll=0
-//   4096 x 1024: threads_per_row=64 rows_per_block=2 vector=8 hold=registers persistent=4 stages=2 unroll=0
-//                params=kept
+//   262144 x 256: threads_per_row=16 rows_per_block=32 vector=8 hold=registers persistent=1 stages=2 unroll=0
+//                 params=kept dependent_launch=end
+//   8192 x 768: threads_per_row=32 rows_per_block=4 vector=8 hold=registers persistent=3 stages=2 unroll=0 params=kept
+//               dependent_launch=end
+//   8192 x 1023: threads_per_row=64 rows_per_block=2 vector=4 hold=registers edges=peel persistent=4 stages=2 unroll=0
+//                load=no_allocate store=streaming params=kept dependent_launch=end
+//   4096 x 1024: threads_per_row=64 rows_per_block=4 vector=8 hold=registers persistent=2 stages=2 unroll=0
+//                load=no_allocate params=kept dependent_launch=end
 //   32768 x 1024: threads_per_row=64 rows_per_block=4 vector=8 hold=registers persistent=2 stages=2 unroll=0
-//                 params=kept
-//   4096 x 4096: rows_per_block=2 vector=8 hold=registers persistent=1 stages=2 unroll=0 params=kept
-//   16384 x 8192: threads_per_row=512 vector=8 hold=registers persistent=1 stages=2 unroll=0 params=kept
-//   2048 x 16384: threads_per_row=512 vector=8 persistent=1 unroll=0 load=no_allocate dependent_launch=on
+//                 params=kept dependent_launch=end
+//   4096 x 4096: rows_per_block=2 vector=8 hold=registers copy=bulk persistent=1 stages=2 unroll=0 params=kept
+//                dependent_launch=end
+//   16384 x 8192: threads_per_row=512 vector=8 hold=registers copy=bulk persistent=1 stages=4 unroll=0 params=kept
+//                 dependent_launch=end
+//   2048 x 16384: cluster=4 vector=8 hold=registers copy=bulk persistent=2 stages=3 unroll=0 params=kept
+//                 dependent_launch=start
 #ifndef NORMGEN_LAYERNORM_BWD_BF16_SM90_CU_
 #define NORMGEN_LAYERNORM_BWD_BF16_SM90_CU_
 
@@ -141,6 +152,12 @@ __device__ __forceinline__ void store_default(Word* address, Word value) {
   *address = value;
 }
 
+// Written once, not read again soon: evict first (st.global.cs).
+template <typename Word>
+__device__ __forceinline__ void store_streaming(Word* address, Word value) {
+  __stcs(address, value);
+}
+
 __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
 }
@@ -153,6 +170,82 @@ __device__ __forceinline__ void dependency_wait() {
 // ... and let the kernel behind this one start as soon as blocks leave room.
 __device__ __forceinline__ void dependency_trigger() {
   asm volatile("griddepcontrol.launch_dependents;");
+}
+
+// This block's rank among the blocks that share a row.
+__device__ __forceinline__ unsigned cluster_rank() {
+  unsigned rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// Writes `value` to where block `rank` of the cluster has the shared variable `own`.
+template <typename T>
+__device__ __forceinline__ void cluster_store(T* own, unsigned rank, const T& value) {
+  unsigned remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
+  const float* words = reinterpret_cast<const float*>(&value);
+#pragma unroll
+  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
+    asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(remote + 4 * i), "f"(words[i]) : "memory");
+  }
+}
+
+// As cluster_store, but nobody waits for the store: its bytes count at that block's `mbarrier` as they arrive.
+template <typename T>
+__device__ __forceinline__ void cluster_send(T* own, unsigned rank, const T& value, unsigned long long* mbarrier) {
+  unsigned remote, counted;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(counted) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(mbarrier))), "r"(rank));
+  const float* words = reinterpret_cast<const float*>(&value);
+#pragma unroll
+  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
+                 :: "r"(remote + 4 * i), "r"(__float_as_uint(words[i])), "r"(counted) : "memory");
+  }
+}
+
+// The other blocks of the cluster see the mbarriers that this thread has set up, behind the next cluster barrier.
+__device__ __forceinline__ void mbarrier_cluster_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+__device__ __forceinline__ void mbarrier_init(unsigned long long* barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
+               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "r"(arrivals) : "memory");
+}
+
+// Arrives, and makes the phase wait for that many bytes more.
+__device__ __forceinline__ void mbarrier_expect_bytes(unsigned long long* barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "r"(bytes) : "memory");
+}
+
+// Waits for the end of the barrier's phase of that parity; the first phase has parity 0.
+__device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier, unsigned parity) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(barrier));
+  unsigned done;
+  do {
+    asm volatile("{\n.reg .pred done;\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, done;\n}" : "=r"(done) : "r"(address), "r"(parity) : "memory");
+  } while (done == 0);
+}
+
+// The copy engine sees the barriers that this thread has set up.
+__device__ __forceinline__ void mbarrier_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// One copy of a multiple of 16 bytes by the copy engine; its bytes count at the barrier as they arrive.
+__device__ __forceinline__ void bulk_load(void* shared, const void* global, unsigned bytes, unsigned long long* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(shared))), "l"(global), "r"(bytes),
+                  "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))) : "memory");
 }
 
 __device__ __forceinline__ unsigned char* dynamic_shared() {
@@ -248,6 +341,57 @@ __device__ __forceinline__ void write_default(T* elements, const Vec<T, N>& vec)
   }
 }
 
+template <int N, typename T>
+__device__ __forceinline__ void write_streaming(T* elements, const Vec<T, N>& vec) {
+  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
+#pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
+    Word word;
+    join(word, vec.bits + i * sizeof(Word) / 4);
+    store_streaming(reinterpret_cast<Word*>(elements) + i, word);
+  }
+}
+
+// Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
+// around them, moved into place. `inside`: those words are known to lie within the array.
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, int count, bool inside) {
+  constexpr int kSize = static_cast<int>(sizeof(T));
+  constexpr int kWord = (N * kSize < 16 ? N * kSize : 16) / kSize;  // elements of a word
+  constexpr int kRegisters = kWord * kSize / 4;
+  constexpr int kWords = N / kWord + 1;
+  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(elements + first) / kSize % kWord);
+  Vec<T, N> vec = {};
+  if (!inside && (first < shift || first - shift + kWords * kWord > count)) {
+    using Word = typename WordOf<kSize>::type;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const unsigned bits = load_default(reinterpret_cast<const Word*>(elements + first + i));
+      if (kSize == 4) vec.bits[i] = bits;
+      else vec.bits[i / 2] |= i % 2 == 0 ? bits : bits << 16;
+    }
+    return vec;
+  }
+  unsigned bits[kWords * kRegisters];
+#pragma unroll
+  for (int word = 0; word < kWords; ++word) {
+    const Vec<T, kWord> part = read_default<kWord>(elements + first - shift + word * kWord);
+#pragma unroll
+    for (int i = 0; i < kRegisters; ++i) bits[word * kRegisters + i] = part.bits[i];
+  }
+#pragma unroll
+  for (int step = kRegisters / 2; step > 0; step /= 2) {
+    const bool moves = (shift * kSize / 4 & step) != 0;  // a select: branches would put the bits in local memory
+#pragma unroll
+    for (int i = 0; i + step < kWords * kRegisters; ++i) bits[i] = moves ? bits[i + step] : bits[i];
+  }
+#pragma unroll
+  for (int i = 0; i < Vec<T, N>::kRegisters; ++i) {
+    vec.bits[i] = __funnelshift_r(bits[i], bits[i + 1], shift * kSize % 4 * 8);
+  }
+  return vec;
+}
+
 // All kLanes neighbouring lanes end with the combined state.
 template <int kLanes, typename State>
 __device__ __forceinline__ State reduce_lanes(State s) {
@@ -274,6 +418,25 @@ __device__ __forceinline__ State reduce_row(State s, State* slots, int slot) {
   return reduce_lanes<kWarps>(slots[threadIdx.x % kWarps]);
 }
 
+// Every warp sends its state to each block of the cluster, then every warp combines all of them. A cluster barrier would
+// wait for all loads and stores of the rows in flight, an mbarrier waits for the states only. Exchanges take turns at
+// two sets of slots: one is written again after the states of the next exchange have come, and every warp sent its own
+// of those after it had read this set.
+template <int kWarps, int kCluster, typename State>
+__device__ __forceinline__ State exchange_cluster(State s, State* slots, unsigned long long* full, unsigned phase) {
+  constexpr int kStates = kWarps * kCluster;
+  s = reduce_lanes<32>(s);
+  const unsigned lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) mbarrier_expect_bytes(full, kStates * static_cast<unsigned>(sizeof(State)));
+  __syncwarp();  // all lanes have read the slots of the last exchange
+  if (lane < kCluster) cluster_send(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s, full);
+  mbarrier_wait(full, phase);
+  State total = slots[lane % kStates];
+#pragma unroll
+  for (int i = 32; i < kStates; i += 32) total = combine(total, slots[i + lane]);
+  return reduce_lanes<(kStates < 32 ? kStates : 32)>(total);
+}
+
 namespace as_written {
 
 // ---- row reduction ----------------------------------------------------------------------------------------------
@@ -293,34 +456,45 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
           __shfl_xor_sync(0xffffffffu, s.dxhat_sum, offset)};
 }
 
-// layernorm backward, 768 columns: 32 lanes of a warp own a row, 4 rows a block; it is read once.
-NORMGEN_KERNEL void __launch_bounds__(128)
-layernorm_bwd_bf16_768_warp_per_row_fe7b0a(
+// layernorm backward, 256 columns: 16 lanes of a warp own a row, 32 rows a block; it is read once.
+// It may start while the kernel in front of it in the stream ends.
+NORMGEN_KERNEL void __launch_bounds__(512)
+layernorm_bwd_bf16_256_warp_per_row_2c1fce(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
-    const bfloat16* __restrict__ dy,
-    const bfloat16* __restrict__ x,
-    const bfloat16* __restrict__ weight,
-    const float* __restrict__ mean,
-    const float* __restrict__ rstd,
+    const bfloat16* dy,
+    const bfloat16* x,
+    const bfloat16* weight,
+    const float* mean,
+    const float* rstd,
     long long dx_pitch,
     long long dy_pitch,
     long long x_pitch,
     int rows,
     float eps,
-    float* __restrict__ partials) {
-  constexpr int kCols = 768;
-  constexpr int kThreadsPerRow = 32;
-  constexpr int kRowsPerBlock = 4;
-  constexpr int kThreads = 128;
-  constexpr int kVector = 4;  // elements per access of 8 bytes
+    float* partials) {
+  constexpr int kCols = 256;
+  constexpr int kThreadsPerRow = 16;
+  constexpr int kRowsPerBlock = 32;
+  constexpr int kThreads = 512;
+  constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kPitch = 768;  // columns of a row of float32 sums, padded
+  constexpr int kPitch = 256;  // columns of a row of float32 sums, padded
 
   const int lane = threadIdx.x % kThreadsPerRow;
   const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+  }
 
   // Sums over the rows of this thread, column by column.
   float dweight_sum[kSteps][kVector] = {};
@@ -328,39 +502,55 @@ layernorm_bwd_bf16_768_warp_per_row_fe7b0a(
 
   float* column_sums = reinterpret_cast<float*>(dynamic_shared() + 0);
 
+  Vec<bfloat16, kVector> dy_next[kSteps];
+  Vec<bfloat16, kVector> x_next[kSteps];
+  float mean_next;
+  float rstd_next;
+  // The loads of the next row travel while this one is computed.
+  const auto fetch = [&](int first_row) {
+    const int fetched_row = min(first_row + slot, rows - 1);
+    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    mean_next = mean[fetched_row];
+    rstd_next = rstd[fetched_row];
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      dy_next[step] = read_default<kVector>(dy_row + vector * kVector);
+      x_next[step] = read_default<kVector>(x_row + vector * kVector);
+    }
+  };
+  if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
+
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
     const int row = first_row + slot;
     const bool active = row < rows;  // idle rows recompute the last row and store nothing
     const int valid_row = active ? row : rows - 1;
     bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
-    const bfloat16* dy_row = dy + static_cast<long long>(valid_row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-    const float row_mean = mean[valid_row];
-    const float row_rstd = rstd[valid_row];
+    const float row_mean = mean_next;
+    const float row_rstd = rstd_next;
 
     Vec<bfloat16, kVector> dy_held[kSteps];
     Vec<bfloat16, kVector> x_held[kSteps];
 
-    // The row of dy and x is read once and waits in registers; each thread reads back its own part.
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      dy_held[step] = read_default<kVector>(dy_row + vector * kVector);
-      x_held[step] = read_default<kVector>(x_row + vector * kVector);
+      dy_held[step] = dy_next[step];
+      x_held[step] = x_next[step];
     }
+
+    if (first_row + gridDim.x * kRowsPerBlock < rows) fetch(first_row + gridDim.x * kRowsPerBlock);
 
     Look1 look1 = {0.0f, 0.0f};
 
     // Look 1: sum(dxhat*xhat), sum(dxhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float dy_i = element(dy_held[step], i);
         const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_vec, i);
+        const float weight_i = element(weight_held[step], i);
         const float dxhat_i = dy_i * weight_i;
         const float xhat_i = (x_i - row_mean) * row_rstd;
         look1.dxhat_xhat_sum += dxhat_i * xhat_i;
@@ -376,13 +566,12 @@ layernorm_bwd_bf16_768_warp_per_row_fe7b0a(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
       float dx_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float dy_i = element(dy_held[step], i);
         const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_vec, i);
+        const float weight_i = element(weight_held[step], i);
         const float dxhat_i = dy_i * weight_i;
         const float xhat_i = (x_i - row_mean) * row_rstd;
         dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
@@ -395,38 +584,55 @@ layernorm_bwd_bf16_768_warp_per_row_fe7b0a(
     }
   }
 
+  // Rows that share a warp.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      #pragma unroll
+      for (int offset = kThreadsPerRow; offset < 32; offset *= 2) {
+        dweight_sum[step][i] += __shfl_xor_sync(0xffffffffu, dweight_sum[step][i], offset);
+        dbias_sum[step][i] += __shfl_xor_sync(0xffffffffu, dbias_sum[step][i], offset);
+      }
+    }
+  }
+
   // The row groups of this block leave their sums side by side ...
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      column_sums[slot * 2 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
-      column_sums[slot * 2 * kPitch + kPitch + i * kVectors + vector] = dbias_sum[step][i];
+    if (threadIdx.x % 32 < kThreadsPerRow) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        column_sums[threadIdx.x / 32 * 2 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
+        column_sums[threadIdx.x / 32 * 2 * kPitch + kPitch + i * kVectors + vector] = dbias_sum[step][i];
+      }
     }
   }
 
   __syncthreads();
   // ... and are added in a fixed order.
   for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
-    const float dweight_total = column_sums[cell] + column_sums[2 * kPitch + cell] + column_sums[4 * kPitch + cell] + column_sums[6 * kPitch + cell];
+    const float dweight_total = column_sums[cell] + column_sums[2 * kPitch + cell] + column_sums[4 * kPitch + cell] + column_sums[6 * kPitch + cell] + column_sums[8 * kPitch + cell] + column_sums[10 * kPitch + cell] + column_sums[12 * kPitch + cell] + column_sums[14 * kPitch + cell] + column_sums[16 * kPitch + cell] + column_sums[18 * kPitch + cell] + column_sums[20 * kPitch + cell] + column_sums[22 * kPitch + cell] + column_sums[24 * kPitch + cell] + column_sums[26 * kPitch + cell] + column_sums[28 * kPitch + cell] + column_sums[30 * kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + cell] = dweight_total;
-    const float dbias_total = column_sums[kPitch + cell] + column_sums[3 * kPitch + cell] + column_sums[5 * kPitch + cell] + column_sums[7 * kPitch + cell];
+    const float dbias_total = column_sums[kPitch + cell] + column_sums[3 * kPitch + cell] + column_sums[5 * kPitch + cell] + column_sums[7 * kPitch + cell] + column_sums[9 * kPitch + cell] + column_sums[11 * kPitch + cell] + column_sums[13 * kPitch + cell] + column_sums[15 * kPitch + cell] + column_sums[17 * kPitch + cell] + column_sums[19 * kPitch + cell] + column_sums[21 * kPitch + cell] + column_sums[23 * kPitch + cell] + column_sums[25 * kPitch + cell] + column_sums[27 * kPitch + cell] + column_sums[29 * kPitch + cell] + column_sums[31 * kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + kPitch + cell] = dbias_total;
   }
+
+  dependency_trigger();  // the next kernel may start
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_768_warp_per_row_fe7b0a_finish(
+layernorm_bwd_bf16_256_warp_per_row_2c1fce_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
-    const float* __restrict__ partials,
+    const float* partials,
     int partial_rows) {
-  constexpr int kCols = 768;
-  constexpr int kPitch = 768;
-  constexpr int kVector = 4;
-  constexpr int kVectors = 192;
+  constexpr int kCols = 256;
+  constexpr int kPitch = 256;
+  constexpr int kVector = 8;
+  constexpr int kVectors = 32;
   constexpr int kTensors = 2;
   constexpr int kCells = 8;  // of a block
   constexpr int kLanes = 512 / kCells;  // threads that share a cell
@@ -436,6 +642,7 @@ layernorm_bwd_bf16_768_warp_per_row_fe7b0a_finish(
 
   const int tensor = blockIdx.x % kTensors;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+  dependency_wait();
   float sum = 0.0f;
   for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
     float values[kInFlight];
@@ -473,37 +680,37 @@ layernorm_bwd_bf16_768_warp_per_row_fe7b0a_finish(
   }
 }
 
-// layernorm backward, 1024 columns: 64 threads own a row, 2 rows a block; it is read once.
+// layernorm backward, 768 columns: 32 lanes of a warp own a row, 4 rows a block; it is read once.
+// It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(128)
-layernorm_bwd_bf16_1024_block_per_row_0465bb(
+layernorm_bwd_bf16_768_warp_per_row_bcbfc2(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
-    const bfloat16* __restrict__ dy,
-    const bfloat16* __restrict__ x,
-    const bfloat16* __restrict__ weight,
-    const float* __restrict__ mean,
-    const float* __restrict__ rstd,
+    const bfloat16* dy,
+    const bfloat16* x,
+    const bfloat16* weight,
+    const float* mean,
+    const float* rstd,
     long long dx_pitch,
     long long dy_pitch,
     long long x_pitch,
     int rows,
     float eps,
-    float* __restrict__ partials) {
-  constexpr int kCols = 1024;
-  constexpr int kThreadsPerRow = 64;
-  constexpr int kRowsPerBlock = 2;
+    float* partials) {
+  constexpr int kCols = 768;
+  constexpr int kThreadsPerRow = 32;
+  constexpr int kRowsPerBlock = 4;
   constexpr int kThreads = 128;
   constexpr int kVector = 8;  // elements per access of 16 bytes
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kPitch = 1024;  // columns of a row of float32 sums, padded
-  __shared__ Look1 look1_slots[2][2][kWarpsPerRow];
+  constexpr int kPitch = 768;  // columns of a row of float32 sums, padded
 
   const int lane = threadIdx.x % kThreadsPerRow;
   const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
-  int parity = 0;
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> weight_held[kSteps];
 
@@ -535,6 +742,498 @@ layernorm_bwd_bf16_1024_block_per_row_0465bb(
       const int vector = lane + step * kThreadsPerRow;
       dy_next[step] = read_default<kVector>(dy_row + vector * kVector);
       x_next[step] = read_default<kVector>(x_row + vector * kVector);
+    }
+  };
+  if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
+
+  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = row < rows;  // idle rows recompute the last row and store nothing
+    const int valid_row = active ? row : rows - 1;
+    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    const float row_mean = mean_next;
+    const float row_rstd = rstd_next;
+
+    Vec<bfloat16, kVector> dy_held[kSteps];
+    Vec<bfloat16, kVector> x_held[kSteps];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      dy_held[step] = dy_next[step];
+      x_held[step] = x_next[step];
+    }
+
+    if (first_row + gridDim.x * kRowsPerBlock < rows) fetch(first_row + gridDim.x * kRowsPerBlock);
+
+    Look1 look1 = {0.0f, 0.0f};
+
+    // Look 1: sum(dxhat*xhat), sum(dxhat)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float dy_i = element(dy_held[step], i);
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float dxhat_i = dy_i * weight_i;
+        const float xhat_i = (x_i - row_mean) * row_rstd;
+        look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+        look1.dxhat_sum += dxhat_i;
+      }
+    }
+
+    look1 = reduce_lanes<kThreadsPerRow>(look1);
+    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
+    const float row_dxhat_mean = look1.dxhat_sum / kCols;
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      float dx_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float dy_i = element(dy_held[step], i);
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float dxhat_i = dy_i * weight_i;
+        const float xhat_i = (x_i - row_mean) * row_rstd;
+        dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
+        if (active) dweight_sum[step][i] += dy_i * xhat_i;
+        if (active) dbias_sum[step][i] += dy_i;
+      }
+      Vec<bfloat16, kVector> dx_vec;
+      pack(dx_vec, dx_values);
+      if (active) write_default(dx_row + vector * kVector, dx_vec);
+    }
+  }
+
+  // The row groups of this block leave their sums side by side ...
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      column_sums[slot * 2 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
+      column_sums[slot * 2 * kPitch + kPitch + i * kVectors + vector] = dbias_sum[step][i];
+    }
+  }
+
+  __syncthreads();
+  // ... and are added in a fixed order.
+  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
+    const float dweight_total = column_sums[cell] + column_sums[2 * kPitch + cell] + column_sums[4 * kPitch + cell] + column_sums[6 * kPitch + cell];
+    partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + cell] = dweight_total;
+    const float dbias_total = column_sums[kPitch + cell] + column_sums[3 * kPitch + cell] + column_sums[5 * kPitch + cell] + column_sums[7 * kPitch + cell];
+    partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + kPitch + cell] = dbias_total;
+  }
+
+  dependency_trigger();  // the next kernel may start
+}
+
+// Adds the partial rows of the kernel above, cell by cell and always in the same order.
+NORMGEN_KERNEL void __launch_bounds__(512)
+layernorm_bwd_bf16_768_warp_per_row_bcbfc2_finish(
+    bfloat16* __restrict__ dweight,
+    bfloat16* __restrict__ dbias,
+    const float* partials,
+    int partial_rows) {
+  constexpr int kCols = 768;
+  constexpr int kPitch = 768;
+  constexpr int kVector = 8;
+  constexpr int kVectors = 96;
+  constexpr int kTensors = 2;
+  constexpr int kCells = 8;  // of a block
+  constexpr int kLanes = 512 / kCells;  // threads that share a cell
+  constexpr int kWarps = 512 / 32;
+  constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
+  __shared__ float warp_sums[kWarps][kCells];
+
+  const int tensor = blockIdx.x % kTensors;
+  const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+  dependency_wait();
+  float sum = 0.0f;
+  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
+    float values[kInFlight];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int row = first + i * kLanes;
+      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
+      values[i] = row < partial_rows ? load_default(partial_row + cell) : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) sum += values[i];
+  }
+#pragma unroll
+  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
+  __syncthreads();
+
+  const int column = cell % kVectors * kVector + cell / kVectors;
+  if (threadIdx.x < kCells && cell < kCols) {
+    float total = 0.0f;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
+    if (tensor == 0) {
+      Vec<bfloat16, 1> dweight_vec = {};
+      const float dweight_value[1] = {total};
+      pack(dweight_vec, dweight_value);
+      write_default(dweight + column, dweight_vec);
+    }
+    if (tensor == 1) {
+      Vec<bfloat16, 1> dbias_vec = {};
+      const float dbias_value[1] = {total};
+      pack(dbias_vec, dbias_value);
+      write_default(dbias + column, dbias_vec);
+    }
+  }
+}
+
+// layernorm backward, 1023 columns: 64 threads own a row, 2 rows a block; it is read once.
+// It may start while the kernel in front of it in the stream ends.
+NORMGEN_KERNEL void __launch_bounds__(128)
+layernorm_bwd_bf16_1023_block_per_row_f88b94(
+    bfloat16* __restrict__ dx,
+    bfloat16* __restrict__ dweight,
+    bfloat16* __restrict__ dbias,
+    const bfloat16* dy,
+    const bfloat16* x,
+    const bfloat16* weight,
+    const float* mean,
+    const float* rstd,
+    long long dx_pitch,
+    long long dy_pitch,
+    long long x_pitch,
+    int rows,
+    float eps,
+    float* partials) {
+  constexpr int kCols = 1023;
+  constexpr int kThreadsPerRow = 64;
+  constexpr int kRowsPerBlock = 2;
+  constexpr int kThreads = 128;
+  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;  // a vector a thread, and one behind it
+  constexpr int kPitch = 1024;  // columns of a row of float32 sums, padded
+  __shared__ Look1 look1_slots[2][2][kWarpsPerRow];
+
+  const int lane = threadIdx.x % kThreadsPerRow;
+  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+  // The grid's stride is a multiple of the vector: all rows of this lane shift alike.
+  const int own_row = min(static_cast<int>(blockIdx.x * kRowsPerBlock + slot), rows - 1);
+  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy + static_cast<long long>(own_row) * dy_pitch) / sizeof(bfloat16) % kVector);
+  const int head = (kVector - shift) % kVector;
+  const int vectors = (kCols - head) / kVector;
+  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const bool has_edge = edge < kCols;
+  int parity = 0;
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  Vec<bfloat16, 1> weight_edge = {};
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (step < kWholeSteps || vector < vectors) {
+      const int column = head + vector * kVector;
+      weight_held[step] = read_window<kVector>(weight, column, kCols, step < kWholeSteps);
+    }
+  }
+  if (has_edge) {
+    weight_edge = read_default<1>(weight + edge);
+  }
+
+  // Sums over the rows of this thread, column by column.
+  float dweight_sum[kSteps][kVector] = {};
+  float dbias_sum[kSteps][kVector] = {};
+  float dweight_edge_sum = 0.0f;
+  float dbias_edge_sum = 0.0f;
+
+  float* column_sums = reinterpret_cast<float*>(dynamic_shared() + 0);
+
+  Vec<bfloat16, kVector> dy_next[kSteps];
+  Vec<bfloat16, kVector> x_next[kSteps];
+  Vec<bfloat16, 1> dy_edge_next = {};
+  Vec<bfloat16, 1> x_edge_next = {};
+  float mean_next;
+  float rstd_next;
+  // The loads of the next row travel while this one is computed.
+  const auto fetch = [&](int first_row) {
+    const int fetched_row = first_row + slot < rows ? first_row + slot : own_row;
+    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    mean_next = mean[fetched_row];
+    rstd_next = rstd[fetched_row];
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (step < kWholeSteps || vector < vectors) {
+        const int column = head + vector * kVector;
+        dy_next[step] = read_no_allocate<kVector>(dy_row + column);
+        x_next[step] = read_no_allocate<kVector>(x_row + column);
+      }
+    }
+    if (has_edge) {
+      dy_edge_next = read_no_allocate<1>(dy_row + edge);
+      x_edge_next = read_no_allocate<1>(x_row + edge);
+    }
+  };
+  if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
+
+  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = row < rows;  // idle rows recompute their lane's first row and store nothing
+    const int valid_row = active ? row : own_row;
+    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    const float row_mean = mean_next;
+    const float row_rstd = rstd_next;
+
+    Vec<bfloat16, kVector> dy_held[kSteps];
+    Vec<bfloat16, 1> dy_edge = {};
+    Vec<bfloat16, kVector> x_held[kSteps];
+    Vec<bfloat16, 1> x_edge = {};
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      dy_held[step] = dy_next[step];
+      x_held[step] = x_next[step];
+    }
+
+    dy_edge = dy_edge_next;
+    x_edge = x_edge_next;
+
+    if (first_row + gridDim.x * kRowsPerBlock < rows) fetch(first_row + gridDim.x * kRowsPerBlock);
+
+    Look1 look1 = {0.0f, 0.0f};
+
+    // Look 1: sum(dxhat*xhat), sum(dxhat)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (step < kWholeSteps || vector < vectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = (x_i - row_mean) * row_rstd;
+          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+          look1.dxhat_sum += dxhat_i;
+        }
+      }
+    }
+    if (has_edge) {
+      const float dy_i = element(dy_edge, 0);
+      const float x_i = element(x_edge, 0);
+      const float weight_i = element(weight_edge, 0);
+      const float dxhat_i = dy_i * weight_i;
+      const float xhat_i = (x_i - row_mean) * row_rstd;
+      look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+      look1.dxhat_sum += dxhat_i;
+    }
+
+    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity][slot]);
+    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
+    const float row_dxhat_mean = look1.dxhat_sum / kCols;
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (step < kWholeSteps || vector < vectors) {
+        const int column = head + vector * kVector;
+        float dx_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = (x_i - row_mean) * row_rstd;
+          dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
+          if (active) dweight_sum[step][i] += dy_i * xhat_i;
+          if (active) dbias_sum[step][i] += dy_i;
+        }
+        Vec<bfloat16, kVector> dx_vec;
+        pack(dx_vec, dx_values);
+        if (active) write_streaming(dx_row + column, dx_vec);
+      }
+    }
+    if (has_edge) {
+      float dx_values[1];
+      const float dy_i = element(dy_edge, 0);
+      const float x_i = element(x_edge, 0);
+      const float weight_i = element(weight_edge, 0);
+      const float dxhat_i = dy_i * weight_i;
+      const float xhat_i = (x_i - row_mean) * row_rstd;
+      dx_values[0] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
+      if (active) dweight_edge_sum += dy_i * xhat_i;
+      if (active) dbias_edge_sum += dy_i;
+      Vec<bfloat16, 1> dx_vec;
+      pack(dx_vec, dx_values);
+      if (active) write_streaming(dx_row + edge, dx_vec);
+    }
+
+    parity ^= 1;
+  }
+
+  // The row groups of this block leave their sums side by side ...
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (step < kWholeSteps || vector < vectors) {
+      const int column = head + vector * kVector;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        column_sums[slot * 2 * kPitch + column + i] = dweight_sum[step][i];
+        column_sums[slot * 2 * kPitch + kPitch + column + i] = dbias_sum[step][i];
+      }
+    }
+  }
+  if (has_edge) {
+    column_sums[slot * 2 * kPitch + edge] = dweight_edge_sum;
+    column_sums[slot * 2 * kPitch + kPitch + edge] = dbias_edge_sum;
+  }
+
+  __syncthreads();
+  // ... and are added in a fixed order.
+  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
+    const float dweight_total = column_sums[cell] + column_sums[2 * kPitch + cell];
+    partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + cell] = dweight_total;
+    const float dbias_total = column_sums[kPitch + cell] + column_sums[3 * kPitch + cell];
+    partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + kPitch + cell] = dbias_total;
+  }
+
+  dependency_trigger();  // the next kernel may start
+}
+
+// Adds the partial rows of the kernel above, cell by cell and always in the same order.
+NORMGEN_KERNEL void __launch_bounds__(512)
+layernorm_bwd_bf16_1023_block_per_row_f88b94_finish(
+    bfloat16* __restrict__ dweight,
+    bfloat16* __restrict__ dbias,
+    const float* partials,
+    int partial_rows) {
+  constexpr int kCols = 1023;
+  constexpr int kPitch = 1024;
+  constexpr int kTensors = 2;
+  constexpr int kCells = 8;  // of a block
+  constexpr int kLanes = 512 / kCells;  // threads that share a cell
+  constexpr int kWarps = 512 / 32;
+  constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
+  __shared__ float warp_sums[kWarps][kCells];
+
+  const int tensor = blockIdx.x % kTensors;
+  const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+  dependency_wait();
+  float sum = 0.0f;
+  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
+    float values[kInFlight];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int row = first + i * kLanes;
+      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
+      values[i] = row < partial_rows ? load_default(partial_row + cell) : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) sum += values[i];
+  }
+#pragma unroll
+  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
+  __syncthreads();
+
+  const int column = cell;
+  if (threadIdx.x < kCells && cell < kCols) {
+    float total = 0.0f;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
+    if (tensor == 0) {
+      Vec<bfloat16, 1> dweight_vec = {};
+      const float dweight_value[1] = {total};
+      pack(dweight_vec, dweight_value);
+      write_default(dweight + column, dweight_vec);
+    }
+    if (tensor == 1) {
+      Vec<bfloat16, 1> dbias_vec = {};
+      const float dbias_value[1] = {total};
+      pack(dbias_vec, dbias_value);
+      write_default(dbias + column, dbias_vec);
+    }
+  }
+}
+
+// layernorm backward, 1024 columns: 64 threads own a row, 4 rows a block; it is read once.
+// It may start while the kernel in front of it in the stream ends.
+NORMGEN_KERNEL void __launch_bounds__(256)
+layernorm_bwd_bf16_1024_block_per_row_94ec30(
+    bfloat16* __restrict__ dx,
+    bfloat16* __restrict__ dweight,
+    bfloat16* __restrict__ dbias,
+    const bfloat16* dy,
+    const bfloat16* x,
+    const bfloat16* weight,
+    const float* mean,
+    const float* rstd,
+    long long dx_pitch,
+    long long dy_pitch,
+    long long x_pitch,
+    int rows,
+    float eps,
+    float* partials) {
+  constexpr int kCols = 1024;
+  constexpr int kThreadsPerRow = 64;
+  constexpr int kRowsPerBlock = 4;
+  constexpr int kThreads = 256;
+  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr int kPitch = 1024;  // columns of a row of float32 sums, padded
+  __shared__ Look1 look1_slots[2][4][kWarpsPerRow];
+
+  const int lane = threadIdx.x % kThreadsPerRow;
+  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+  int parity = 0;
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+  }
+
+  // Sums over the rows of this thread, column by column.
+  float dweight_sum[kSteps][kVector] = {};
+  float dbias_sum[kSteps][kVector] = {};
+
+  float* column_sums = reinterpret_cast<float*>(dynamic_shared() + 0);
+
+  Vec<bfloat16, kVector> dy_next[kSteps];
+  Vec<bfloat16, kVector> x_next[kSteps];
+  float mean_next;
+  float rstd_next;
+  // The loads of the next row travel while this one is computed.
+  const auto fetch = [&](int first_row) {
+    const int fetched_row = min(first_row + slot, rows - 1);
+    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    mean_next = mean[fetched_row];
+    rstd_next = rstd[fetched_row];
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      dy_next[step] = read_no_allocate<kVector>(dy_row + vector * kVector);
+      x_next[step] = read_no_allocate<kVector>(x_row + vector * kVector);
     }
   };
   if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
@@ -617,19 +1316,21 @@ layernorm_bwd_bf16_1024_block_per_row_0465bb(
   __syncthreads();
   // ... and are added in a fixed order.
   for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
-    const float dweight_total = column_sums[cell] + column_sums[2 * kPitch + cell];
+    const float dweight_total = column_sums[cell] + column_sums[2 * kPitch + cell] + column_sums[4 * kPitch + cell] + column_sums[6 * kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + cell] = dweight_total;
-    const float dbias_total = column_sums[kPitch + cell] + column_sums[3 * kPitch + cell];
+    const float dbias_total = column_sums[kPitch + cell] + column_sums[3 * kPitch + cell] + column_sums[5 * kPitch + cell] + column_sums[7 * kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + kPitch + cell] = dbias_total;
   }
+
+  dependency_trigger();  // the next kernel may start
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_1024_block_per_row_0465bb_finish(
+layernorm_bwd_bf16_1024_block_per_row_94ec30_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
-    const float* __restrict__ partials,
+    const float* partials,
     int partial_rows) {
   constexpr int kCols = 1024;
   constexpr int kPitch = 1024;
@@ -644,6 +1345,7 @@ layernorm_bwd_bf16_1024_block_per_row_0465bb_finish(
 
   const int tensor = blockIdx.x % kTensors;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+  dependency_wait();
   float sum = 0.0f;
   for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
     float values[kInFlight];
@@ -682,22 +1384,23 @@ layernorm_bwd_bf16_1024_block_per_row_0465bb_finish(
 }
 
 // layernorm backward, 1024 columns: 64 threads own a row, 4 rows a block; it is read once.
+// It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_bf16_1024_block_per_row_f83297(
+layernorm_bwd_bf16_1024_block_per_row_af3735(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
-    const bfloat16* __restrict__ dy,
-    const bfloat16* __restrict__ x,
-    const bfloat16* __restrict__ weight,
-    const float* __restrict__ mean,
-    const float* __restrict__ rstd,
+    const bfloat16* dy,
+    const bfloat16* x,
+    const bfloat16* weight,
+    const float* mean,
+    const float* rstd,
     long long dx_pitch,
     long long dy_pitch,
     long long x_pitch,
     int rows,
     float eps,
-    float* __restrict__ partials) {
+    float* partials) {
   constexpr int kCols = 1024;
   constexpr int kThreadsPerRow = 64;
   constexpr int kRowsPerBlock = 4;
@@ -712,6 +1415,8 @@ layernorm_bwd_bf16_1024_block_per_row_f83297(
   const int lane = threadIdx.x % kThreadsPerRow;
   const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
   int parity = 0;
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> weight_held[kSteps];
 
@@ -830,14 +1535,16 @@ layernorm_bwd_bf16_1024_block_per_row_f83297(
     const float dbias_total = column_sums[kPitch + cell] + column_sums[3 * kPitch + cell] + column_sums[5 * kPitch + cell] + column_sums[7 * kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + kPitch + cell] = dbias_total;
   }
+
+  dependency_trigger();  // the next kernel may start
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_1024_block_per_row_f83297_finish(
+layernorm_bwd_bf16_1024_block_per_row_af3735_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
-    const float* __restrict__ partials,
+    const float* partials,
     int partial_rows) {
   constexpr int kCols = 1024;
   constexpr int kPitch = 1024;
@@ -852,6 +1559,7 @@ layernorm_bwd_bf16_1024_block_per_row_f83297_finish(
 
   const int tensor = blockIdx.x % kTensors;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+  dependency_wait();
   float sum = 0.0f;
   for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
     float values[kInFlight];
@@ -890,22 +1598,23 @@ layernorm_bwd_bf16_1024_block_per_row_f83297_finish(
 }
 
 // layernorm backward, 4096 columns: 256 threads own a row, 2 rows a block; it is read once.
+// It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_4096_block_per_row_341b29(
+layernorm_bwd_bf16_4096_block_per_row_251ce6(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
-    const bfloat16* __restrict__ dy,
-    const bfloat16* __restrict__ x,
-    const bfloat16* __restrict__ weight,
-    const float* __restrict__ mean,
-    const float* __restrict__ rstd,
+    const bfloat16* dy,
+    const bfloat16* x,
+    const bfloat16* weight,
+    const float* mean,
+    const float* rstd,
     long long dx_pitch,
     long long dy_pitch,
     long long x_pitch,
     int rows,
     float eps,
-    float* __restrict__ partials) {
+    float* partials) {
   constexpr int kCols = 4096;
   constexpr int kThreadsPerRow = 256;
   constexpr int kRowsPerBlock = 2;
@@ -914,12 +1623,51 @@ layernorm_bwd_bf16_4096_block_per_row_341b29(
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr int kStages = 2;  // row tiles in shared memory
+  constexpr int kCopiedCols = kCols;  // of a row that the copy engine brings
   constexpr int kPitch = 4096;  // columns of a row of float32 sums, padded
   __shared__ Look1 look1_slots[2][2][kWarpsPerRow];
+  __shared__ unsigned long long arrived[kStages][kRowsPerBlock];
 
   const int lane = threadIdx.x % kThreadsPerRow;
   const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
   int parity = 0;
+
+  bfloat16* dy_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0);
+  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0 + kStages * kSteps * kThreads * kVector * static_cast<int>(sizeof(bfloat16)));
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
+  if (lane == 0) {
+    for (int stage = 0; stage < kStages; ++stage) mbarrier_init(&arrived[stage][slot], 1);
+    mbarrier_fence();
+  }
+  __syncthreads();  // others wait only for a barrier that is set up
+
+  // One thread a row asks for it; the slot's barrier counts down the bytes that arrive.
+  const auto fetch = [&](int first_row, int stage) {
+    const int fetched_row = min(first_row + slot, rows - 1);
+    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    mbarrier_expect_bytes(&arrived[stage][slot], kCopiedCols * (sizeof(bfloat16) + sizeof(bfloat16)));
+    bulk_load(dy_shared + (stage * kRowsPerBlock + slot) * kSteps * kThreadsPerRow * kVector, dy_row, kCopiedCols * sizeof(bfloat16), &arrived[stage][slot]);
+    bulk_load(x_shared + (stage * kRowsPerBlock + slot) * kSteps * kThreadsPerRow * kVector, x_row, kCopiedCols * sizeof(bfloat16), &arrived[stage][slot]);
+  };
+  float mean_next;
+  float rstd_next;
+  const auto fetch_values = [&](int first_row) {
+    const int fetched_row = min(first_row + slot, rows - 1);
+    mean_next = mean[fetched_row];
+    rstd_next = rstd[fetched_row];
+  };
+  #pragma unroll 1
+  for (int stage = 0; stage < kStages; ++stage) {
+    const int first_row = blockIdx.x * kRowsPerBlock + stage * gridDim.x * kRowsPerBlock;
+    if (lane == 0 && first_row < rows) fetch(first_row, stage);
+  }
+  if (blockIdx.x * kRowsPerBlock < rows) fetch_values(blockIdx.x * kRowsPerBlock);
+  int stage = 0;
+  unsigned phase = 0;
 
   Vec<bfloat16, kVector> weight_held[kSteps];
 
@@ -933,27 +1681,7 @@ layernorm_bwd_bf16_4096_block_per_row_341b29(
   float dweight_sum[kSteps][kVector] = {};
   float dbias_sum[kSteps][kVector] = {};
 
-  float* column_sums = reinterpret_cast<float*>(dynamic_shared() + 0);
-
-  Vec<bfloat16, kVector> dy_next[kSteps];
-  Vec<bfloat16, kVector> x_next[kSteps];
-  float mean_next;
-  float rstd_next;
-  // The loads of the next row travel while this one is computed.
-  const auto fetch = [&](int first_row) {
-    const int fetched_row = min(first_row + slot, rows - 1);
-    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
-    mean_next = mean[fetched_row];
-    rstd_next = rstd[fetched_row];
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      dy_next[step] = read_default<kVector>(dy_row + vector * kVector);
-      x_next[step] = read_default<kVector>(x_row + vector * kVector);
-    }
-  };
-  if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
+  float* column_sums = reinterpret_cast<float*>(dynamic_shared() + 65536);
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
     const int row = first_row + slot;
@@ -966,13 +1694,15 @@ layernorm_bwd_bf16_4096_block_per_row_341b29(
     Vec<bfloat16, kVector> dy_held[kSteps];
     Vec<bfloat16, kVector> x_held[kSteps];
 
+    if (first_row + gridDim.x * kRowsPerBlock < rows) fetch_values(first_row + gridDim.x * kRowsPerBlock);
+
+    mbarrier_wait(&arrived[stage][slot], phase);
+
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      dy_held[step] = dy_next[step];
-      x_held[step] = x_next[step];
+      dy_held[step] = read_default<kVector>(dy_shared + (((stage * kRowsPerBlock + slot) * kSteps + step) * kThreadsPerRow + lane) * kVector);
+      x_held[step] = read_default<kVector>(x_shared + (((stage * kRowsPerBlock + slot) * kSteps + step) * kThreadsPerRow + lane) * kVector);
     }
-
-    if (first_row + gridDim.x * kRowsPerBlock < rows) fetch(first_row + gridDim.x * kRowsPerBlock);
 
     Look1 look1 = {0.0f, 0.0f};
 
@@ -995,6 +1725,9 @@ layernorm_bwd_bf16_4096_block_per_row_341b29(
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
     const float row_dxhat_mean = look1.dxhat_sum / kCols;
 
+    // Every thread of the row has passed a barrier since it read its slots.
+    if (lane == 0 && first_row + kStages * gridDim.x * kRowsPerBlock < rows) fetch(first_row + kStages * gridDim.x * kRowsPerBlock, stage);
+
     // Last look: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -1015,6 +1748,8 @@ layernorm_bwd_bf16_4096_block_per_row_341b29(
       pack(dx_vec, dx_values);
       if (active) write_default(dx_row + vector * kVector, dx_vec);
     }
+
+    if (++stage == kStages) { stage = 0; phase ^= 1; }
 
     parity ^= 1;
   }
@@ -1038,14 +1773,16 @@ layernorm_bwd_bf16_4096_block_per_row_341b29(
     const float dbias_total = column_sums[kPitch + cell] + column_sums[3 * kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + kPitch + cell] = dbias_total;
   }
+
+  dependency_trigger();  // the next kernel may start
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_4096_block_per_row_341b29_finish(
+layernorm_bwd_bf16_4096_block_per_row_251ce6_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
-    const float* __restrict__ partials,
+    const float* partials,
     int partial_rows) {
   constexpr int kCols = 4096;
   constexpr int kPitch = 4096;
@@ -1060,6 +1797,7 @@ layernorm_bwd_bf16_4096_block_per_row_341b29_finish(
 
   const int tensor = blockIdx.x % kTensors;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+  dependency_wait();
   float sum = 0.0f;
   for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
     float values[kInFlight];
@@ -1098,34 +1836,75 @@ layernorm_bwd_bf16_4096_block_per_row_341b29_finish(
 }
 
 // layernorm backward, 8192 columns: 512 threads own a row; it is read once.
+// It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_8192_block_per_row_f96447(
+layernorm_bwd_bf16_8192_block_per_row_13a422(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
-    const bfloat16* __restrict__ dy,
-    const bfloat16* __restrict__ x,
-    const bfloat16* __restrict__ weight,
-    const float* __restrict__ mean,
-    const float* __restrict__ rstd,
+    const bfloat16* dy,
+    const bfloat16* x,
+    const bfloat16* weight,
+    const float* mean,
+    const float* rstd,
     long long dx_pitch,
     long long dy_pitch,
     long long x_pitch,
     int rows,
     float eps,
-    float* __restrict__ partials) {
+    float* partials) {
   constexpr int kCols = 8192;
   constexpr int kThreadsPerRow = 512;
+  constexpr int kThreads = 512;
   constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr int kStages = 4;  // row tiles in shared memory
+  constexpr int kCopiedCols = kCols;  // of a row that the copy engine brings
   constexpr int kPitch = 8192;  // columns of a row of float32 sums, padded
   __shared__ Look1 look1_slots[2][1][kWarpsPerRow];
+  __shared__ unsigned long long arrived[kStages];
 
   const int lane = threadIdx.x;
   const int slot = 0;  // this thread's row within the block
   int parity = 0;
+
+  bfloat16* dy_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0);
+  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0 + kStages * kSteps * kThreads * kVector * static_cast<int>(sizeof(bfloat16)));
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < kStages; ++stage) mbarrier_init(&arrived[stage], 1);
+    mbarrier_fence();
+  }
+  __syncthreads();  // others wait only for a barrier that is set up
+
+  // One thread a row asks for it; the slot's barrier counts down the bytes that arrive.
+  const auto fetch = [&](int first_row, int stage) {
+    const int fetched_row = first_row;
+    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    mbarrier_expect_bytes(&arrived[stage], kCopiedCols * (sizeof(bfloat16) + sizeof(bfloat16)));
+    bulk_load(dy_shared + (stage) * kSteps * kThreadsPerRow * kVector, dy_row, kCopiedCols * sizeof(bfloat16), &arrived[stage]);
+    bulk_load(x_shared + (stage) * kSteps * kThreadsPerRow * kVector, x_row, kCopiedCols * sizeof(bfloat16), &arrived[stage]);
+  };
+  float mean_next;
+  float rstd_next;
+  const auto fetch_values = [&](int first_row) {
+    const int fetched_row = first_row;
+    mean_next = mean[fetched_row];
+    rstd_next = rstd[fetched_row];
+  };
+  #pragma unroll 1
+  for (int stage = 0; stage < kStages; ++stage) {
+    const int first_row = blockIdx.x + stage * gridDim.x;
+    if (threadIdx.x == 0 && first_row < rows) fetch(first_row, stage);
+  }
+  if (blockIdx.x < rows) fetch_values(blockIdx.x);
+  int stage = 0;
+  unsigned phase = 0;
 
   Vec<bfloat16, kVector> weight_held[kSteps];
 
@@ -1139,26 +1918,6 @@ layernorm_bwd_bf16_8192_block_per_row_f96447(
   float dweight_sum[kSteps][kVector] = {};
   float dbias_sum[kSteps][kVector] = {};
 
-  Vec<bfloat16, kVector> dy_next[kSteps];
-  Vec<bfloat16, kVector> x_next[kSteps];
-  float mean_next;
-  float rstd_next;
-  // The loads of the next row travel while this one is computed.
-  const auto fetch = [&](int first_row) {
-    const int fetched_row = first_row;
-    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
-    mean_next = mean[fetched_row];
-    rstd_next = rstd[fetched_row];
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      dy_next[step] = read_default<kVector>(dy_row + vector * kVector);
-      x_next[step] = read_default<kVector>(x_row + vector * kVector);
-    }
-  };
-  if (blockIdx.x < rows) fetch(blockIdx.x);
-
   for (int first_row = blockIdx.x; first_row < rows; first_row += gridDim.x) {
     const int row = first_row;
     bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
@@ -1168,13 +1927,15 @@ layernorm_bwd_bf16_8192_block_per_row_f96447(
     Vec<bfloat16, kVector> dy_held[kSteps];
     Vec<bfloat16, kVector> x_held[kSteps];
 
+    if (first_row + gridDim.x < rows) fetch_values(first_row + gridDim.x);
+
+    mbarrier_wait(&arrived[stage], phase);
+
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      dy_held[step] = dy_next[step];
-      x_held[step] = x_next[step];
+      dy_held[step] = read_default<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
+      x_held[step] = read_default<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
     }
-
-    if (first_row + gridDim.x < rows) fetch(first_row + gridDim.x);
 
     Look1 look1 = {0.0f, 0.0f};
 
@@ -1197,6 +1958,9 @@ layernorm_bwd_bf16_8192_block_per_row_f96447(
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
     const float row_dxhat_mean = look1.dxhat_sum / kCols;
 
+    // Every thread of the row has passed a barrier since it read its slots.
+    if (threadIdx.x == 0 && first_row + kStages * gridDim.x < rows) fetch(first_row + kStages * gridDim.x, stage);
+
     // Last look: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -1218,6 +1982,8 @@ layernorm_bwd_bf16_8192_block_per_row_f96447(
       write_default(dx_row + vector * kVector, dx_vec);
     }
 
+    if (++stage == kStages) { stage = 0; phase ^= 1; }
+
     parity ^= 1;
   }
 
@@ -1231,14 +1997,16 @@ layernorm_bwd_bf16_8192_block_per_row_f96447(
       partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + kPitch + i * kVectors + vector] = dbias_sum[step][i];
     }
   }
+
+  dependency_trigger();  // the next kernel may start
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_8192_block_per_row_f96447_finish(
+layernorm_bwd_bf16_8192_block_per_row_13a422_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
-    const float* __restrict__ partials,
+    const float* partials,
     int partial_rows) {
   constexpr int kCols = 8192;
   constexpr int kPitch = 8192;
@@ -1253,6 +2021,7 @@ layernorm_bwd_bf16_8192_block_per_row_f96447_finish(
 
   const int tensor = blockIdx.x % kTensors;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+  dependency_wait();
   float sum = 0.0f;
   for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
     float values[kInFlight];
@@ -1290,64 +2059,138 @@ layernorm_bwd_bf16_8192_block_per_row_f96447_finish(
   }
 }
 
-// layernorm backward, 16384 columns: 512 threads own a row; it is read twice.
-NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_16384_block_per_row_2054af(
+// layernorm backward, 16384 columns: 4 blocks of 256 threads own a row; it is read once.
+// It may start while the kernel in front of it in the stream ends.
+NORMGEN_KERNEL void __launch_bounds__(256)
+layernorm_bwd_bf16_16384_cluster_per_row_e9114e(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
-    const bfloat16* __restrict__ dy,
-    const bfloat16* __restrict__ x,
-    const bfloat16* __restrict__ weight,
-    const float* __restrict__ mean,
-    const float* __restrict__ rstd,
+    const bfloat16* dy,
+    const bfloat16* x,
+    const bfloat16* weight,
+    const float* mean,
+    const float* rstd,
     long long dx_pitch,
     long long dy_pitch,
     long long x_pitch,
     int rows,
     float eps,
-    float* __restrict__ partials) {
+    float* partials) {
   constexpr int kCols = 16384;
-  constexpr int kThreadsPerRow = 512;
+  constexpr int kCluster = 4;  // blocks that share a row
+  constexpr int kThreads = 256;
+  constexpr int kWarps = kThreads / 32;
+  constexpr int kThreadsPerRow = kCluster * kThreads;
   constexpr int kVector = 8;  // elements per access of 16 bytes
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr int kStages = 3;  // row tiles in shared memory
   constexpr int kPitch = 16384;  // columns of a row of float32 sums, padded
-  __shared__ Look1 look1_slots[2][1][kWarpsPerRow];
+  __shared__ Look1 look1_slots[2][kCluster * kWarps];
+  __shared__ unsigned long long look1_full[2];
+  __shared__ unsigned long long arrived[kStages];
 
-  const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
-  int parity = 0;
+  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
+  unsigned trip = 0;
+  if (threadIdx.x == 0) {
+    mbarrier_init(look1_full + 0, 1);
+    mbarrier_init(look1_full + 1, 1);
+    mbarrier_cluster_fence();
+  }
+  cluster_arrive();  // a block may write to another only once that one has started
 
-  dependency_trigger();  // the finishing kernel may take its place as blocks end
+  bfloat16* dy_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0);
+  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0 + kStages * kSteps * kThreads * kVector * static_cast<int>(sizeof(bfloat16)));
+
+  dependency_trigger();  // the next kernel may take its place, and waits there
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < kStages; ++stage) mbarrier_init(&arrived[stage], 1);
+    mbarrier_fence();
+  }
+  __syncthreads();  // others wait only for a barrier that is set up
+
+  // One thread a row asks for it; the slot's barrier counts down the bytes that arrive.
+  const auto fetch = [&](int first_row, int stage) {
+    const int fetched_row = first_row;
+    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    int own_vectors = 0;
+    for (int step = 0; step < kSteps; ++step) {
+      const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
+      if (first < kVectors) own_vectors += min(kThreads, kVectors - first);
+    }
+    mbarrier_expect_bytes(&arrived[stage], own_vectors * kVector * (sizeof(bfloat16) + sizeof(bfloat16)));
+    for (int step = 0; step < kSteps; ++step) {
+      const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
+      if (first >= kVectors) break;
+      const int count = min(kThreads, kVectors - first) * kVector;
+      bulk_load(dy_shared + (stage * kSteps + step) * kThreads * kVector, dy_row + first * kVector, count * sizeof(bfloat16), &arrived[stage]);
+      bulk_load(x_shared + (stage * kSteps + step) * kThreads * kVector, x_row + first * kVector, count * sizeof(bfloat16), &arrived[stage]);
+    }
+  };
+  float mean_next;
+  float rstd_next;
+  const auto fetch_values = [&](int first_row) {
+    const int fetched_row = first_row;
+    mean_next = mean[fetched_row];
+    rstd_next = rstd[fetched_row];
+  };
+  #pragma unroll 1
+  for (int stage = 0; stage < kStages; ++stage) {
+    const int first_row = blockIdx.x / kCluster + stage * gridDim.x / kCluster;
+    if (threadIdx.x == 0 && first_row < rows) fetch(first_row, stage);
+  }
+  if (blockIdx.x / kCluster < rows) fetch_values(blockIdx.x / kCluster);
+  int stage = 0;
+  unsigned phase = 0;
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+  }
 
   // Sums over the rows of this thread, column by column.
   float dweight_sum[kSteps][kVector] = {};
   float dbias_sum[kSteps][kVector] = {};
 
-  for (int first_row = blockIdx.x; first_row < rows; first_row += gridDim.x) {
+  cluster_wait();
+
+  for (int first_row = blockIdx.x / kCluster; first_row < rows; first_row += gridDim.x / kCluster) {
     const int row = first_row;
     bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
-    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-    const float row_mean = mean[row];
-    const float row_rstd = rstd[row];
+    const float row_mean = mean_next;
+    const float row_rstd = rstd_next;
+
+    Vec<bfloat16, kVector> dy_held[kSteps];
+    Vec<bfloat16, kVector> x_held[kSteps];
+
+    if (first_row + gridDim.x / kCluster < rows) fetch_values(first_row + gridDim.x / kCluster);
+
+    mbarrier_wait(&arrived[stage], phase);
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      dy_held[step] = read_default<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
+      x_held[step] = read_default<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
+    }
 
     Look1 look1 = {0.0f, 0.0f};
 
     // Look 1: sum(dxhat*xhat), sum(dxhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      const Vec<bfloat16, kVector> dy_vec = read_default<kVector>(dy_row + vector * kVector);
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_vec, i);
-        const float x_i = element(x_vec, i);
-        const float weight_i = element(weight_vec, i);
+        const float dy_i = element(dy_held[step], i);
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
         const float dxhat_i = dy_i * weight_i;
         const float xhat_i = (x_i - row_mean) * row_rstd;
         look1.dxhat_xhat_sum += dxhat_i * xhat_i;
@@ -1355,23 +2198,23 @@ layernorm_bwd_bf16_16384_block_per_row_2054af(
       }
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity][slot]);
+    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots[trip % 2], &look1_full[trip % 2], trip / 2 % 2);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
     const float row_dxhat_mean = look1.dxhat_sum / kCols;
+
+    // Every thread of the row has passed a barrier since it read its slots.
+    if (threadIdx.x == 0 && first_row + kStages * gridDim.x / kCluster < rows) fetch(first_row + kStages * gridDim.x / kCluster, stage);
 
     // Last look: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      const Vec<bfloat16, kVector> dy_vec = read_no_allocate<kVector>(dy_row + vector * kVector);
-      const Vec<bfloat16, kVector> x_vec = read_no_allocate<kVector>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
       float dx_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_vec, i);
-        const float x_i = element(x_vec, i);
-        const float weight_i = element(weight_vec, i);
+        const float dy_i = element(dy_held[step], i);
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
         const float dxhat_i = dy_i * weight_i;
         const float xhat_i = (x_i - row_mean) * row_rstd;
         dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
@@ -1383,7 +2226,9 @@ layernorm_bwd_bf16_16384_block_per_row_2054af(
       write_default(dx_row + vector * kVector, dx_vec);
     }
 
-    parity ^= 1;
+    if (++stage == kStages) { stage = 0; phase ^= 1; }
+
+    ++trip;
   }
 
   // One sum per column leaves the block.
@@ -1392,19 +2237,19 @@ layernorm_bwd_bf16_16384_block_per_row_2054af(
     const int vector = lane + step * kThreadsPerRow;
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
-      partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
-      partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + kPitch + i * kVectors + vector] = dbias_sum[step][i];
+      partials[static_cast<long long>(blockIdx.x / kCluster) * 2 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
+      partials[static_cast<long long>(blockIdx.x / kCluster) * 2 * kPitch + kPitch + i * kVectors + vector] = dbias_sum[step][i];
     }
   }
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_16384_block_per_row_2054af_finish(
+layernorm_bwd_bf16_16384_cluster_per_row_e9114e_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
-    const float* __restrict__ partials,
-    int partial_rows) {
+    const float* partials,
+    int blocks) {
   constexpr int kCols = 16384;
   constexpr int kPitch = 16384;
   constexpr int kVector = 8;
@@ -1416,8 +2261,10 @@ layernorm_bwd_bf16_16384_block_per_row_2054af_finish(
   constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
   __shared__ float warp_sums[kWarps][kCells];
 
+  const int partial_rows = blocks / 4;  // the blocks of a cluster fill one together
   const int tensor = blockIdx.x % kTensors;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+  dependency_trigger();
   dependency_wait();
   float sum = 0.0f;
   for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
@@ -1941,18 +2788,22 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_768_warp_per_row_fe7b0a{128, 4, 1, 4, 24576, 0, 1, 1, false};
-inline constexpr Launch kLaunch_768_warp_per_row_fe7b0a_finish{512, 1, 1, 0, 0, 192, 1, 0, false};
-inline constexpr Launch kLaunch_1024_block_per_row_0465bb{128, 2, 1, 4, 16384, 0, 1, 1, false};
-inline constexpr Launch kLaunch_1024_block_per_row_0465bb_finish{512, 1, 1, 0, 0, 256, 1, 0, false};
-inline constexpr Launch kLaunch_1024_block_per_row_f83297{256, 4, 1, 2, 32768, 0, 1, 1, false};
-inline constexpr Launch kLaunch_1024_block_per_row_f83297_finish{512, 1, 1, 0, 0, 256, 1, 0, false};
-inline constexpr Launch kLaunch_4096_block_per_row_341b29{512, 2, 1, 1, 65536, 0, 1, 1, false};
-inline constexpr Launch kLaunch_4096_block_per_row_341b29_finish{512, 1, 1, 0, 0, 256, 1, 0, false};
-inline constexpr Launch kLaunch_8192_block_per_row_f96447{512, 1, 1, 1, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_8192_block_per_row_f96447_finish{512, 1, 1, 0, 0, 512, 1, 0, false};
-inline constexpr Launch kLaunch_16384_block_per_row_2054af{512, 1, 1, 1, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_16384_block_per_row_2054af_finish{512, 1, 1, 0, 0, 1024, 1, 0, true};
+inline constexpr Launch kLaunch_256_warp_per_row_2c1fce{512, 32, 1, 1, 32768, 0, 1, 1, true};
+inline constexpr Launch kLaunch_256_warp_per_row_2c1fce_finish{512, 1, 1, 0, 0, 64, 1, 0, true};
+inline constexpr Launch kLaunch_768_warp_per_row_bcbfc2{128, 4, 1, 3, 24576, 0, 1, 1, true};
+inline constexpr Launch kLaunch_768_warp_per_row_bcbfc2_finish{512, 1, 1, 0, 0, 192, 1, 0, true};
+inline constexpr Launch kLaunch_1023_block_per_row_f88b94{128, 2, 1, 4, 16384, 0, 2, 1, true};
+inline constexpr Launch kLaunch_1023_block_per_row_f88b94_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
+inline constexpr Launch kLaunch_1024_block_per_row_94ec30{256, 4, 1, 2, 32768, 0, 1, 1, true};
+inline constexpr Launch kLaunch_1024_block_per_row_94ec30_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
+inline constexpr Launch kLaunch_1024_block_per_row_af3735{256, 4, 1, 2, 32768, 0, 1, 1, true};
+inline constexpr Launch kLaunch_1024_block_per_row_af3735_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
+inline constexpr Launch kLaunch_4096_block_per_row_251ce6{512, 2, 1, 1, 131072, 0, 1, 1, true};
+inline constexpr Launch kLaunch_4096_block_per_row_251ce6_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
+inline constexpr Launch kLaunch_8192_block_per_row_13a422{512, 1, 1, 1, 131072, 0, 1, 1, true};
+inline constexpr Launch kLaunch_8192_block_per_row_13a422_finish{512, 1, 1, 0, 0, 512, 1, 0, true};
+inline constexpr Launch kLaunch_16384_cluster_per_row_e9114e{256, 1, 4, 2, 49152, 0, 1, 1, true};
+inline constexpr Launch kLaunch_16384_cluster_per_row_e9114e_finish{512, 1, 1, 0, 0, 1024, 1, 0, true};
 inline constexpr Launch kLaunch_any_cols_block_per_row_bd8bf0{256, 1, 1, 0, 0, 0, 1, 1, false};
 inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_bd8bf0{256, 1, 1, 0, 0, 0, 1, 1, false};
 inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_bd8bf0{256, 1, 1, 0, 0, 0, 1, 1, false};
@@ -1966,12 +2817,14 @@ struct Shape {
   bool alike;       // the rows of all tensors must start at the same offset from a multiple of 16 bytes
 };
 inline constexpr Shape kTuned[] = {
-    {8192, 768, 16, 0u, false},  // 14.71 us: warp_per_row
-    {4096, 1024, 16, 0u, false},  // 11.07 us: block_per_row
-    {32768, 1024, 16, 0u, false},  // 54.44 us: block_per_row
-    {4096, 4096, 16, 0u, false},  // 30.6 us: block_per_row
-    {16384, 8192, 16, 0u, false},  // 202.4 us: block_per_row
-    {2048, 16384, 16, 0u, false},  // 76.79 us: block_per_row
+    {262144, 256, 16, 0u, false},  // 99.83 us: warp_per_row
+    {8192, 768, 16, 0u, false},  // 13.45 us: warp_per_row
+    {8192, 1023, 2, 0u, true},  // 19.02 us: block_per_row
+    {4096, 1024, 16, 0u, false},  // 10.37 us: block_per_row
+    {32768, 1024, 16, 0u, false},  // 54.27 us: block_per_row
+    {4096, 4096, 16, 0u, false},  // 29.86 us: block_per_row
+    {16384, 8192, 16, 0u, false},  // 194.5 us: block_per_row
+    {2048, 16384, 16, 0u, false},  // 55.79 us: cluster_per_row
 };
 
 // Bits of `absent`: 1u weight, 2u bias.
@@ -2079,6 +2932,36 @@ inline cudaError_t launch(void (*kernel)(Params...), Launch shape, int blocks, c
   return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(arguments)...);
 }
 
+// Takes from a persistent grid the clusters that do not fit the device at a time: 132 SMs need not hold 33 clusters of
+// 4, and one that waits for another to end would double the time.
+template <typename... Params>
+inline cudaError_t fit_clusters(void (*kernel)(Params...), Launch shape, int* blocks) {
+  cudaError_t status = cudaSuccess;
+  if (shape.shared_bytes > 32 * 1024) {
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
+  }
+  if (status == cudaSuccess && shape.cluster > 8) {
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  }
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = static_cast<unsigned>(shape.cluster);
+  attribute.val.clusterDim.y = 1;
+  attribute.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(shape.cluster));
+  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  config.dynamicSmemBytes = static_cast<std::size_t>(shape.shared_bytes);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int clusters = 0;
+  if (status == cudaSuccess) status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
+  clusters -= clusters % shape.period;
+  const int most = (clusters < shape.period ? shape.period : clusters) * shape.cluster;
+  if (*blocks > most) *blocks = most;
+  return status;
+}
+
 }  // namespace layernorm_bwd_bf16_detail
 
 // Bytes of scratch memory that calls with up to that many rows need. The memory need not be initialised; calls on
@@ -2088,34 +2971,44 @@ inline std::size_t layernorm_bwd_bf16_workspace_bytes(int rows, int cols) {
   if (rows < 0 || cols < 1) return 0;
   std::size_t most = 128 + 8 * static_cast<std::size_t>(cols);
   int blocks = 0;
+  if (cols == 256) {
+    if (k::grid(k::kLaunch_256_warp_per_row_2c1fce, rows, &blocks) != cudaSuccess) return 0;
+    const std::size_t needed = 0 + 2048 * static_cast<std::size_t>(blocks);
+    if (needed > most) most = needed;
+  }
   if (cols == 768) {
-    if (k::grid(k::kLaunch_768_warp_per_row_fe7b0a, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_768_warp_per_row_bcbfc2, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 6144 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
-  if (cols == 1024) {
-    if (k::grid(k::kLaunch_1024_block_per_row_0465bb, rows, &blocks) != cudaSuccess) return 0;
+  if (cols == 1023) {
+    if (k::grid(k::kLaunch_1023_block_per_row_f88b94, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 8192 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 1024) {
-    if (k::grid(k::kLaunch_1024_block_per_row_f83297, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_1024_block_per_row_94ec30, rows, &blocks) != cudaSuccess) return 0;
+    const std::size_t needed = 0 + 8192 * static_cast<std::size_t>(blocks);
+    if (needed > most) most = needed;
+  }
+  if (cols == 1024) {
+    if (k::grid(k::kLaunch_1024_block_per_row_af3735, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 8192 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 4096) {
-    if (k::grid(k::kLaunch_4096_block_per_row_341b29, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_4096_block_per_row_251ce6, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 32768 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 8192) {
-    if (k::grid(k::kLaunch_8192_block_per_row_f96447, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_8192_block_per_row_13a422, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 65536 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 16384) {
-    if (k::grid(k::kLaunch_16384_block_per_row_2054af, rows, &blocks) != cudaSuccess) return 0;
-    const std::size_t needed = 0 + 131072 * static_cast<std::size_t>(blocks);
+    if (k::grid(k::kLaunch_16384_cluster_per_row_e9114e, rows, &blocks) != cudaSuccess) return 0;
+    const std::size_t needed = 0 + 32768 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   return most;
@@ -2142,103 +3035,138 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
   const int align = k::alignment(
       k::address(dx) | k::address(dy) | k::address(x) | k::address(weight) | k::pitch_bytes(dx_pitch, 2) |
       k::pitch_bytes(dy_pitch, 2) | k::pitch_bytes(x_pitch, 2));
+  const bool alike = (k::address(dy) - k::address(dx)) % 16 == 0 && (k::address(x) - k::address(dx)) % 16 == 0 && (k::pitch_bytes(dy_pitch - dx_pitch, 2)) % 16 == 0 && (k::pitch_bytes(x_pitch - dx_pitch, 2)) % 16 == 0;
   int blocks = 0;
   cudaError_t status = cudaSuccess;
-  switch (k::select(rows, cols, align, absent)) {
-    case 0:  // 8192 x 768
-      status = k::grid(k::kLaunch_768_warp_per_row_fe7b0a, rows, &blocks);
+  switch (k::select(rows, cols, align, absent, alike)) {
+    case 0:  // 262144 x 256
+      status = k::grid(k::kLaunch_256_warp_per_row_2c1fce, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::layernorm_bwd_bf16_768_warp_per_row_fe7b0a,
-          k::kLaunch_768_warp_per_row_fe7b0a, blocks, stream,
+          k::as_written::layernorm_bwd_bf16_256_warp_per_row_2c1fce,
+          k::kLaunch_256_warp_per_row_2c1fce, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_768_warp_per_row_fe7b0a_finish,
-          k::kLaunch_768_warp_per_row_fe7b0a_finish, k::kLaunch_768_warp_per_row_fe7b0a_finish.blocks, stream,
+          k::as_written::layernorm_bwd_bf16_256_warp_per_row_2c1fce_finish,
+          k::kLaunch_256_warp_per_row_2c1fce_finish, k::kLaunch_256_warp_per_row_2c1fce_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
-    case 1:  // 4096 x 1024
-      status = k::grid(k::kLaunch_1024_block_per_row_0465bb, rows, &blocks);
+    case 1:  // 8192 x 768
+      status = k::grid(k::kLaunch_768_warp_per_row_bcbfc2, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::layernorm_bwd_bf16_1024_block_per_row_0465bb,
-          k::kLaunch_1024_block_per_row_0465bb, blocks, stream,
+          k::as_written::layernorm_bwd_bf16_768_warp_per_row_bcbfc2,
+          k::kLaunch_768_warp_per_row_bcbfc2, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_1024_block_per_row_0465bb_finish,
-          k::kLaunch_1024_block_per_row_0465bb_finish, k::kLaunch_1024_block_per_row_0465bb_finish.blocks, stream,
+          k::as_written::layernorm_bwd_bf16_768_warp_per_row_bcbfc2_finish,
+          k::kLaunch_768_warp_per_row_bcbfc2_finish, k::kLaunch_768_warp_per_row_bcbfc2_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
-    case 2:  // 32768 x 1024
-      status = k::grid(k::kLaunch_1024_block_per_row_f83297, rows, &blocks);
+    case 2:  // 8192 x 1023
+      status = k::grid(k::kLaunch_1023_block_per_row_f88b94, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::layernorm_bwd_bf16_1024_block_per_row_f83297,
-          k::kLaunch_1024_block_per_row_f83297, blocks, stream,
+          k::as_written::layernorm_bwd_bf16_1023_block_per_row_f88b94,
+          k::kLaunch_1023_block_per_row_f88b94, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_1024_block_per_row_f83297_finish,
-          k::kLaunch_1024_block_per_row_f83297_finish, k::kLaunch_1024_block_per_row_f83297_finish.blocks, stream,
+          k::as_written::layernorm_bwd_bf16_1023_block_per_row_f88b94_finish,
+          k::kLaunch_1023_block_per_row_f88b94_finish, k::kLaunch_1023_block_per_row_f88b94_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
-    case 3:  // 4096 x 4096
-      status = k::grid(k::kLaunch_4096_block_per_row_341b29, rows, &blocks);
+    case 3:  // 4096 x 1024
+      status = k::grid(k::kLaunch_1024_block_per_row_94ec30, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::layernorm_bwd_bf16_4096_block_per_row_341b29,
-          k::kLaunch_4096_block_per_row_341b29, blocks, stream,
+          k::as_written::layernorm_bwd_bf16_1024_block_per_row_94ec30,
+          k::kLaunch_1024_block_per_row_94ec30, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_4096_block_per_row_341b29_finish,
-          k::kLaunch_4096_block_per_row_341b29_finish, k::kLaunch_4096_block_per_row_341b29_finish.blocks, stream,
+          k::as_written::layernorm_bwd_bf16_1024_block_per_row_94ec30_finish,
+          k::kLaunch_1024_block_per_row_94ec30_finish, k::kLaunch_1024_block_per_row_94ec30_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
-    case 4:  // 16384 x 8192
-      status = k::grid(k::kLaunch_8192_block_per_row_f96447, rows, &blocks);
+    case 4:  // 32768 x 1024
+      status = k::grid(k::kLaunch_1024_block_per_row_af3735, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::layernorm_bwd_bf16_8192_block_per_row_f96447,
-          k::kLaunch_8192_block_per_row_f96447, blocks, stream,
+          k::as_written::layernorm_bwd_bf16_1024_block_per_row_af3735,
+          k::kLaunch_1024_block_per_row_af3735, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_8192_block_per_row_f96447_finish,
-          k::kLaunch_8192_block_per_row_f96447_finish, k::kLaunch_8192_block_per_row_f96447_finish.blocks, stream,
+          k::as_written::layernorm_bwd_bf16_1024_block_per_row_af3735_finish,
+          k::kLaunch_1024_block_per_row_af3735_finish, k::kLaunch_1024_block_per_row_af3735_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
-    case 5:  // 2048 x 16384
-      status = k::grid(k::kLaunch_16384_block_per_row_2054af, rows, &blocks);
+    case 5:  // 4096 x 4096
+      status = k::grid(k::kLaunch_4096_block_per_row_251ce6, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::layernorm_bwd_bf16_16384_block_per_row_2054af,
-          k::kLaunch_16384_block_per_row_2054af, blocks, stream,
+          k::as_written::layernorm_bwd_bf16_4096_block_per_row_251ce6,
+          k::kLaunch_4096_block_per_row_251ce6, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_16384_block_per_row_2054af_finish,
-          k::kLaunch_16384_block_per_row_2054af_finish, k::kLaunch_16384_block_per_row_2054af_finish.blocks, stream,
+          k::as_written::layernorm_bwd_bf16_4096_block_per_row_251ce6_finish,
+          k::kLaunch_4096_block_per_row_251ce6_finish, k::kLaunch_4096_block_per_row_251ce6_finish.blocks, stream,
+          reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
+          k::at<float>(workspace, 0), blocks);
+    case 6:  // 16384 x 8192
+      status = k::grid(k::kLaunch_8192_block_per_row_13a422, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      status = k::launch(
+          k::as_written::layernorm_bwd_bf16_8192_block_per_row_13a422,
+          k::kLaunch_8192_block_per_row_13a422, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
+          reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
+          reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
+          dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::as_written::layernorm_bwd_bf16_8192_block_per_row_13a422_finish,
+          k::kLaunch_8192_block_per_row_13a422_finish, k::kLaunch_8192_block_per_row_13a422_finish.blocks, stream,
+          reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
+          k::at<float>(workspace, 0), blocks);
+    case 7:  // 2048 x 16384
+      status = k::grid(k::kLaunch_16384_cluster_per_row_e9114e, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      status = k::fit_clusters(k::as_written::layernorm_bwd_bf16_16384_cluster_per_row_e9114e, k::kLaunch_16384_cluster_per_row_e9114e, &blocks);
+      if (status != cudaSuccess) return status;
+      status = k::launch(
+          k::as_written::layernorm_bwd_bf16_16384_cluster_per_row_e9114e,
+          k::kLaunch_16384_cluster_per_row_e9114e, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
+          reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
+          reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
+          dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::as_written::layernorm_bwd_bf16_16384_cluster_per_row_e9114e_finish,
+          k::kLaunch_16384_cluster_per_row_e9114e_finish, k::kLaunch_16384_cluster_per_row_e9114e_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     default:

@@ -11,16 +11,14 @@
 //   weight = 1, bias = 0 where the pointer is null
 //
 // spec      layernorm, sha256:01601c5b7d824437f399d43d4f249c7b69c3030bb4d380b8dfeae0a51a6f499b
-// tuned by  normgen 0.1.0, generator revision ca8a8c773373
-//           normgen 0.1.0, generator revision fbf9ff23b6e3
+// tuned by  normgen 0.1.0, generator revision 444f24cf40dd
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x768
 //           normgen tune --shape 32768x1024
-// note      the text below comes from another generator revision than the one that was tuned
 //
 //   rows x cols   kernel         threads  rows/block  vector  median us  GB/s  of roof  vs default  data
-//   8192 x 768    block_per_row  64       1           float4  14.37      3507  101.0 %  0.99x       cold
-//   32768 x 1024  block_per_row  64       1           float4  68.18      3941  96.3 %   1.03x       cold
+//   8192 x 768    block_per_row  128      2           float4  13.39      3765  105.1 %  1.04x       cold
+//   32768 x 1024  block_per_row  128      1           float2  65.75      4087  99.3 %   1.05x       cold
 //   (any other)   block_per_row  256      1           float   -          -     -        -           not tuned
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
@@ -28,8 +26,10 @@
 //
 // The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
 // `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
-//   8192 x 768: threads_per_row=64 vector=4 hold=registers unroll=0 load=streaming store=streaming params=early
-//   32768 x 1024: threads_per_row=64 vector=4 hold=registers unroll=0 load=no_allocate store=streaming params=early
+//   8192 x 768: threads_per_row=64 rows_per_block=2 vector=4 hold=registers unroll=0 load=streaming store=streaming
+//               params=early dependent_launch=loads
+//   32768 x 1024: threads_per_row=128 vector=2 hold=registers unroll=0 load=no_allocate store=streaming params=early
+//                 dependent_launch=loads
 #ifndef NORMGEN_LAYERNORM_FWD_F32_SM90_CU_
 #define NORMGEN_LAYERNORM_FWD_F32_SM90_CU_
 
@@ -39,8 +39,8 @@
 #include <cstddef>
 #endif
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 750
-#error "layernorm_fwd_f32 needs sm_75 or newer: compile with -arch=sm_90"
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#error "layernorm_fwd_f32 needs sm_90 or newer: compile with -arch=sm_90"
 #endif
 
 #ifdef __CUDACC_RTC__
@@ -50,7 +50,7 @@
 #endif
 
 namespace normgen {
-namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_75 and newer
+namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
 namespace layernorm_fwd_f32_detail {
 
 // ---- instructions ----------------------------------------------------------------------------------------------
@@ -103,6 +103,16 @@ __device__ __forceinline__ void store_default(Word* address, Word value) {
 template <typename Word>
 __device__ __forceinline__ void store_streaming(Word* address, Word value) {
   __stcs(address, value);
+}
+
+// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
+__device__ __forceinline__ void dependency_wait() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// ... and let the kernel behind this one start as soon as blocks leave room.
+__device__ __forceinline__ void dependency_trigger() {
+  asm volatile("griddepcontrol.launch_dependents;");
 }
 
 // ---- vectors of stored elements ---------------------------------------------------------------------------------
@@ -244,34 +254,40 @@ __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
   return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
 }
 
-// layernorm forward, 768 columns: 64 threads own a row; it is read once.
-NORMGEN_KERNEL void __launch_bounds__(64)
-layernorm_fwd_f32_768_block_per_row_4c9858(
+// layernorm forward, 768 columns: 64 threads own a row, 2 rows a block; it is read once.
+// It may start while the kernel in front of it in the stream ends.
+NORMGEN_KERNEL void __launch_bounds__(128)
+layernorm_fwd_f32_768_block_per_row_c83d2c(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
-    const float* __restrict__ x,
-    const float* __restrict__ weight,
-    const float* __restrict__ bias,
+    const float* x,
+    const float* weight,
+    const float* bias,
     long long y_pitch,
     long long x_pitch,
     int rows,
     float eps) {
   constexpr int kCols = 768;
   constexpr int kThreadsPerRow = 64;
+  constexpr int kRowsPerBlock = 2;
   constexpr int kVector = 4;  // elements per access of 16 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
-  __shared__ Look2 look2_slots[1][kWarpsPerRow];
+  __shared__ Look1 look1_slots[2][kWarpsPerRow];
+  __shared__ Look2 look2_slots[2][kWarpsPerRow];
 
-  const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
-  const int row = blockIdx.x;
+  const int lane = threadIdx.x % kThreadsPerRow;
+  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+  const int row = blockIdx.x * kRowsPerBlock + slot;
 
-  float* y_row = y + static_cast<long long>(row) * y_pitch;
-  const float* x_row = x + static_cast<long long>(row) * x_pitch;
+  const bool active = row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  float* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const float* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<float, kVector> x_held[kSteps];
 
@@ -291,6 +307,8 @@ layernorm_fwd_f32_768_block_per_row_4c9858(
     weight_held[step] = read_default<kVector>(weight + vector * kVector);
     bias_held[step] = read_default<kVector>(bias + vector * kVector);
   }
+
+  dependency_trigger();  // the next kernel may start: this one has asked for its row
 
   Look1 look1 = {0.0f};
 
@@ -323,7 +341,7 @@ layernorm_fwd_f32_768_block_per_row_4c9858(
   const float row_var = look2.var_sum / kCols;
   const float row_rstd = rsqrtf(eps + row_var);
 
-  if (lane == 0) {
+  if (lane == 0 && active) {
     if (mean != nullptr) mean[row] = row_mean;
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
@@ -342,26 +360,27 @@ layernorm_fwd_f32_768_block_per_row_4c9858(
     }
     Vec<float, kVector> y_vec;
     pack(y_vec, y_values);
-    write_streaming(y_row + vector * kVector, y_vec);
+    if (active) write_streaming(y_row + vector * kVector, y_vec);
   }
 }
 
-// layernorm forward, 1024 columns: 64 threads own a row; it is read once.
-NORMGEN_KERNEL void __launch_bounds__(64)
-layernorm_fwd_f32_1024_block_per_row_f79db0(
+// layernorm forward, 1024 columns: 128 threads own a row; it is read once.
+// It may start while the kernel in front of it in the stream ends.
+NORMGEN_KERNEL void __launch_bounds__(128)
+layernorm_fwd_f32_1024_block_per_row_6622a6(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
-    const float* __restrict__ x,
-    const float* __restrict__ weight,
-    const float* __restrict__ bias,
+    const float* x,
+    const float* weight,
+    const float* bias,
     long long y_pitch,
     long long x_pitch,
     int rows,
     float eps) {
   constexpr int kCols = 1024;
-  constexpr int kThreadsPerRow = 64;
-  constexpr int kVector = 4;  // elements per access of 16 bytes
+  constexpr int kThreadsPerRow = 128;
+  constexpr int kVector = 2;  // elements per access of 8 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -374,6 +393,8 @@ layernorm_fwd_f32_1024_block_per_row_f79db0(
 
   float* y_row = y + static_cast<long long>(row) * y_pitch;
   const float* x_row = x + static_cast<long long>(row) * x_pitch;
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<float, kVector> x_held[kSteps];
 
@@ -393,6 +414,8 @@ layernorm_fwd_f32_1024_block_per_row_f79db0(
     weight_held[step] = read_default<kVector>(weight + vector * kVector);
     bias_held[step] = read_default<kVector>(bias + vector * kVector);
   }
+
+  dependency_trigger();  // the next kernel may start: this one has asked for its row
 
   Look1 look1 = {0.0f};
 
@@ -844,8 +867,8 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_768_block_per_row_4c9858{64, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_1024_block_per_row_f79db0{64, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_768_block_per_row_c83d2c{128, 2, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_1024_block_per_row_6622a6{128, 1, 1, 0, 0, 0, 1, 0, true};
 inline constexpr Launch kLaunch_any_cols_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
@@ -859,8 +882,8 @@ struct Shape {
   bool alike;       // the rows of all tensors must start at the same offset from a multiple of 16 bytes
 };
 inline constexpr Shape kTuned[] = {
-    {8192, 768, 16, 0u, false},  // 14.37 us: block_per_row
-    {32768, 1024, 16, 0u, false},  // 68.18 us: block_per_row
+    {8192, 768, 16, 0u, false},  // 13.39 us: block_per_row
+    {32768, 1024, 8, 0u, false},  // 65.75 us: block_per_row
 };
 
 // Bits of `absent`: 1u weight, 2u bias, 4u mean, 8u rstd.
@@ -986,18 +1009,18 @@ inline cudaError_t layernorm_fwd_f32_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 768
-      status = k::grid(k::kLaunch_768_block_per_row_4c9858, rows, &blocks);
+      status = k::grid(k::kLaunch_768_block_per_row_c83d2c, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_f32_768_block_per_row_4c9858,
-          k::kLaunch_768_block_per_row_4c9858, blocks, stream,
+          k::layernorm_fwd_f32_768_block_per_row_c83d2c,
+          k::kLaunch_768_block_per_row_c83d2c, blocks, stream,
           y, mean, rstd, x, weight, bias, y_pitch, x_pitch, rows, eps);
     case 1:  // 32768 x 1024
-      status = k::grid(k::kLaunch_1024_block_per_row_f79db0, rows, &blocks);
+      status = k::grid(k::kLaunch_1024_block_per_row_6622a6, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_f32_1024_block_per_row_f79db0,
-          k::kLaunch_1024_block_per_row_f79db0, blocks, stream,
+          k::layernorm_fwd_f32_1024_block_per_row_6622a6,
+          k::kLaunch_1024_block_per_row_6622a6, blocks, stream,
           y, mean, rstd, x, weight, bias, y_pitch, x_pitch, rows, eps);
     default:
       break;

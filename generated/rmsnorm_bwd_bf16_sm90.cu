@@ -11,9 +11,7 @@
 //   dweight: the same bits in every run; by atomics, in no fixed order: the general kernel
 //
 // spec      rmsnorm, sha256:b7b8183805aee90abb97a402f3890d079496a48e98c3f31ad9aa5665d42141e3
-// tuned by  normgen 0.1.0, generator revision 457246767dcb
-//           normgen 0.1.0, generator revision fbf9ff23b6e3
-//           normgen 0.1.0, generator revision ca8a8c773373
+// tuned by  normgen 0.1.0, generator revision 444f24cf40dd
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 65536x128 --op rmsnorm --dtype bf16 --direction backward
 //           normgen tune --shape 1048576x128 --op rmsnorm --dtype bf16 --direction backward
@@ -23,18 +21,17 @@
 //           normgen tune --shape 4096x4097 --op rmsnorm --dtype bf16 --direction backward
 //           normgen tune --shape 16384x8192 --op rmsnorm --dtype bf16 --direction backward
 //           normgen tune --shape 2048x32768 --op rmsnorm --dtype bf16 --direction backward
-// note      the text below comes from another generator revision than the one that was tuned
 //
-//   rows x cols    kernel         threads  rows/block  vector        median us  GB/s  of roof  vs default  data
-//   65536 x 128    warp_per_row   256      32          bfloat16 x 8  15.46      3273  93.1 %   1.04x       cold
-//   1048576 x 128  warp_per_row   128      16          bfloat16 x 8  201.5      4018  101.0 %  1.00x       cold
-//   8192 x 768     warp_per_row   128      4           bfloat16 x 4  12.99      2910  88.9 %   1.26x       cold
-//   65536 x 1024   block_per_row  128      2           bfloat16 x 8  100.9      3993  104.1 %  1.13x       cold
-//   4096 x 4096    block_per_row  512      2           bfloat16 x 8  29.02      3470  86.5 %   1.00x       cold
-//   4096 x 4097    block_per_row  512      2           bfloat16      39.28      2564  69.7 %   13.65x      cold
-//   16384 x 8192   block_per_row  512      1           bfloat16 x 8  199.1      4045  95.2 %   1.00x       cold
-//   2048 x 32768   block_per_row  256      1           bfloat16 x 8  152.3      2644  63.9 %   11.75x      cold
-//   (any other)    block_per_row  256      1           bfloat16      -          -     -        -           not tuned
+//   rows x cols    kernel           threads  rows/block  vector        median us  GB/s  of roof  vs default  data
+//   65536 x 128    warp_per_row     256      32          bfloat16 x 8  15.28      3310  93.9 %   1.04x       cold
+//   1048576 x 128  warp_per_row     128      16          bfloat16 x 8  197.4      4101  102.4 %  1.02x       cold
+//   8192 x 768     warp_per_row     512      16          bfloat16 x 8  12.32      3067  90.1 %   1.29x       cold
+//   65536 x 1024   block_per_row    128      2           bfloat16 x 4  100.8      3997  103.6 %  1.12x       cold
+//   4096 x 4096    block_per_row    512      2           bfloat16 x 8  27.93      3605  89.9 %   1.03x       cold
+//   4096 x 4097    block_per_row    512      2           bfloat16 x 4  31.05      3244  88.2 %   1.01x       cold
+//   16384 x 8192   block_per_row    512      1           bfloat16 x 8  190.1      4236  99.9 %   1.04x       cold
+//   2048 x 32768   cluster_per_row  128      1           bfloat16 x 8  101        3990  94.9 %   1.35x       cold
+//   (any other)    block_per_row    256      1           bfloat16      -          -     -        -           not tuned
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
 //           stored dtype, over adversarial rows, on the GPU: dx 1, dweight 0.98
@@ -42,18 +39,21 @@
 // The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
 // `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
 //   65536 x 128: threads_per_row=8 rows_per_block=32 vector=8 hold=registers persistent=3 unroll=0 params=kept
-//                dependent_launch=on
-//   1048576 x 128: threads_per_row=8 rows_per_block=16 vector=8 hold=registers persistent=4 unroll=0 params=kept
-//                  dependent_launch=on
-//   8192 x 768: threads_per_row=32 rows_per_block=4 vector=4 persistent=4 unroll=0 dependent_launch=on
-//   65536 x 1024: threads_per_row=64 rows_per_block=2 vector=8 hold=registers persistent=4 stages=2 unroll=0
-//                 params=kept dependent_launch=on
-//   4096 x 4096: rows_per_block=2 vector=8 hold=registers persistent=1 stages=2 unroll=0 params=kept
-//                dependent_launch=on
-//   4096 x 4097: rows_per_block=2 hold=registers persistent=1 unroll=0
-//   16384 x 8192: threads_per_row=512 vector=8 hold=registers persistent=1 stages=2 unroll=0 store=streaming
-//                 params=kept
-//   2048 x 32768: vector=8 persistent=1 unroll=0 load=no_allocate store=streaming
+//                dependent_launch=end
+//   1048576 x 128: threads_per_row=8 rows_per_block=16 vector=8 hold=registers persistent=4 stages=2 unroll=0
+//                  store=streaming params=kept dependent_launch=on
+//   8192 x 768: threads_per_row=32 rows_per_block=16 vector=8 hold=registers persistent=1 unroll=0 store=streaming
+//               params=kept dependent_launch=end
+//   65536 x 1024: threads_per_row=64 rows_per_block=2 vector=4 hold=registers persistent=4 stages=2 unroll=0
+//                 params=kept dependent_launch=end
+//   4096 x 4096: rows_per_block=2 vector=8 hold=registers copy=cp_async persistent=1 stages=2 unroll=0 params=kept
+//                dependent_launch=end
+//   4096 x 4097: rows_per_block=2 vector=4 hold=registers edges=peel persistent=1 stages=2 unroll=0 store=streaming
+//                params=kept dependent_launch=start
+//   16384 x 8192: threads_per_row=512 vector=8 hold=registers copy=cp_async persistent=1 stages=2 unroll=0
+//                 store=streaming params=kept dependent_launch=start
+//   2048 x 32768: threads_per_row=128 cluster=8 vector=8 hold=registers persistent=3 stages=2 unroll=0
+//                 dependent_launch=end
 #ifndef NORMGEN_RMSNORM_BWD_BF16_SM90_CU_
 #define NORMGEN_RMSNORM_BWD_BF16_SM90_CU_
 
@@ -118,32 +118,6 @@ __device__ __forceinline__ Word load_cache_global(const Word* address) {
   return __ldcg(address);
 }
 
-// Leaves no line in L1.
-__device__ __forceinline__ unsigned short load_no_allocate(const unsigned short* address) {
-  unsigned short value;
-  asm("ld.global.L1::no_allocate.u16 %0, [%1];"
-      : "=h"(value) : "l"(address));
-  return value;
-}
-__device__ __forceinline__ unsigned load_no_allocate(const unsigned* address) {
-  unsigned value;
-  asm("ld.global.L1::no_allocate.u32 %0, [%1];"
-      : "=r"(value) : "l"(address));
-  return value;
-}
-__device__ __forceinline__ uint2 load_no_allocate(const uint2* address) {
-  uint2 value;
-  asm("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
-      : "=r"(value.x), "=r"(value.y) : "l"(address));
-  return value;
-}
-__device__ __forceinline__ uint4 load_no_allocate(const uint4* address) {
-  uint4 value;
-  asm("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-      : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(address));
-  return value;
-}
-
 // Written back as usual.
 template <typename Word>
 __device__ __forceinline__ void store_default(Word* address, Word value) {
@@ -168,6 +142,91 @@ __device__ __forceinline__ void dependency_wait() {
 // ... and let the kernel behind this one start as soon as blocks leave room.
 __device__ __forceinline__ void dependency_trigger() {
   asm volatile("griddepcontrol.launch_dependents;");
+}
+
+// This block's rank among the blocks that share a row.
+__device__ __forceinline__ unsigned cluster_rank() {
+  unsigned rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// Writes `value` to where block `rank` of the cluster has the shared variable `own`.
+template <typename T>
+__device__ __forceinline__ void cluster_store(T* own, unsigned rank, const T& value) {
+  unsigned remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
+  const float* words = reinterpret_cast<const float*>(&value);
+#pragma unroll
+  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
+    asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(remote + 4 * i), "f"(words[i]) : "memory");
+  }
+}
+
+// As cluster_store, but nobody waits for the store: its bytes count at that block's `mbarrier` as they arrive.
+template <typename T>
+__device__ __forceinline__ void cluster_send(T* own, unsigned rank, const T& value, unsigned long long* mbarrier) {
+  unsigned remote, counted;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(counted) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(mbarrier))), "r"(rank));
+  const float* words = reinterpret_cast<const float*>(&value);
+#pragma unroll
+  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
+                 :: "r"(remote + 4 * i), "r"(__float_as_uint(words[i])), "r"(counted) : "memory");
+  }
+}
+
+// The other blocks of the cluster see the mbarriers that this thread has set up, behind the next cluster barrier.
+__device__ __forceinline__ void mbarrier_cluster_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+__device__ __forceinline__ void mbarrier_init(unsigned long long* barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
+               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "r"(arrivals) : "memory");
+}
+
+// Arrives, and makes the phase wait for that many bytes more.
+__device__ __forceinline__ void mbarrier_expect_bytes(unsigned long long* barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "r"(bytes) : "memory");
+}
+
+// Waits for the end of the barrier's phase of that parity; the first phase has parity 0.
+__device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier, unsigned parity) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(barrier));
+  unsigned done;
+  do {
+    asm volatile("{\n.reg .pred done;\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, done;\n}" : "=r"(done) : "r"(address), "r"(parity) : "memory");
+  } while (done == 0);
+}
+
+// Copies 4, 8 or 16 bytes to shared memory past the registers; 16 bytes leave no line in L1.
+template <int kBytes>
+__device__ __forceinline__ void cp_async(void* shared, const void* global) {
+  const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  if (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(global) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" :: "r"(to), "l"(global), "n"(kBytes) : "memory");
+  }
+}
+
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until all but the newest kGroups groups of this thread's copies have arrived.
+template <int kGroups>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" :: "n"(kGroups) : "memory");
 }
 
 __device__ __forceinline__ unsigned char* dynamic_shared() {
@@ -242,17 +301,6 @@ __device__ __forceinline__ Vec<T, N> read_default(const T* elements) {
 }
 
 template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_no_allocate(const T* elements) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-  Vec<T, N> vec;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    split(load_no_allocate(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
-  }
-  return vec;
-}
-
-template <int N, typename T>
 __device__ __forceinline__ void write_default(T* elements, const Vec<T, N>& vec) {
   using Word = typename WordOf<Vec<T, N>::kBytes>::type;
 #pragma unroll
@@ -272,6 +320,56 @@ __device__ __forceinline__ void write_streaming(T* elements, const Vec<T, N>& ve
     join(word, vec.bits + i * sizeof(Word) / 4);
     store_streaming(reinterpret_cast<Word*>(elements) + i, word);
   }
+}
+
+// Copies N elements to a slot of shared memory, past the registers.
+template <int N, typename T>
+__device__ __forceinline__ void copy_async(T* slot, const T* elements) {
+  constexpr int kBytes = Vec<T, N>::kBytes < 16 ? Vec<T, N>::kBytes : 16;
+#pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    cp_async<kBytes>(reinterpret_cast<unsigned char*>(slot) + i, reinterpret_cast<const unsigned char*>(elements) + i);
+  }
+}
+
+// Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
+// around them, moved into place. `inside`: those words are known to lie within the array.
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, int count, bool inside) {
+  constexpr int kSize = static_cast<int>(sizeof(T));
+  constexpr int kWord = (N * kSize < 16 ? N * kSize : 16) / kSize;  // elements of a word
+  constexpr int kRegisters = kWord * kSize / 4;
+  constexpr int kWords = N / kWord + 1;
+  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(elements + first) / kSize % kWord);
+  Vec<T, N> vec = {};
+  if (!inside && (first < shift || first - shift + kWords * kWord > count)) {
+    using Word = typename WordOf<kSize>::type;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const unsigned bits = load_default(reinterpret_cast<const Word*>(elements + first + i));
+      if (kSize == 4) vec.bits[i] = bits;
+      else vec.bits[i / 2] |= i % 2 == 0 ? bits : bits << 16;
+    }
+    return vec;
+  }
+  unsigned bits[kWords * kRegisters];
+#pragma unroll
+  for (int word = 0; word < kWords; ++word) {
+    const Vec<T, kWord> part = read_default<kWord>(elements + first - shift + word * kWord);
+#pragma unroll
+    for (int i = 0; i < kRegisters; ++i) bits[word * kRegisters + i] = part.bits[i];
+  }
+#pragma unroll
+  for (int step = kRegisters / 2; step > 0; step /= 2) {
+    const bool moves = (shift * kSize / 4 & step) != 0;  // a select: branches would put the bits in local memory
+#pragma unroll
+    for (int i = 0; i + step < kWords * kRegisters; ++i) bits[i] = moves ? bits[i + step] : bits[i];
+  }
+#pragma unroll
+  for (int i = 0; i < Vec<T, N>::kRegisters; ++i) {
+    vec.bits[i] = __funnelshift_r(bits[i], bits[i + 1], shift * kSize % 4 * 8);
+  }
+  return vec;
 }
 
 // All kLanes neighbouring lanes end with the combined state.
@@ -300,6 +398,25 @@ __device__ __forceinline__ State reduce_row(State s, State* slots, int slot) {
   return reduce_lanes<kWarps>(slots[threadIdx.x % kWarps]);
 }
 
+// Every warp sends its state to each block of the cluster, then every warp combines all of them. A cluster barrier would
+// wait for all loads and stores of the rows in flight, an mbarrier waits for the states only. Exchanges take turns at
+// two sets of slots: one is written again after the states of the next exchange have come, and every warp sent its own
+// of those after it had read this set.
+template <int kWarps, int kCluster, typename State>
+__device__ __forceinline__ State exchange_cluster(State s, State* slots, unsigned long long* full, unsigned phase) {
+  constexpr int kStates = kWarps * kCluster;
+  s = reduce_lanes<32>(s);
+  const unsigned lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) mbarrier_expect_bytes(full, kStates * static_cast<unsigned>(sizeof(State)));
+  __syncwarp();  // all lanes have read the slots of the last exchange
+  if (lane < kCluster) cluster_send(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s, full);
+  mbarrier_wait(full, phase);
+  State total = slots[lane % kStates];
+#pragma unroll
+  for (int i = 32; i < kStates; i += 32) total = combine(total, slots[i + lane]);
+  return reduce_lanes<(kStates < 32 ? kStates : 32)>(total);
+}
+
 namespace as_written {
 
 // ---- row reduction ----------------------------------------------------------------------------------------------
@@ -318,20 +435,21 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 }
 
 // rmsnorm backward, 128 columns: 8 lanes of a warp own a row, 32 rows a block; it is read once.
+// It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_bwd_bf16_128_warp_per_row_3b009f(
+rmsnorm_bwd_bf16_128_warp_per_row_5387b3(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
-    const bfloat16* __restrict__ dy,
-    const bfloat16* __restrict__ x,
-    const bfloat16* __restrict__ weight,
-    const float* __restrict__ rstd,
+    const bfloat16* dy,
+    const bfloat16* x,
+    const bfloat16* weight,
+    const float* rstd,
     long long dx_pitch,
     long long dy_pitch,
     long long x_pitch,
     int rows,
     float eps,
-    float* __restrict__ partials) {
+    float* partials) {
   constexpr int kCols = 128;
   constexpr int kThreadsPerRow = 8;
   constexpr int kRowsPerBlock = 32;
@@ -344,6 +462,8 @@ rmsnorm_bwd_bf16_128_warp_per_row_3b009f(
   const int lane = threadIdx.x % kThreadsPerRow;
   const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
 
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
   Vec<bfloat16, kVector> weight_held[kSteps];
 
   #pragma unroll
@@ -351,8 +471,6 @@ rmsnorm_bwd_bf16_128_warp_per_row_3b009f(
     const int vector = lane + step * kThreadsPerRow;
     weight_held[step] = read_default<kVector>(weight + vector * kVector);
   }
-
-  dependency_trigger();  // the finishing kernel may take its place as blocks end
 
   // Sums over the rows of this thread, column by column.
   float dweight_sum[kSteps][kVector] = {};
@@ -449,13 +567,15 @@ rmsnorm_bwd_bf16_128_warp_per_row_3b009f(
     const float dweight_total = column_sums[cell] + column_sums[kPitch + cell] + column_sums[2 * kPitch + cell] + column_sums[3 * kPitch + cell] + column_sums[4 * kPitch + cell] + column_sums[5 * kPitch + cell] + column_sums[6 * kPitch + cell] + column_sums[7 * kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + cell] = dweight_total;
   }
+
+  dependency_trigger();  // the next kernel may start
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_128_warp_per_row_3b009f_finish(
+rmsnorm_bwd_bf16_128_warp_per_row_5387b3_finish(
     bfloat16* __restrict__ dweight,
-    const float* __restrict__ partials,
+    const float* partials,
     int partial_rows) {
   constexpr int kCols = 128;
   constexpr int kPitch = 128;
@@ -504,7 +624,7 @@ rmsnorm_bwd_bf16_128_warp_per_row_3b009f_finish(
 
 // rmsnorm backward, 128 columns: 8 lanes of a warp own a row, 16 rows a block; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(128)
-rmsnorm_bwd_bf16_128_warp_per_row_654381(
+rmsnorm_bwd_bf16_128_warp_per_row_c0a223(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* __restrict__ dy,
@@ -538,6 +658,208 @@ rmsnorm_bwd_bf16_128_warp_per_row_654381(
   }
 
   dependency_trigger();  // the finishing kernel may take its place as blocks end
+
+  // Sums over the rows of this thread, column by column.
+  float dweight_sum[kSteps][kVector] = {};
+
+  float* column_sums = reinterpret_cast<float*>(dynamic_shared() + 0);
+
+  Vec<bfloat16, kVector> dy_next[kSteps];
+  Vec<bfloat16, kVector> x_next[kSteps];
+  float rstd_next;
+  // The loads of the next row travel while this one is computed.
+  const auto fetch = [&](int first_row) {
+    const int fetched_row = min(first_row + slot, rows - 1);
+    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    rstd_next = rstd[fetched_row];
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      dy_next[step] = read_default<kVector>(dy_row + vector * kVector);
+      x_next[step] = read_default<kVector>(x_row + vector * kVector);
+    }
+  };
+  if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
+
+  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = row < rows;  // idle rows recompute the last row and store nothing
+    const int valid_row = active ? row : rows - 1;
+    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    const float row_rstd = rstd_next;
+
+    Vec<bfloat16, kVector> dy_held[kSteps];
+    Vec<bfloat16, kVector> x_held[kSteps];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      dy_held[step] = dy_next[step];
+      x_held[step] = x_next[step];
+    }
+
+    if (first_row + gridDim.x * kRowsPerBlock < rows) fetch(first_row + gridDim.x * kRowsPerBlock);
+
+    Look1 look1 = {0.0f};
+
+    // Look 1: sum(dxhat*xhat)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float dy_i = element(dy_held[step], i);
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float dxhat_i = dy_i * weight_i;
+        const float xhat_i = x_i * row_rstd;
+        look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+      }
+    }
+
+    look1 = reduce_lanes<kThreadsPerRow>(look1);
+    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      float dx_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float dy_i = element(dy_held[step], i);
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float dxhat_i = dy_i * weight_i;
+        const float xhat_i = x_i * row_rstd;
+        dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
+        if (active) dweight_sum[step][i] += dy_i * xhat_i;
+      }
+      Vec<bfloat16, kVector> dx_vec;
+      pack(dx_vec, dx_values);
+      if (active) write_streaming(dx_row + vector * kVector, dx_vec);
+    }
+  }
+
+  // Rows that share a warp.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      #pragma unroll
+      for (int offset = kThreadsPerRow; offset < 32; offset *= 2) {
+        dweight_sum[step][i] += __shfl_xor_sync(0xffffffffu, dweight_sum[step][i], offset);
+      }
+    }
+  }
+
+  // The row groups of this block leave their sums side by side ...
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (threadIdx.x % 32 < kThreadsPerRow) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        column_sums[threadIdx.x / 32 * 1 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
+      }
+    }
+  }
+
+  __syncthreads();
+  // ... and are added in a fixed order.
+  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
+    const float dweight_total = column_sums[cell] + column_sums[kPitch + cell] + column_sums[2 * kPitch + cell] + column_sums[3 * kPitch + cell];
+    partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + cell] = dweight_total;
+  }
+}
+
+// Adds the partial rows of the kernel above, cell by cell and always in the same order.
+NORMGEN_KERNEL void __launch_bounds__(512)
+rmsnorm_bwd_bf16_128_warp_per_row_c0a223_finish(
+    bfloat16* __restrict__ dweight,
+    const float* __restrict__ partials,
+    int partial_rows) {
+  constexpr int kCols = 128;
+  constexpr int kPitch = 128;
+  constexpr int kVector = 8;
+  constexpr int kVectors = 16;
+  constexpr int kTensors = 1;
+  constexpr int kCells = 8;  // of a block
+  constexpr int kLanes = 512 / kCells;  // threads that share a cell
+  constexpr int kWarps = 512 / 32;
+  constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
+  __shared__ float warp_sums[kWarps][kCells];
+
+  constexpr int tensor = 0;
+  const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+  dependency_wait();
+  float sum = 0.0f;
+  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
+    float values[kInFlight];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int row = first + i * kLanes;
+      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
+      values[i] = row < partial_rows ? load_default(partial_row + cell) : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) sum += values[i];
+  }
+#pragma unroll
+  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
+  __syncthreads();
+
+  const int column = cell % kVectors * kVector + cell / kVectors;
+  if (threadIdx.x < kCells && cell < kCols) {
+    float total = 0.0f;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
+    if (tensor == 0) {
+      Vec<bfloat16, 1> dweight_vec = {};
+      const float dweight_value[1] = {total};
+      pack(dweight_vec, dweight_value);
+      write_default(dweight + column, dweight_vec);
+    }
+  }
+}
+
+// rmsnorm backward, 768 columns: 32 lanes of a warp own a row, 16 rows a block; it is read once.
+// It may start while the kernel in front of it in the stream ends.
+NORMGEN_KERNEL void __launch_bounds__(512)
+rmsnorm_bwd_bf16_768_warp_per_row_0ab4b4(
+    bfloat16* __restrict__ dx,
+    bfloat16* __restrict__ dweight,
+    const bfloat16* dy,
+    const bfloat16* x,
+    const bfloat16* weight,
+    const float* rstd,
+    long long dx_pitch,
+    long long dy_pitch,
+    long long x_pitch,
+    int rows,
+    float eps,
+    float* partials) {
+  constexpr int kCols = 768;
+  constexpr int kThreadsPerRow = 32;
+  constexpr int kRowsPerBlock = 16;
+  constexpr int kThreads = 512;
+  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr int kPitch = 768;  // columns of a row of float32 sums, padded
+
+  const int lane = threadIdx.x % kThreadsPerRow;
+  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+  }
 
   // Sums over the rows of this thread, column by column.
   float dweight_sum[kSteps][kVector] = {};
@@ -600,180 +922,7 @@ rmsnorm_bwd_bf16_128_warp_per_row_654381(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      if (active) write_default(dx_row + vector * kVector, dx_vec);
-    }
-  }
-
-  // Rows that share a warp.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      #pragma unroll
-      for (int offset = kThreadsPerRow; offset < 32; offset *= 2) {
-        dweight_sum[step][i] += __shfl_xor_sync(0xffffffffu, dweight_sum[step][i], offset);
-      }
-    }
-  }
-
-  // The row groups of this block leave their sums side by side ...
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (threadIdx.x % 32 < kThreadsPerRow) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        column_sums[threadIdx.x / 32 * 1 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
-      }
-    }
-  }
-
-  __syncthreads();
-  // ... and are added in a fixed order.
-  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
-    const float dweight_total = column_sums[cell] + column_sums[kPitch + cell] + column_sums[2 * kPitch + cell] + column_sums[3 * kPitch + cell];
-    partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + cell] = dweight_total;
-  }
-}
-
-// Adds the partial rows of the kernel above, cell by cell and always in the same order.
-NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_128_warp_per_row_654381_finish(
-    bfloat16* __restrict__ dweight,
-    const float* __restrict__ partials,
-    int partial_rows) {
-  constexpr int kCols = 128;
-  constexpr int kPitch = 128;
-  constexpr int kVector = 8;
-  constexpr int kVectors = 16;
-  constexpr int kTensors = 1;
-  constexpr int kCells = 8;  // of a block
-  constexpr int kLanes = 512 / kCells;  // threads that share a cell
-  constexpr int kWarps = 512 / 32;
-  constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
-  __shared__ float warp_sums[kWarps][kCells];
-
-  constexpr int tensor = 0;
-  const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
-  dependency_wait();
-  float sum = 0.0f;
-  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
-    float values[kInFlight];
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      const int row = first + i * kLanes;
-      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
-      values[i] = row < partial_rows ? load_default(partial_row + cell) : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) sum += values[i];
-  }
-#pragma unroll
-  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
-  __syncthreads();
-
-  const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kCols) {
-    float total = 0.0f;
-#pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
-    if (tensor == 0) {
-      Vec<bfloat16, 1> dweight_vec = {};
-      const float dweight_value[1] = {total};
-      pack(dweight_vec, dweight_value);
-      write_default(dweight + column, dweight_vec);
-    }
-  }
-}
-
-// rmsnorm backward, 768 columns: 32 lanes of a warp own a row, 4 rows a block; it is read twice.
-NORMGEN_KERNEL void __launch_bounds__(128)
-rmsnorm_bwd_bf16_768_warp_per_row_97f0ab(
-    bfloat16* __restrict__ dx,
-    bfloat16* __restrict__ dweight,
-    const bfloat16* __restrict__ dy,
-    const bfloat16* __restrict__ x,
-    const bfloat16* __restrict__ weight,
-    const float* __restrict__ rstd,
-    long long dx_pitch,
-    long long dy_pitch,
-    long long x_pitch,
-    int rows,
-    float eps,
-    float* __restrict__ partials) {
-  constexpr int kCols = 768;
-  constexpr int kThreadsPerRow = 32;
-  constexpr int kRowsPerBlock = 4;
-  constexpr int kThreads = 128;
-  constexpr int kVector = 4;  // elements per access of 8 bytes
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kPitch = 768;  // columns of a row of float32 sums, padded
-
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
-
-  dependency_trigger();  // the finishing kernel may take its place as blocks end
-
-  // Sums over the rows of this thread, column by column.
-  float dweight_sum[kSteps][kVector] = {};
-
-  float* column_sums = reinterpret_cast<float*>(dynamic_shared() + 0);
-
-  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = row < rows;  // idle rows recompute the last row and store nothing
-    const int valid_row = active ? row : rows - 1;
-    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
-    const bfloat16* dy_row = dy + static_cast<long long>(valid_row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-    const float row_rstd = rstd[valid_row];
-
-    Look1 look1 = {0.0f};
-
-    // Look 1: sum(dxhat*xhat)
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      const Vec<bfloat16, kVector> dy_vec = read_default<kVector>(dy_row + vector * kVector);
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_vec, i);
-        const float x_i = element(x_vec, i);
-        const float weight_i = element(weight_vec, i);
-        const float dxhat_i = dy_i * weight_i;
-        const float xhat_i = x_i * row_rstd;
-        look1.dxhat_xhat_sum += dxhat_i * xhat_i;
-      }
-    }
-
-    look1 = reduce_lanes<kThreadsPerRow>(look1);
-    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
-
-    // Last look: the outputs
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      const Vec<bfloat16, kVector> dy_vec = read_default<kVector>(dy_row + vector * kVector);
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
-      float dx_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_vec, i);
-        const float x_i = element(x_vec, i);
-        const float weight_i = element(weight_vec, i);
-        const float dxhat_i = dy_i * weight_i;
-        const float xhat_i = x_i * row_rstd;
-        dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
-        if (active) dweight_sum[step][i] += dy_i * xhat_i;
-      }
-      Vec<bfloat16, kVector> dx_vec;
-      pack(dx_vec, dx_values);
-      if (active) write_default(dx_row + vector * kVector, dx_vec);
+      if (active) write_streaming(dx_row + vector * kVector, dx_vec);
     }
   }
 
@@ -790,21 +939,23 @@ rmsnorm_bwd_bf16_768_warp_per_row_97f0ab(
   __syncthreads();
   // ... and are added in a fixed order.
   for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
-    const float dweight_total = column_sums[cell] + column_sums[kPitch + cell] + column_sums[2 * kPitch + cell] + column_sums[3 * kPitch + cell];
+    const float dweight_total = column_sums[cell] + column_sums[kPitch + cell] + column_sums[2 * kPitch + cell] + column_sums[3 * kPitch + cell] + column_sums[4 * kPitch + cell] + column_sums[5 * kPitch + cell] + column_sums[6 * kPitch + cell] + column_sums[7 * kPitch + cell] + column_sums[8 * kPitch + cell] + column_sums[9 * kPitch + cell] + column_sums[10 * kPitch + cell] + column_sums[11 * kPitch + cell] + column_sums[12 * kPitch + cell] + column_sums[13 * kPitch + cell] + column_sums[14 * kPitch + cell] + column_sums[15 * kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + cell] = dweight_total;
   }
+
+  dependency_trigger();  // the next kernel may start
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_768_warp_per_row_97f0ab_finish(
+rmsnorm_bwd_bf16_768_warp_per_row_0ab4b4_finish(
     bfloat16* __restrict__ dweight,
-    const float* __restrict__ partials,
+    const float* partials,
     int partial_rows) {
   constexpr int kCols = 768;
   constexpr int kPitch = 768;
-  constexpr int kVector = 4;
-  constexpr int kVectors = 192;
+  constexpr int kVector = 8;
+  constexpr int kVectors = 96;
   constexpr int kTensors = 1;
   constexpr int kCells = 8;  // of a block
   constexpr int kLanes = 512 / kCells;  // threads that share a cell
@@ -847,25 +998,26 @@ rmsnorm_bwd_bf16_768_warp_per_row_97f0ab_finish(
 }
 
 // rmsnorm backward, 1024 columns: 64 threads own a row, 2 rows a block; it is read once.
+// It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(128)
-rmsnorm_bwd_bf16_1024_block_per_row_2251f5(
+rmsnorm_bwd_bf16_1024_block_per_row_c6930f(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
-    const bfloat16* __restrict__ dy,
-    const bfloat16* __restrict__ x,
-    const bfloat16* __restrict__ weight,
-    const float* __restrict__ rstd,
+    const bfloat16* dy,
+    const bfloat16* x,
+    const bfloat16* weight,
+    const float* rstd,
     long long dx_pitch,
     long long dy_pitch,
     long long x_pitch,
     int rows,
     float eps,
-    float* __restrict__ partials) {
+    float* partials) {
   constexpr int kCols = 1024;
   constexpr int kThreadsPerRow = 64;
   constexpr int kRowsPerBlock = 2;
   constexpr int kThreads = 128;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kVector = 4;  // elements per access of 8 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -876,6 +1028,8 @@ rmsnorm_bwd_bf16_1024_block_per_row_2251f5(
   const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
   int parity = 0;
 
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
   Vec<bfloat16, kVector> weight_held[kSteps];
 
   #pragma unroll
@@ -883,8 +1037,6 @@ rmsnorm_bwd_bf16_1024_block_per_row_2251f5(
     const int vector = lane + step * kThreadsPerRow;
     weight_held[step] = read_default<kVector>(weight + vector * kVector);
   }
-
-  dependency_trigger();  // the finishing kernel may take its place as blocks end
 
   // Sums over the rows of this thread, column by column.
   float dweight_sum[kSteps][kVector] = {};
@@ -985,18 +1137,20 @@ rmsnorm_bwd_bf16_1024_block_per_row_2251f5(
     const float dweight_total = column_sums[cell] + column_sums[kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + cell] = dweight_total;
   }
+
+  dependency_trigger();  // the next kernel may start
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_1024_block_per_row_2251f5_finish(
+rmsnorm_bwd_bf16_1024_block_per_row_c6930f_finish(
     bfloat16* __restrict__ dweight,
-    const float* __restrict__ partials,
+    const float* partials,
     int partial_rows) {
   constexpr int kCols = 1024;
   constexpr int kPitch = 1024;
-  constexpr int kVector = 8;
-  constexpr int kVectors = 128;
+  constexpr int kVector = 4;
+  constexpr int kVectors = 256;
   constexpr int kTensors = 1;
   constexpr int kCells = 8;  // of a block
   constexpr int kLanes = 512 / kCells;  // threads that share a cell
@@ -1039,20 +1193,21 @@ rmsnorm_bwd_bf16_1024_block_per_row_2251f5_finish(
 }
 
 // rmsnorm backward, 4096 columns: 256 threads own a row, 2 rows a block; it is read once.
+// It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_4096_block_per_row_7dc6de(
+rmsnorm_bwd_bf16_4096_block_per_row_fc16cd(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
-    const bfloat16* __restrict__ dy,
-    const bfloat16* __restrict__ x,
-    const bfloat16* __restrict__ weight,
-    const float* __restrict__ rstd,
+    const bfloat16* dy,
+    const bfloat16* x,
+    const bfloat16* weight,
+    const float* rstd,
     long long dx_pitch,
     long long dy_pitch,
     long long x_pitch,
     int rows,
     float eps,
-    float* __restrict__ partials) {
+    float* partials) {
   constexpr int kCols = 4096;
   constexpr int kThreadsPerRow = 256;
   constexpr int kRowsPerBlock = 2;
@@ -1061,12 +1216,44 @@ rmsnorm_bwd_bf16_4096_block_per_row_7dc6de(
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr int kStages = 2;  // row tiles in shared memory
   constexpr int kPitch = 4096;  // columns of a row of float32 sums, padded
   __shared__ Look1 look1_slots[2][2][kWarpsPerRow];
 
   const int lane = threadIdx.x % kThreadsPerRow;
   const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
   int parity = 0;
+
+  bfloat16* dy_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0);
+  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0 + kStages * kSteps * kThreads * kVector * static_cast<int>(sizeof(bfloat16)));
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
+  // Each thread copies its own vectors to its own slots, so that no barrier is needed to read them.
+  const auto fetch = [&](int first_row, int stage) {
+    const int fetched_row = min(first_row + slot, rows - 1);
+    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      copy_async<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector, dy_row + vector * kVector);
+      copy_async<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector, x_row + vector * kVector);
+    }
+  };
+  float rstd_next;
+  const auto fetch_values = [&](int first_row) {
+    const int fetched_row = min(first_row + slot, rows - 1);
+    rstd_next = rstd[fetched_row];
+  };
+  #pragma unroll 1
+  for (int stage = 0; stage < kStages; ++stage) {
+    const int first_row = blockIdx.x * kRowsPerBlock + stage * gridDim.x * kRowsPerBlock;
+    if (first_row < rows) fetch(first_row, stage);
+    cp_async_commit();
+  }
+  if (blockIdx.x * kRowsPerBlock < rows) fetch_values(blockIdx.x * kRowsPerBlock);
+  int stage = 0;
 
   Vec<bfloat16, kVector> weight_held[kSteps];
 
@@ -1076,30 +1263,10 @@ rmsnorm_bwd_bf16_4096_block_per_row_7dc6de(
     weight_held[step] = read_default<kVector>(weight + vector * kVector);
   }
 
-  dependency_trigger();  // the finishing kernel may take its place as blocks end
-
   // Sums over the rows of this thread, column by column.
   float dweight_sum[kSteps][kVector] = {};
 
-  float* column_sums = reinterpret_cast<float*>(dynamic_shared() + 0);
-
-  Vec<bfloat16, kVector> dy_next[kSteps];
-  Vec<bfloat16, kVector> x_next[kSteps];
-  float rstd_next;
-  // The loads of the next row travel while this one is computed.
-  const auto fetch = [&](int first_row) {
-    const int fetched_row = min(first_row + slot, rows - 1);
-    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
-    rstd_next = rstd[fetched_row];
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      dy_next[step] = read_default<kVector>(dy_row + vector * kVector);
-      x_next[step] = read_default<kVector>(x_row + vector * kVector);
-    }
-  };
-  if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
+  float* column_sums = reinterpret_cast<float*>(dynamic_shared() + 65536);
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
     const int row = first_row + slot;
@@ -1111,13 +1278,18 @@ rmsnorm_bwd_bf16_4096_block_per_row_7dc6de(
     Vec<bfloat16, kVector> dy_held[kSteps];
     Vec<bfloat16, kVector> x_held[kSteps];
 
+    if (first_row + gridDim.x * kRowsPerBlock < rows) fetch_values(first_row + gridDim.x * kRowsPerBlock);
+
+    cp_async_wait<kStages - 1>();
+
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      dy_held[step] = dy_next[step];
-      x_held[step] = x_next[step];
+      dy_held[step] = read_default<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
+      x_held[step] = read_default<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
     }
 
-    if (first_row + gridDim.x * kRowsPerBlock < rows) fetch(first_row + gridDim.x * kRowsPerBlock);
+    if (first_row + kStages * gridDim.x * kRowsPerBlock < rows) fetch(first_row + kStages * gridDim.x * kRowsPerBlock, stage);
+    cp_async_commit();
 
     Look1 look1 = {0.0f};
 
@@ -1158,6 +1330,8 @@ rmsnorm_bwd_bf16_4096_block_per_row_7dc6de(
       if (active) write_default(dx_row + vector * kVector, dx_vec);
     }
 
+    stage = (stage + 1) % kStages;
+
     parity ^= 1;
   }
 
@@ -1177,13 +1351,15 @@ rmsnorm_bwd_bf16_4096_block_per_row_7dc6de(
     const float dweight_total = column_sums[cell] + column_sums[kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + cell] = dweight_total;
   }
+
+  dependency_trigger();  // the next kernel may start
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_4096_block_per_row_7dc6de_finish(
+rmsnorm_bwd_bf16_4096_block_per_row_fc16cd_finish(
     bfloat16* __restrict__ dweight,
-    const float* __restrict__ partials,
+    const float* partials,
     int partial_rows) {
   constexpr int kCols = 4096;
   constexpr int kPitch = 4096;
@@ -1231,61 +1407,119 @@ rmsnorm_bwd_bf16_4096_block_per_row_7dc6de_finish(
 }
 
 // rmsnorm backward, 4097 columns: 256 threads own a row, 2 rows a block; it is read once.
+// It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_4097_block_per_row_c160d2(
+rmsnorm_bwd_bf16_4097_block_per_row_b9508e(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
-    const bfloat16* __restrict__ dy,
-    const bfloat16* __restrict__ x,
-    const bfloat16* __restrict__ weight,
-    const float* __restrict__ rstd,
+    const bfloat16* dy,
+    const bfloat16* x,
+    const bfloat16* weight,
+    const float* rstd,
     long long dx_pitch,
     long long dy_pitch,
     long long x_pitch,
     int rows,
     float eps,
-    float* __restrict__ partials) {
+    float* partials) {
   constexpr int kCols = 4097;
   constexpr int kThreadsPerRow = 256;
   constexpr int kRowsPerBlock = 2;
   constexpr int kThreads = 512;
-  constexpr int kVector = 1;  // elements per access of 2 bytes
+  constexpr int kVector = 4;  // elements per access of 8 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;  // a vector a thread, and one behind it
   constexpr int kPitch = 4128;  // columns of a row of float32 sums, padded
   __shared__ Look1 look1_slots[2][2][kWarpsPerRow];
 
   const int lane = threadIdx.x % kThreadsPerRow;
   const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+  // The grid's stride is a multiple of the vector: all rows of this lane shift alike.
+  const int own_row = min(static_cast<int>(blockIdx.x * kRowsPerBlock + slot), rows - 1);
+  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy + static_cast<long long>(own_row) * dy_pitch) / sizeof(bfloat16) % kVector);
+  const int head = (kVector - shift) % kVector;
+  const int vectors = (kCols - head) / kVector;
+  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const bool has_edge = edge < kCols;
   int parity = 0;
+
+  dependency_trigger();  // the next kernel may take its place, and waits there
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  Vec<bfloat16, 1> weight_edge = {};
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (step < kWholeSteps || vector < vectors) {
+      const int column = head + vector * kVector;
+      weight_held[step] = read_window<kVector>(weight, column, kCols, step < kWholeSteps);
+    }
+  }
+  if (has_edge) {
+    weight_edge = read_default<1>(weight + edge);
+  }
 
   // Sums over the rows of this thread, column by column.
   float dweight_sum[kSteps][kVector] = {};
+  float dweight_edge_sum = 0.0f;
 
   float* column_sums = reinterpret_cast<float*>(dynamic_shared() + 0);
 
-  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = row < rows;  // idle rows recompute the last row and store nothing
-    const int valid_row = active ? row : rows - 1;
-    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
-    const bfloat16* dy_row = dy + static_cast<long long>(valid_row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-    const float row_rstd = rstd[valid_row];
-
-    Vec<bfloat16, kVector> dy_held[kSteps];
-    Vec<bfloat16, kVector> x_held[kSteps];
-
-    // The row of dy and x is read once and waits in registers; each thread reads back its own part.
+  Vec<bfloat16, kVector> dy_next[kSteps];
+  Vec<bfloat16, kVector> x_next[kSteps];
+  Vec<bfloat16, 1> dy_edge_next = {};
+  Vec<bfloat16, 1> x_edge_next = {};
+  float rstd_next;
+  // The loads of the next row travel while this one is computed.
+  const auto fetch = [&](int first_row) {
+    const int fetched_row = first_row + slot < rows ? first_row + slot : own_row;
+    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    rstd_next = rstd[fetched_row];
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      if (vector < kVectors) {
-        dy_held[step] = read_default<kVector>(dy_row + vector * kVector);
-        x_held[step] = read_default<kVector>(x_row + vector * kVector);
+      if (step < kWholeSteps || vector < vectors) {
+        const int column = head + vector * kVector;
+        dy_next[step] = read_default<kVector>(dy_row + column);
+        x_next[step] = read_default<kVector>(x_row + column);
       }
     }
+    if (has_edge) {
+      dy_edge_next = read_default<1>(dy_row + edge);
+      x_edge_next = read_default<1>(x_row + edge);
+    }
+  };
+  if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
+
+  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = row < rows;  // idle rows recompute their lane's first row and store nothing
+    const int valid_row = active ? row : own_row;
+    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    const float row_rstd = rstd_next;
+
+    Vec<bfloat16, kVector> dy_held[kSteps];
+    Vec<bfloat16, 1> dy_edge = {};
+    Vec<bfloat16, kVector> x_held[kSteps];
+    Vec<bfloat16, 1> x_edge = {};
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      dy_held[step] = dy_next[step];
+      x_held[step] = x_next[step];
+    }
+
+    dy_edge = dy_edge_next;
+    x_edge = x_edge_next;
+
+    if (first_row + gridDim.x * kRowsPerBlock < rows) fetch(first_row + gridDim.x * kRowsPerBlock);
 
     Look1 look1 = {0.0f};
 
@@ -1293,18 +1527,25 @@ rmsnorm_bwd_bf16_4097_block_per_row_c160d2(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      if (vector < kVectors) {
-        const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+      if (step < kWholeSteps || vector < vectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
           const float x_i = element(x_held[step], i);
-          const float weight_i = element(weight_vec, i);
+          const float weight_i = element(weight_held[step], i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = x_i * row_rstd;
           look1.dxhat_xhat_sum += dxhat_i * xhat_i;
         }
       }
+    }
+    if (has_edge) {
+      const float dy_i = element(dy_edge, 0);
+      const float x_i = element(x_edge, 0);
+      const float weight_i = element(weight_edge, 0);
+      const float dxhat_i = dy_i * weight_i;
+      const float xhat_i = x_i * row_rstd;
+      look1.dxhat_xhat_sum += dxhat_i * xhat_i;
     }
 
     look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity][slot], slot);
@@ -1314,14 +1555,14 @@ rmsnorm_bwd_bf16_4097_block_per_row_c160d2(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      if (vector < kVectors) {
-        const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+      if (step < kWholeSteps || vector < vectors) {
+        const int column = head + vector * kVector;
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
           const float x_i = element(x_held[step], i);
-          const float weight_i = element(weight_vec, i);
+          const float weight_i = element(weight_held[step], i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = x_i * row_rstd;
           dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
@@ -1329,8 +1570,21 @@ rmsnorm_bwd_bf16_4097_block_per_row_c160d2(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        if (active) write_default(dx_row + vector * kVector, dx_vec);
+        if (active) write_streaming(dx_row + column, dx_vec);
       }
+    }
+    if (has_edge) {
+      float dx_values[1];
+      const float dy_i = element(dy_edge, 0);
+      const float x_i = element(x_edge, 0);
+      const float weight_i = element(weight_edge, 0);
+      const float dxhat_i = dy_i * weight_i;
+      const float xhat_i = x_i * row_rstd;
+      dx_values[0] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
+      if (active) dweight_edge_sum += dy_i * xhat_i;
+      Vec<bfloat16, 1> dx_vec;
+      pack(dx_vec, dx_values);
+      if (active) write_streaming(dx_row + edge, dx_vec);
     }
 
     parity ^= 1;
@@ -1340,12 +1594,16 @@ rmsnorm_bwd_bf16_4097_block_per_row_c160d2(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
+    if (step < kWholeSteps || vector < vectors) {
+      const int column = head + vector * kVector;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        column_sums[slot * 1 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
+        column_sums[slot * 1 * kPitch + column + i] = dweight_sum[step][i];
       }
     }
+  }
+  if (has_edge) {
+    column_sums[slot * 1 * kPitch + edge] = dweight_edge_sum;
   }
 
   __syncthreads();
@@ -1358,9 +1616,9 @@ rmsnorm_bwd_bf16_4097_block_per_row_c160d2(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_4097_block_per_row_c160d2_finish(
+rmsnorm_bwd_bf16_4097_block_per_row_b9508e_finish(
     bfloat16* __restrict__ dweight,
-    const float* __restrict__ partials,
+    const float* partials,
     int partial_rows) {
   constexpr int kCols = 4097;
   constexpr int kPitch = 4128;
@@ -1373,6 +1631,8 @@ rmsnorm_bwd_bf16_4097_block_per_row_c160d2_finish(
 
   constexpr int tensor = 0;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+  dependency_trigger();
+  dependency_wait();
   float sum = 0.0f;
   for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
     float values[kInFlight];
@@ -1405,32 +1665,68 @@ rmsnorm_bwd_bf16_4097_block_per_row_c160d2_finish(
 }
 
 // rmsnorm backward, 8192 columns: 512 threads own a row; it is read once.
+// It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_8192_block_per_row_a6c045(
+rmsnorm_bwd_bf16_8192_block_per_row_267ee9(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
-    const bfloat16* __restrict__ dy,
-    const bfloat16* __restrict__ x,
-    const bfloat16* __restrict__ weight,
-    const float* __restrict__ rstd,
+    const bfloat16* dy,
+    const bfloat16* x,
+    const bfloat16* weight,
+    const float* rstd,
     long long dx_pitch,
     long long dy_pitch,
     long long x_pitch,
     int rows,
     float eps,
-    float* __restrict__ partials) {
+    float* partials) {
   constexpr int kCols = 8192;
   constexpr int kThreadsPerRow = 512;
+  constexpr int kThreads = 512;
   constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr int kStages = 2;  // row tiles in shared memory
   constexpr int kPitch = 8192;  // columns of a row of float32 sums, padded
   __shared__ Look1 look1_slots[2][1][kWarpsPerRow];
 
   const int lane = threadIdx.x;
   const int slot = 0;  // this thread's row within the block
   int parity = 0;
+
+  bfloat16* dy_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0);
+  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0 + kStages * kSteps * kThreads * kVector * static_cast<int>(sizeof(bfloat16)));
+
+  dependency_trigger();  // the next kernel may take its place, and waits there
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
+  // Each thread copies its own vectors to its own slots, so that no barrier is needed to read them.
+  const auto fetch = [&](int first_row, int stage) {
+    const int fetched_row = first_row;
+    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      copy_async<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector, dy_row + vector * kVector);
+      copy_async<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector, x_row + vector * kVector);
+    }
+  };
+  float rstd_next;
+  const auto fetch_values = [&](int first_row) {
+    const int fetched_row = first_row;
+    rstd_next = rstd[fetched_row];
+  };
+  #pragma unroll 1
+  for (int stage = 0; stage < kStages; ++stage) {
+    const int first_row = blockIdx.x + stage * gridDim.x;
+    if (first_row < rows) fetch(first_row, stage);
+    cp_async_commit();
+  }
+  if (blockIdx.x < rows) fetch_values(blockIdx.x);
+  int stage = 0;
 
   Vec<bfloat16, kVector> weight_held[kSteps];
 
@@ -1443,24 +1739,6 @@ rmsnorm_bwd_bf16_8192_block_per_row_a6c045(
   // Sums over the rows of this thread, column by column.
   float dweight_sum[kSteps][kVector] = {};
 
-  Vec<bfloat16, kVector> dy_next[kSteps];
-  Vec<bfloat16, kVector> x_next[kSteps];
-  float rstd_next;
-  // The loads of the next row travel while this one is computed.
-  const auto fetch = [&](int first_row) {
-    const int fetched_row = first_row;
-    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
-    rstd_next = rstd[fetched_row];
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      dy_next[step] = read_default<kVector>(dy_row + vector * kVector);
-      x_next[step] = read_default<kVector>(x_row + vector * kVector);
-    }
-  };
-  if (blockIdx.x < rows) fetch(blockIdx.x);
-
   for (int first_row = blockIdx.x; first_row < rows; first_row += gridDim.x) {
     const int row = first_row;
     bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
@@ -1469,13 +1747,18 @@ rmsnorm_bwd_bf16_8192_block_per_row_a6c045(
     Vec<bfloat16, kVector> dy_held[kSteps];
     Vec<bfloat16, kVector> x_held[kSteps];
 
+    if (first_row + gridDim.x < rows) fetch_values(first_row + gridDim.x);
+
+    cp_async_wait<kStages - 1>();
+
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      dy_held[step] = dy_next[step];
-      x_held[step] = x_next[step];
+      dy_held[step] = read_default<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
+      x_held[step] = read_default<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
     }
 
-    if (first_row + gridDim.x < rows) fetch(first_row + gridDim.x);
+    if (first_row + kStages * gridDim.x < rows) fetch(first_row + kStages * gridDim.x, stage);
+    cp_async_commit();
 
     Look1 look1 = {0.0f};
 
@@ -1516,6 +1799,8 @@ rmsnorm_bwd_bf16_8192_block_per_row_a6c045(
       write_streaming(dx_row + vector * kVector, dx_vec);
     }
 
+    stage = (stage + 1) % kStages;
+
     parity ^= 1;
   }
 
@@ -1532,9 +1817,9 @@ rmsnorm_bwd_bf16_8192_block_per_row_a6c045(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_8192_block_per_row_a6c045_finish(
+rmsnorm_bwd_bf16_8192_block_per_row_267ee9_finish(
     bfloat16* __restrict__ dweight,
-    const float* __restrict__ partials,
+    const float* partials,
     int partial_rows) {
   constexpr int kCols = 8192;
   constexpr int kPitch = 8192;
@@ -1549,6 +1834,8 @@ rmsnorm_bwd_bf16_8192_block_per_row_a6c045_finish(
 
   constexpr int tensor = 0;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+  dependency_trigger();
+  dependency_wait();
   float sum = 0.0f;
   for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
     float values[kInFlight];
@@ -1580,43 +1867,83 @@ rmsnorm_bwd_bf16_8192_block_per_row_a6c045_finish(
   }
 }
 
-// rmsnorm backward, 32768 columns: 256 threads own a row; it is read twice.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_bwd_bf16_32768_block_per_row_7b089f(
+// rmsnorm backward, 32768 columns: 8 blocks of 128 threads own a row; it is read once.
+// It may start while the kernel in front of it in the stream ends.
+NORMGEN_KERNEL void __launch_bounds__(128)
+rmsnorm_bwd_bf16_32768_cluster_per_row_c32499(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
-    const bfloat16* __restrict__ dy,
-    const bfloat16* __restrict__ x,
-    const bfloat16* __restrict__ weight,
-    const float* __restrict__ rstd,
+    const bfloat16* dy,
+    const bfloat16* x,
+    const bfloat16* weight,
+    const float* rstd,
     long long dx_pitch,
     long long dy_pitch,
     long long x_pitch,
     int rows,
     float eps,
-    float* __restrict__ partials) {
+    float* partials) {
   constexpr int kCols = 32768;
-  constexpr int kThreadsPerRow = 256;
+  constexpr int kCluster = 8;  // blocks that share a row
+  constexpr int kThreads = 128;
+  constexpr int kWarps = kThreads / 32;
+  constexpr int kThreadsPerRow = kCluster * kThreads;
   constexpr int kVector = 8;  // elements per access of 16 bytes
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   constexpr int kPitch = 32768;  // columns of a row of float32 sums, padded
-  __shared__ Look1 look1_slots[2][1][kWarpsPerRow];
+  __shared__ Look1 look1_slots[2][kCluster * kWarps];
+  __shared__ unsigned long long look1_full[2];
 
-  const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
-  int parity = 0;
+  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
+  unsigned trip = 0;
+  if (threadIdx.x == 0) {
+    mbarrier_init(look1_full + 0, 1);
+    mbarrier_init(look1_full + 1, 1);
+    mbarrier_cluster_fence();
+  }
+  cluster_arrive();  // a block may write to another only once that one has started
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
 
   // Sums over the rows of this thread, column by column.
   float dweight_sum[kSteps][kVector] = {};
 
-  for (int first_row = blockIdx.x; first_row < rows; first_row += gridDim.x) {
+  Vec<bfloat16, kVector> dy_next[kSteps];
+  Vec<bfloat16, kVector> x_next[kSteps];
+  float rstd_next;
+  // The loads of the next row travel while this one is computed.
+  const auto fetch = [&](int first_row) {
+    const int fetched_row = first_row;
+    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    rstd_next = rstd[fetched_row];
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      dy_next[step] = read_default<kVector>(dy_row + vector * kVector);
+      x_next[step] = read_default<kVector>(x_row + vector * kVector);
+    }
+  };
+  if (blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
+
+  cluster_wait();
+
+  for (int first_row = blockIdx.x / kCluster; first_row < rows; first_row += gridDim.x / kCluster) {
     const int row = first_row;
     bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
-    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-    const float row_rstd = rstd[row];
+    const float row_rstd = rstd_next;
+
+    Vec<bfloat16, kVector> dy_held[kSteps];
+    Vec<bfloat16, kVector> x_held[kSteps];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      dy_held[step] = dy_next[step];
+      x_held[step] = x_next[step];
+    }
+
+    if (first_row + gridDim.x / kCluster < rows) fetch(first_row + gridDim.x / kCluster);
 
     Look1 look1 = {0.0f};
 
@@ -1624,13 +1951,11 @@ rmsnorm_bwd_bf16_32768_block_per_row_7b089f(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      const Vec<bfloat16, kVector> dy_vec = read_default<kVector>(dy_row + vector * kVector);
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
       const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_vec, i);
-        const float x_i = element(x_vec, i);
+        const float dy_i = element(dy_held[step], i);
+        const float x_i = element(x_held[step], i);
         const float weight_i = element(weight_vec, i);
         const float dxhat_i = dy_i * weight_i;
         const float xhat_i = x_i * row_rstd;
@@ -1638,21 +1963,19 @@ rmsnorm_bwd_bf16_32768_block_per_row_7b089f(
       }
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity][slot]);
+    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots[trip % 2], &look1_full[trip % 2], trip / 2 % 2);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
 
     // Last look: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      const Vec<bfloat16, kVector> dy_vec = read_no_allocate<kVector>(dy_row + vector * kVector);
-      const Vec<bfloat16, kVector> x_vec = read_no_allocate<kVector>(x_row + vector * kVector);
       const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
       float dx_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_vec, i);
-        const float x_i = element(x_vec, i);
+        const float dy_i = element(dy_held[step], i);
+        const float x_i = element(x_held[step], i);
         const float weight_i = element(weight_vec, i);
         const float dxhat_i = dy_i * weight_i;
         const float xhat_i = x_i * row_rstd;
@@ -1661,10 +1984,10 @@ rmsnorm_bwd_bf16_32768_block_per_row_7b089f(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write_streaming(dx_row + vector * kVector, dx_vec);
+      write_default(dx_row + vector * kVector, dx_vec);
     }
 
-    parity ^= 1;
+    ++trip;
   }
 
   // One sum per column leaves the block.
@@ -1673,17 +1996,19 @@ rmsnorm_bwd_bf16_32768_block_per_row_7b089f(
     const int vector = lane + step * kThreadsPerRow;
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
-      partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
+      partials[static_cast<long long>(blockIdx.x / kCluster) * 1 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
     }
   }
+
+  dependency_trigger();  // the next kernel may start
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_32768_block_per_row_7b089f_finish(
+rmsnorm_bwd_bf16_32768_cluster_per_row_c32499_finish(
     bfloat16* __restrict__ dweight,
-    const float* __restrict__ partials,
-    int partial_rows) {
+    const float* partials,
+    int blocks) {
   constexpr int kCols = 32768;
   constexpr int kPitch = 32768;
   constexpr int kVector = 8;
@@ -1695,8 +2020,10 @@ rmsnorm_bwd_bf16_32768_block_per_row_7b089f_finish(
   constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
   __shared__ float warp_sums[kWarps][kCells];
 
+  const int partial_rows = blocks / 8;  // the blocks of a cluster fill one together
   constexpr int tensor = 0;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+  dependency_wait();
   float sum = 0.0f;
   for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
     float values[kInFlight];
@@ -1955,22 +2282,22 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_128_warp_per_row_3b009f{256, 32, 1, 3, 4096, 0, 1, 1, false};
-inline constexpr Launch kLaunch_128_warp_per_row_3b009f_finish{512, 1, 1, 0, 0, 16, 1, 0, true};
-inline constexpr Launch kLaunch_128_warp_per_row_654381{128, 16, 1, 4, 2048, 0, 1, 1, false};
-inline constexpr Launch kLaunch_128_warp_per_row_654381_finish{512, 1, 1, 0, 0, 16, 1, 0, true};
-inline constexpr Launch kLaunch_768_warp_per_row_97f0ab{128, 4, 1, 4, 12288, 0, 1, 1, false};
-inline constexpr Launch kLaunch_768_warp_per_row_97f0ab_finish{512, 1, 1, 0, 0, 96, 1, 0, true};
-inline constexpr Launch kLaunch_1024_block_per_row_2251f5{128, 2, 1, 4, 8192, 0, 1, 1, false};
-inline constexpr Launch kLaunch_1024_block_per_row_2251f5_finish{512, 1, 1, 0, 0, 128, 1, 0, true};
-inline constexpr Launch kLaunch_4096_block_per_row_7dc6de{512, 2, 1, 1, 32768, 0, 1, 1, false};
-inline constexpr Launch kLaunch_4096_block_per_row_7dc6de_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
-inline constexpr Launch kLaunch_4097_block_per_row_c160d2{512, 2, 1, 1, 33024, 0, 1, 1, false};
-inline constexpr Launch kLaunch_4097_block_per_row_c160d2_finish{512, 1, 1, 0, 0, 258, 1, 0, false};
-inline constexpr Launch kLaunch_8192_block_per_row_a6c045{512, 1, 1, 1, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_8192_block_per_row_a6c045_finish{512, 1, 1, 0, 0, 256, 1, 0, false};
-inline constexpr Launch kLaunch_32768_block_per_row_7b089f{256, 1, 1, 1, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_32768_block_per_row_7b089f_finish{512, 1, 1, 0, 0, 1024, 1, 0, false};
+inline constexpr Launch kLaunch_128_warp_per_row_5387b3{256, 32, 1, 3, 4096, 0, 1, 1, true};
+inline constexpr Launch kLaunch_128_warp_per_row_5387b3_finish{512, 1, 1, 0, 0, 16, 1, 0, true};
+inline constexpr Launch kLaunch_128_warp_per_row_c0a223{128, 16, 1, 4, 2048, 0, 1, 1, false};
+inline constexpr Launch kLaunch_128_warp_per_row_c0a223_finish{512, 1, 1, 0, 0, 16, 1, 0, true};
+inline constexpr Launch kLaunch_768_warp_per_row_0ab4b4{512, 16, 1, 1, 49152, 0, 1, 1, true};
+inline constexpr Launch kLaunch_768_warp_per_row_0ab4b4_finish{512, 1, 1, 0, 0, 96, 1, 0, true};
+inline constexpr Launch kLaunch_1024_block_per_row_c6930f{128, 2, 1, 4, 8192, 0, 1, 1, true};
+inline constexpr Launch kLaunch_1024_block_per_row_c6930f_finish{512, 1, 1, 0, 0, 128, 1, 0, true};
+inline constexpr Launch kLaunch_4096_block_per_row_fc16cd{512, 2, 1, 1, 98304, 0, 1, 1, true};
+inline constexpr Launch kLaunch_4096_block_per_row_fc16cd_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
+inline constexpr Launch kLaunch_4097_block_per_row_b9508e{512, 2, 1, 1, 33024, 0, 2, 1, true};
+inline constexpr Launch kLaunch_4097_block_per_row_b9508e_finish{512, 1, 1, 0, 0, 258, 1, 0, true};
+inline constexpr Launch kLaunch_8192_block_per_row_267ee9{512, 1, 1, 1, 65536, 0, 1, 1, true};
+inline constexpr Launch kLaunch_8192_block_per_row_267ee9_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
+inline constexpr Launch kLaunch_32768_cluster_per_row_c32499{128, 1, 8, 3, 0, 0, 1, 1, true};
+inline constexpr Launch kLaunch_32768_cluster_per_row_c32499_finish{512, 1, 1, 0, 0, 1024, 1, 0, true};
 inline constexpr Launch kLaunch_any_cols_block_per_row_bd8bf0{256, 1, 1, 0, 0, 0, 1, 1, false};
 inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 
@@ -1982,14 +2309,14 @@ struct Shape {
   bool alike;       // the rows of all tensors must start at the same offset from a multiple of 16 bytes
 };
 inline constexpr Shape kTuned[] = {
-    {65536, 128, 16, 0u, false},  // 15.46 us: warp_per_row
-    {1048576, 128, 16, 0u, false},  // 201.5 us: warp_per_row
-    {8192, 768, 16, 0u, false},  // 12.99 us: warp_per_row
-    {65536, 1024, 16, 0u, false},  // 100.9 us: block_per_row
-    {4096, 4096, 16, 0u, false},  // 29.02 us: block_per_row
-    {4096, 4097, 4, 0u, false},  // 39.28 us: block_per_row
-    {16384, 8192, 16, 0u, false},  // 199.1 us: block_per_row
-    {2048, 32768, 16, 0u, false},  // 152.3 us: block_per_row
+    {65536, 128, 16, 0u, false},  // 15.28 us: warp_per_row
+    {1048576, 128, 16, 0u, false},  // 197.4 us: warp_per_row
+    {8192, 768, 16, 0u, false},  // 12.32 us: warp_per_row
+    {65536, 1024, 16, 0u, false},  // 100.8 us: block_per_row
+    {4096, 4096, 16, 0u, false},  // 27.93 us: block_per_row
+    {4096, 4097, 2, 0u, true},  // 31.05 us: block_per_row
+    {16384, 8192, 16, 0u, false},  // 190.1 us: block_per_row
+    {2048, 32768, 16, 0u, false},  // 101 us: cluster_per_row
 };
 
 // Bits of `absent`: 1u weight.
@@ -2097,6 +2424,36 @@ inline cudaError_t launch(void (*kernel)(Params...), Launch shape, int blocks, c
   return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(arguments)...);
 }
 
+// Takes from a persistent grid the clusters that do not fit the device at a time: 132 SMs need not hold 33 clusters of
+// 4, and one that waits for another to end would double the time.
+template <typename... Params>
+inline cudaError_t fit_clusters(void (*kernel)(Params...), Launch shape, int* blocks) {
+  cudaError_t status = cudaSuccess;
+  if (shape.shared_bytes > 32 * 1024) {
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
+  }
+  if (status == cudaSuccess && shape.cluster > 8) {
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  }
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = static_cast<unsigned>(shape.cluster);
+  attribute.val.clusterDim.y = 1;
+  attribute.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(shape.cluster));
+  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  config.dynamicSmemBytes = static_cast<std::size_t>(shape.shared_bytes);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int clusters = 0;
+  if (status == cudaSuccess) status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
+  clusters -= clusters % shape.period;
+  const int most = (clusters < shape.period ? shape.period : clusters) * shape.cluster;
+  if (*blocks > most) *blocks = most;
+  return status;
+}
+
 }  // namespace rmsnorm_bwd_bf16_detail
 
 // Bytes of scratch memory that calls with up to that many rows need. The memory need not be initialised; calls on
@@ -2107,43 +2464,43 @@ inline std::size_t rmsnorm_bwd_bf16_workspace_bytes(int rows, int cols) {
   std::size_t most = 128 + 4 * static_cast<std::size_t>(cols);
   int blocks = 0;
   if (cols == 128) {
-    if (k::grid(k::kLaunch_128_warp_per_row_3b009f, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_128_warp_per_row_5387b3, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 512 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 128) {
-    if (k::grid(k::kLaunch_128_warp_per_row_654381, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_128_warp_per_row_c0a223, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 512 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 768) {
-    if (k::grid(k::kLaunch_768_warp_per_row_97f0ab, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_768_warp_per_row_0ab4b4, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 3072 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 1024) {
-    if (k::grid(k::kLaunch_1024_block_per_row_2251f5, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_1024_block_per_row_c6930f, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 4096 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 4096) {
-    if (k::grid(k::kLaunch_4096_block_per_row_7dc6de, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_4096_block_per_row_fc16cd, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 16384 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 4097) {
-    if (k::grid(k::kLaunch_4097_block_per_row_c160d2, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_4097_block_per_row_b9508e, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 16512 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 8192) {
-    if (k::grid(k::kLaunch_8192_block_per_row_a6c045, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_8192_block_per_row_267ee9, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 32768 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 32768) {
-    if (k::grid(k::kLaunch_32768_block_per_row_7b089f, rows, &blocks) != cudaSuccess) return 0;
-    const std::size_t needed = 0 + 131072 * static_cast<std::size_t>(blocks);
+    if (k::grid(k::kLaunch_32768_cluster_per_row_c32499, rows, &blocks) != cudaSuccess) return 0;
+    const std::size_t needed = 0 + 16384 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   return most;
@@ -2167,128 +2524,131 @@ inline cudaError_t rmsnorm_bwd_bf16_pitched(
   const int align = k::alignment(
       k::address(dx) | k::address(dy) | k::address(x) | k::address(weight) | k::pitch_bytes(dx_pitch, 2) |
       k::pitch_bytes(dy_pitch, 2) | k::pitch_bytes(x_pitch, 2));
+  const bool alike = (k::address(dy) - k::address(dx)) % 16 == 0 && (k::address(x) - k::address(dx)) % 16 == 0 && (k::pitch_bytes(dy_pitch - dx_pitch, 2)) % 16 == 0 && (k::pitch_bytes(x_pitch - dx_pitch, 2)) % 16 == 0;
   int blocks = 0;
   cudaError_t status = cudaSuccess;
-  switch (k::select(rows, cols, align, absent)) {
+  switch (k::select(rows, cols, align, absent, alike)) {
     case 0:  // 65536 x 128
-      status = k::grid(k::kLaunch_128_warp_per_row_3b009f, rows, &blocks);
+      status = k::grid(k::kLaunch_128_warp_per_row_5387b3, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_3b009f,
-          k::kLaunch_128_warp_per_row_3b009f, blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_5387b3,
+          k::kLaunch_128_warp_per_row_5387b3, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_3b009f_finish,
-          k::kLaunch_128_warp_per_row_3b009f_finish, k::kLaunch_128_warp_per_row_3b009f_finish.blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_5387b3_finish,
+          k::kLaunch_128_warp_per_row_5387b3_finish, k::kLaunch_128_warp_per_row_5387b3_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 1:  // 1048576 x 128
-      status = k::grid(k::kLaunch_128_warp_per_row_654381, rows, &blocks);
+      status = k::grid(k::kLaunch_128_warp_per_row_c0a223, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_654381,
-          k::kLaunch_128_warp_per_row_654381, blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_c0a223,
+          k::kLaunch_128_warp_per_row_c0a223, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_654381_finish,
-          k::kLaunch_128_warp_per_row_654381_finish, k::kLaunch_128_warp_per_row_654381_finish.blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_c0a223_finish,
+          k::kLaunch_128_warp_per_row_c0a223_finish, k::kLaunch_128_warp_per_row_c0a223_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 2:  // 8192 x 768
-      status = k::grid(k::kLaunch_768_warp_per_row_97f0ab, rows, &blocks);
+      status = k::grid(k::kLaunch_768_warp_per_row_0ab4b4, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_768_warp_per_row_97f0ab,
-          k::kLaunch_768_warp_per_row_97f0ab, blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_768_warp_per_row_0ab4b4,
+          k::kLaunch_768_warp_per_row_0ab4b4, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_768_warp_per_row_97f0ab_finish,
-          k::kLaunch_768_warp_per_row_97f0ab_finish, k::kLaunch_768_warp_per_row_97f0ab_finish.blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_768_warp_per_row_0ab4b4_finish,
+          k::kLaunch_768_warp_per_row_0ab4b4_finish, k::kLaunch_768_warp_per_row_0ab4b4_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 3:  // 65536 x 1024
-      status = k::grid(k::kLaunch_1024_block_per_row_2251f5, rows, &blocks);
+      status = k::grid(k::kLaunch_1024_block_per_row_c6930f, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_1024_block_per_row_2251f5,
-          k::kLaunch_1024_block_per_row_2251f5, blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_1024_block_per_row_c6930f,
+          k::kLaunch_1024_block_per_row_c6930f, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_1024_block_per_row_2251f5_finish,
-          k::kLaunch_1024_block_per_row_2251f5_finish, k::kLaunch_1024_block_per_row_2251f5_finish.blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_1024_block_per_row_c6930f_finish,
+          k::kLaunch_1024_block_per_row_c6930f_finish, k::kLaunch_1024_block_per_row_c6930f_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 4:  // 4096 x 4096
-      status = k::grid(k::kLaunch_4096_block_per_row_7dc6de, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_block_per_row_fc16cd, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_4096_block_per_row_7dc6de,
-          k::kLaunch_4096_block_per_row_7dc6de, blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_4096_block_per_row_fc16cd,
+          k::kLaunch_4096_block_per_row_fc16cd, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_4096_block_per_row_7dc6de_finish,
-          k::kLaunch_4096_block_per_row_7dc6de_finish, k::kLaunch_4096_block_per_row_7dc6de_finish.blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_4096_block_per_row_fc16cd_finish,
+          k::kLaunch_4096_block_per_row_fc16cd_finish, k::kLaunch_4096_block_per_row_fc16cd_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 5:  // 4096 x 4097
-      status = k::grid(k::kLaunch_4097_block_per_row_c160d2, rows, &blocks);
+      status = k::grid(k::kLaunch_4097_block_per_row_b9508e, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_4097_block_per_row_c160d2,
-          k::kLaunch_4097_block_per_row_c160d2, blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_4097_block_per_row_b9508e,
+          k::kLaunch_4097_block_per_row_b9508e, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_4097_block_per_row_c160d2_finish,
-          k::kLaunch_4097_block_per_row_c160d2_finish, k::kLaunch_4097_block_per_row_c160d2_finish.blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_4097_block_per_row_b9508e_finish,
+          k::kLaunch_4097_block_per_row_b9508e_finish, k::kLaunch_4097_block_per_row_b9508e_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 6:  // 16384 x 8192
-      status = k::grid(k::kLaunch_8192_block_per_row_a6c045, rows, &blocks);
+      status = k::grid(k::kLaunch_8192_block_per_row_267ee9, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_8192_block_per_row_a6c045,
-          k::kLaunch_8192_block_per_row_a6c045, blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_8192_block_per_row_267ee9,
+          k::kLaunch_8192_block_per_row_267ee9, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_8192_block_per_row_a6c045_finish,
-          k::kLaunch_8192_block_per_row_a6c045_finish, k::kLaunch_8192_block_per_row_a6c045_finish.blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_8192_block_per_row_267ee9_finish,
+          k::kLaunch_8192_block_per_row_267ee9_finish, k::kLaunch_8192_block_per_row_267ee9_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 7:  // 2048 x 32768
-      status = k::grid(k::kLaunch_32768_block_per_row_7b089f, rows, &blocks);
+      status = k::grid(k::kLaunch_32768_cluster_per_row_c32499, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      status = k::fit_clusters(k::as_written::rmsnorm_bwd_bf16_32768_cluster_per_row_c32499, k::kLaunch_32768_cluster_per_row_c32499, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_32768_block_per_row_7b089f,
-          k::kLaunch_32768_block_per_row_7b089f, blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_32768_cluster_per_row_c32499,
+          k::kLaunch_32768_cluster_per_row_c32499, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_32768_block_per_row_7b089f_finish,
-          k::kLaunch_32768_block_per_row_7b089f_finish, k::kLaunch_32768_block_per_row_7b089f_finish.blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_32768_cluster_per_row_c32499_finish,
+          k::kLaunch_32768_cluster_per_row_c32499_finish, k::kLaunch_32768_cluster_per_row_c32499_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     default:
       break;

@@ -9,32 +9,106 @@
 //   weight = 1 where the pointer is null
 //
 // spec      rmsnorm, sha256:b7b8183805aee90abb97a402f3890d079496a48e98c3f31ad9aa5665d42141e3
-// tuned by  normgen 0.1.0, generator revision 457246767dcb
-//           normgen 0.1.0, generator revision ca8a8c773373
+// tuned by  normgen 0.1.0, generator revision 444f24cf40dd
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// command   normgen tune --shape 1x4096 --op rmsnorm --dtype bf16 --cache hot
-//           normgen tune --shape 4096x4096 --op rmsnorm --dtype bf16
-//           normgen tune --shape 64x8192 --op rmsnorm --dtype bf16 --cache hot
-//           normgen tune --shape 1x16384 --op rmsnorm --dtype bf16 --cache hot
-// note      the text below comes from another generator revision than the one that was tuned
+// command   normgen tune --shape 524288x64 --op rmsnorm --dtype bf16 --without rstd
+//           normgen tune --shape 65536x128 --op rmsnorm --dtype bf16 --without rstd
+//           normgen tune --shape 262144x128 --op rmsnorm --dtype bf16 --without rstd
+//           normgen tune --shape 32768x256 --op rmsnorm --dtype bf16 --without rstd
+//           normgen tune --shape 1x2048 --op rmsnorm --dtype bf16 --without rstd --cache hot
+//           normgen tune --shape 64x2048 --op rmsnorm --dtype bf16 --without rstd --cache hot
+//           normgen tune --shape 16384x4095 --op rmsnorm --dtype bf16 --without rstd
+//           normgen tune --shape 1x4096 --op rmsnorm --dtype bf16 --without rstd --cache hot
+//           normgen tune --shape 8x4096 --op rmsnorm --dtype bf16 --without rstd --cache hot
+//           normgen tune --shape 16x4096 --op rmsnorm --dtype bf16 --without rstd --cache hot
+//           normgen tune --shape 4096x4096 --op rmsnorm --dtype bf16 --without rstd
+//           normgen tune --shape 8192x4096 --op rmsnorm --dtype bf16 --without rstd --pitch 5120
+//           normgen tune --shape 8192x4096 --op rmsnorm --dtype bf16 --without rstd --align 2
+//           normgen tune --shape 32x5120 --op rmsnorm --dtype bf16 --without rstd --cache hot
+//           normgen tune --shape 2048x5120 --op rmsnorm --dtype bf16 --without rstd
+//           normgen tune --shape 1x7168 --op rmsnorm --dtype bf16 --without rstd --cache hot
+//           normgen tune --shape 8192x7168 --op rmsnorm --dtype bf16 --without rstd
+//           normgen tune --shape 8192x8191 --op rmsnorm --dtype bf16 --without rstd
+//           normgen tune --shape 1x8192 --op rmsnorm --dtype bf16 --without rstd --cache hot
+//           normgen tune --shape 16x8192 --op rmsnorm --dtype bf16 --without rstd --cache hot
+//           normgen tune --shape 64x8192 --op rmsnorm --dtype bf16 --without rstd --cache hot
+//           normgen tune --shape 16384x8192 --op rmsnorm --dtype bf16 --without rstd
+//           normgen tune --shape 1x16384 --op rmsnorm --dtype bf16 --without rstd --cache hot
+//           normgen tune --shape 64x16384 --op rmsnorm --dtype bf16 --without rstd --cache hot
+//           normgen tune --shape 4096x16384 --op rmsnorm --dtype bf16 --without rstd
+//           normgen tune --shape 8192x32768 --op rmsnorm --dtype bf16 --without rstd
+//           normgen tune --shape 4096x131072 --op rmsnorm --dtype bf16 --without rstd
 //
-//   rows x cols  kernel           threads  rows/block  vector        median us  GB/s  of roof  vs default  data
-//   1 x 4096     block_per_row    256      1           bfloat16 x 8  1.262      19    71.4 %   1.36x       hot
-//   4096 x 4096  block_per_row    256      1           bfloat16 x 8  18.46      3637  96.6 %   1.03x       cold
-//   64 x 8192    block_per_row    256      1           bfloat16 x 8  1.76       1201  75.6 %   1.07x       hot
-//   1 x 16384    cluster_per_row  128      1           bfloat16 x 8  1.789      55    51.8 %   1.22x       hot
-//   (any other)  block_per_row    256      1           bfloat16      -          -     -        -           not tuned
+//   rows x cols                     kernel           threads  rows/block  vector        median us  GB/s  of roof  vs default  data
+//   524288 x 64 no rstd             warp_per_row     256      32          bfloat16 x 4  33         4067  106.7 %  1.18x       cold
+//   65536 x 128 no rstd             warp_per_row     128      16          bfloat16 x 4  9.452      3550  100.9 %  1.04x       cold
+//   262144 x 128 no rstd            warp_per_row     128      16          bfloat16 x 8  34         3948  104.3 %  1.02x       cold
+//   32768 x 256 no rstd             warp_per_row     128      8           bfloat16 x 8  9.511      3528  100.9 %  1.05x       cold
+//   1 x 2048 no rstd                block_per_row    256      1           bfloat16 x 4  0.8748     14    99.2 %   1.34x       hot
+//   64 x 2048 no rstd               block_per_row    256      1           bfloat16 x 4  0.9894     534   100.0 %  1.30x       hot
+//   16384 x 4095 no rstd            block_per_row    256      1           bfloat16 x 8  66.33      4046  98.3 %   1.04x       cold
+//   1 x 4096 no rstd                block_per_row    256      1           bfloat16 x 4  1.095      22    80.9 %   1.19x       hot
+//   8 x 4096 no rstd                block_per_row    256      1           bfloat16 x 4  1.175      119   81.0 %   1.17x       hot
+//   16 x 4096 no rstd               block_per_row    256      1           bfloat16 x 4  1.115      242   87.1 %   1.25x       hot
+//   4096 x 4096 no rstd             block_per_row    256      1           bfloat16 x 8  17.33      3873  100.5 %  1.07x       cold
+//   8192 x 4096 no rstd pitch 5120  block_per_row    256      1           bfloat16 x 8  33.53      4003  99.1 %   1.03x       cold
+//   8192 x 4096 no rstd             block_per_row    256      1           bfloat16 x 8  36.74      3653  90.4 %   1.01x       cold
+//   32 x 5120 no rstd               block_per_row    256      1           bfloat16 x 8  1.25       533   80.2 %   1.65x       hot
+//   2048 x 5120 no rstd             block_per_row    256      1           bfloat16 x 8  11.34      3698  107.5 %  1.08x       cold
+//   1 x 7168 no rstd                block_per_row    512      1           bfloat16 x 4  1.202      36    75.3 %   1.87x       hot
+//   8192 x 7168 no rstd             block_per_row    512      1           bfloat16 x 8  57.26      4103  103.8 %  1.02x       cold
+//   8192 x 8191 no rstd             block_per_row    256      1           bfloat16 x 8  70.53      3806  92.5 %   0.98x       cold
+//   1 x 8192 no rstd                block_per_row    512      1           bfloat16 x 4  1.3        38    69.7 %   1.37x       hot
+//   16 x 8192 no rstd               block_per_row    512      1           bfloat16 x 4  1.412      383   70.9 %   1.37x       hot
+//   64 x 8192 no rstd               block_per_row    512      1           bfloat16 x 4  1.562      1353  77.2 %   1.34x       hot
+//   16384 x 8192 no rstd            block_per_row    512      1           bfloat16 x 8  130.7      4108  98.2 %   1.04x       cold
+//   1 x 16384 no rstd               cluster_per_row  1024     1           bfloat16 x 4  1.433      69    65.5 %   1.28x       hot
+//   64 x 16384 no rstd              block_per_row    1024     1           bfloat16 x 8  2.112      2002  70.2 %   1.26x       hot
+//   4096 x 16384 no rstd            block_per_row    512      1           bfloat16 x 8  65.83      4078  99.0 %   1.03x       cold
+//   8192 x 32768 no rstd            block_per_row    512      1           bfloat16 x 4  262.1      4097  105.9 %  1.10x       cold
+//   4096 x 131072 no rstd           cluster_per_row  256      1           bfloat16 x 4  543.6      3951  102.1 %  1.02x       cold
+//   (any other)                     block_per_row    256      1           bfloat16      -          -     -        -           not tuned
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
-//           stored dtype, over adversarial rows, on the GPU: y 0.99, rstd 0.0055
+//           stored dtype, over adversarial rows, on the GPU: y 1
 //
 // The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
 // `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
-//   1 x 4096: vector=8 hold=registers unroll=0 load=streaming
-//   4096 x 4096: vector=8 hold=registers unroll=0 load=streaming store=streaming
-//   64 x 8192: vector=8 hold=registers unroll=0 load=streaming
-//   1 x 16384: threads_per_row=128 cluster=4 vector=8 hold=registers unroll=0 load=streaming store=streaming
-//              params=early
+//   524288 x 64: threads_per_row=8 rows_per_block=32 vector=4 hold=registers unroll=0 load=streaming store=streaming
+//                params=early dependent_launch=loads
+//   65536 x 128: threads_per_row=8 rows_per_block=16 vector=4 hold=registers unroll=0 load=streaming store=streaming
+//                params=early dependent_launch=loads
+//   262144 x 128: threads_per_row=8 rows_per_block=16 vector=8 hold=registers unroll=0 load=streaming store=streaming
+//                 params=early dependent_launch=loads
+//   32768 x 256: threads_per_row=16 rows_per_block=8 vector=8 hold=registers unroll=0 load=streaming store=streaming
+//                params=early dependent_launch=loads
+//   1 x 2048: vector=4 hold=registers unroll=0 params=early dependent_launch=loads
+//   64 x 2048: vector=4 hold=registers unroll=0 params=early dependent_launch=loads
+//   16384 x 4095: vector=8 hold=registers edges=peel unroll=0 load=no_allocate store=streaming params=early
+//                 dependent_launch=loads
+//   1 x 4096: vector=4 hold=registers unroll=0 params=early dependent_launch=loads
+//   8 x 4096: vector=4 hold=registers unroll=0 load=no_allocate params=early dependent_launch=loads
+//   16 x 4096: vector=4 hold=registers unroll=0 params=early dependent_launch=loads
+//   4096 x 4096: vector=8 hold=registers unroll=0 load=streaming store=streaming params=early dependent_launch=loads
+//   8192 x 4096: vector=8 hold=registers unroll=0 load=streaming store=streaming params=early dependent_launch=loads
+//   8192 x 4096: vector=8 hold=registers edges=peel unroll=0 load=no_allocate store=streaming params=early
+//                dependent_launch=loads
+//   32 x 5120: vector=8 hold=registers unroll=0 params=early dependent_launch=loads
+//   2048 x 5120: vector=8 hold=registers unroll=0 params=early dependent_launch=loads
+//   1 x 7168: threads_per_row=512 vector=4 hold=registers unroll=0 params=early dependent_launch=loads
+//   8192 x 7168: threads_per_row=512 vector=8 hold=registers unroll=0 params=early dependent_launch=loads
+//   8192 x 8191: vector=8 hold=registers edges=peel unroll=0 load=streaming store=streaming params=early
+//                dependent_launch=loads
+//   1 x 8192: threads_per_row=512 vector=4 hold=registers unroll=0 params=early dependent_launch=loads
+//   16 x 8192: threads_per_row=512 vector=4 hold=registers unroll=0 params=early dependent_launch=loads
+//   64 x 8192: threads_per_row=512 vector=4 hold=registers unroll=0 params=early dependent_launch=loads
+//   16384 x 8192: threads_per_row=512 vector=8 hold=registers unroll=0 params=early dependent_launch=loads
+//   1 x 16384: threads_per_row=1024 cluster=4 vector=4 hold=registers persistent=1 stages=2 unroll=0 load=streaming
+//              params=packed dependent_launch=start
+//   64 x 16384: threads_per_row=1024 vector=8 hold=registers unroll=0 store=streaming dependent_launch=loads
+//   4096 x 16384: threads_per_row=512 vector=8 hold=registers unroll=0 params=early dependent_launch=loads
+//   8192 x 32768: threads_per_row=512 reduce_with=shared_tree vector=4 hold=registers unroll=0
+//   4096 x 131072: cluster=16 vector=4 hold=registers persistent=4 stages=2 unroll=0 params=packed
 #ifndef NORMGEN_RMSNORM_FWD_BF16_SM90_CU_
 #define NORMGEN_RMSNORM_FWD_BF16_SM90_CU_
 
@@ -99,6 +173,32 @@ __device__ __forceinline__ Word load_streaming(const Word* address) {
   return __ldcs(address);
 }
 
+// Leaves no line in L1.
+__device__ __forceinline__ unsigned short load_no_allocate(const unsigned short* address) {
+  unsigned short value;
+  asm("ld.global.L1::no_allocate.u16 %0, [%1];"
+      : "=h"(value) : "l"(address));
+  return value;
+}
+__device__ __forceinline__ unsigned load_no_allocate(const unsigned* address) {
+  unsigned value;
+  asm("ld.global.L1::no_allocate.u32 %0, [%1];"
+      : "=r"(value) : "l"(address));
+  return value;
+}
+__device__ __forceinline__ uint2 load_no_allocate(const uint2* address) {
+  uint2 value;
+  asm("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+      : "=r"(value.x), "=r"(value.y) : "l"(address));
+  return value;
+}
+__device__ __forceinline__ uint4 load_no_allocate(const uint4* address) {
+  uint4 value;
+  asm("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(address));
+  return value;
+}
+
 // Written back as usual.
 template <typename Word>
 __device__ __forceinline__ void store_default(Word* address, Word value) {
@@ -109,6 +209,19 @@ __device__ __forceinline__ void store_default(Word* address, Word value) {
 template <typename Word>
 __device__ __forceinline__ void store_streaming(Word* address, Word value) {
   __stcs(address, value);
+}
+
+// The compiler no longer knows where the bits come from.
+__device__ __forceinline__ void opaque(unsigned& bits) { asm volatile("" : "+r"(bits)); }
+
+// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
+__device__ __forceinline__ void dependency_wait() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// ... and let the kernel behind this one start as soon as blocks leave room.
+__device__ __forceinline__ void dependency_trigger() {
+  asm volatile("griddepcontrol.launch_dependents;");
 }
 
 // This block's rank among the blocks that share a row.
@@ -131,8 +244,51 @@ __device__ __forceinline__ void cluster_store(T* own, unsigned rank, const T& va
   }
 }
 
+// As cluster_store, but nobody waits for the store: its bytes count at that block's `mbarrier` as they arrive.
+template <typename T>
+__device__ __forceinline__ void cluster_send(T* own, unsigned rank, const T& value, unsigned long long* mbarrier) {
+  unsigned remote, counted;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(counted) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(mbarrier))), "r"(rank));
+  const float* words = reinterpret_cast<const float*>(&value);
+#pragma unroll
+  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
+                 :: "r"(remote + 4 * i), "r"(__float_as_uint(words[i])), "r"(counted) : "memory");
+  }
+}
+
+// The other blocks of the cluster see the mbarriers that this thread has set up, behind the next cluster barrier.
+__device__ __forceinline__ void mbarrier_cluster_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+__device__ __forceinline__ void mbarrier_init(unsigned long long* barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
+               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "r"(arrivals) : "memory");
+}
+
+// Arrives, and makes the phase wait for that many bytes more.
+__device__ __forceinline__ void mbarrier_expect_bytes(unsigned long long* barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "r"(bytes) : "memory");
+}
+
+// Waits for the end of the barrier's phase of that parity; the first phase has parity 0.
+__device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier, unsigned parity) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(barrier));
+  unsigned done;
+  do {
+    asm volatile("{\n.reg .pred done;\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, done;\n}" : "=r"(done) : "r"(address), "r"(parity) : "memory");
+  } while (done == 0);
+}
 
 // ---- vectors of stored elements ---------------------------------------------------------------------------------
 
@@ -201,6 +357,17 @@ __device__ __forceinline__ Vec<T, N> read_default(const T* elements) {
 }
 
 template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> read_no_allocate(const T* elements) {
+  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
+  Vec<T, N> vec;
+#pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
+    split(load_no_allocate(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
+  }
+  return vec;
+}
+
+template <int N, typename T>
 __device__ __forceinline__ Vec<T, N> read_streaming(const T* elements) {
   using Word = typename WordOf<Vec<T, N>::kBytes>::type;
   Vec<T, N> vec;
@@ -233,6 +400,54 @@ __device__ __forceinline__ void write_streaming(T* elements, const Vec<T, N>& ve
   }
 }
 
+// Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
+// around them, moved into place. `inside`: those words are known to lie within the array.
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, int count, bool inside) {
+  constexpr int kSize = static_cast<int>(sizeof(T));
+  constexpr int kWord = (N * kSize < 16 ? N * kSize : 16) / kSize;  // elements of a word
+  constexpr int kRegisters = kWord * kSize / 4;
+  constexpr int kWords = N / kWord + 1;
+  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(elements + first) / kSize % kWord);
+  Vec<T, N> vec = {};
+  if (!inside && (first < shift || first - shift + kWords * kWord > count)) {
+    using Word = typename WordOf<kSize>::type;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const unsigned bits = load_default(reinterpret_cast<const Word*>(elements + first + i));
+      if (kSize == 4) vec.bits[i] = bits;
+      else vec.bits[i / 2] |= i % 2 == 0 ? bits : bits << 16;
+    }
+    return vec;
+  }
+  unsigned bits[kWords * kRegisters];
+#pragma unroll
+  for (int word = 0; word < kWords; ++word) {
+    const Vec<T, kWord> part = read_default<kWord>(elements + first - shift + word * kWord);
+#pragma unroll
+    for (int i = 0; i < kRegisters; ++i) bits[word * kRegisters + i] = part.bits[i];
+  }
+#pragma unroll
+  for (int step = kRegisters / 2; step > 0; step /= 2) {
+    const bool moves = (shift * kSize / 4 & step) != 0;  // a select: branches would put the bits in local memory
+#pragma unroll
+    for (int i = 0; i + step < kWords * kRegisters; ++i) bits[i] = moves ? bits[i + step] : bits[i];
+  }
+#pragma unroll
+  for (int i = 0; i < Vec<T, N>::kRegisters; ++i) {
+    vec.bits[i] = __funnelshift_r(bits[i], bits[i + 1], shift * kSize % 4 * 8);
+  }
+  return vec;
+}
+
+// Hides from the compiler what the vector holds: it would convert kept parameters to floats once, for all rows, and
+// keep those, in twice the registers.
+template <int N, typename T>
+__device__ __forceinline__ void stay_packed(Vec<T, N>& vec) {
+#pragma unroll
+  for (int i = 0; i < Vec<T, N>::kRegisters; ++i) opaque(vec.bits[i]);
+}
+
 // All kLanes neighbouring lanes end with the combined state.
 template <int kLanes, typename State>
 __device__ __forceinline__ State reduce_lanes(State s) {
@@ -250,19 +465,38 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<kWarps>(slots[threadIdx.x % kWarps]);
 }
 
-// Every warp leaves its state in each block of the cluster, then every warp combines all of them: one barrier.
+// Every warp sends its state to each block of the cluster, then every warp combines all of them. A cluster barrier would
+// wait for all loads and stores of the rows in flight, an mbarrier waits for the states only. Exchanges take turns at
+// two sets of slots: one is written again after the states of the next exchange have come, and every warp sent its own
+// of those after it had read this set.
 template <int kWarps, int kCluster, typename State>
-__device__ __forceinline__ State reduce_cluster(State s, State* slots) {
+__device__ __forceinline__ State exchange_cluster(State s, State* slots, unsigned long long* full, unsigned phase) {
   constexpr int kStates = kWarps * kCluster;
   s = reduce_lanes<32>(s);
   const unsigned lane = threadIdx.x % 32;
-  if (lane < kCluster) cluster_store(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s);
-  cluster_arrive();
-  cluster_wait();
+  if (threadIdx.x == 0) mbarrier_expect_bytes(full, kStates * static_cast<unsigned>(sizeof(State)));
+  __syncwarp();  // all lanes have read the slots of the last exchange
+  if (lane < kCluster) cluster_send(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s, full);
+  mbarrier_wait(full, phase);
   State total = slots[lane % kStates];
 #pragma unroll
   for (int i = 32; i < kStates; i += 32) total = combine(total, slots[i + lane]);
   return reduce_lanes<(kStates < 32 ? kStates : 32)>(total);
+}
+
+// Halving tree in shared memory, one slot a thread.
+template <int kThreads, typename State>
+__device__ __forceinline__ State reduce_tree(State s, State* slots) {
+  const int lane = threadIdx.x % kThreads;
+  slots[lane] = s;
+  __syncthreads();
+  for (int stride = kThreads / 2; stride > 0; stride /= 2) {
+    if (lane < stride) slots[lane] = combine(slots[lane], slots[lane + stride]);
+    __syncthreads();
+  }
+  s = slots[0];
+  __syncthreads();  // the next reduction reuses the slots
+  return s;
 }
 
 // ---- row reduction ----------------------------------------------------------------------------------------------
@@ -280,248 +514,34 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
   return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
 }
 
-// rmsnorm forward, 4096 columns: 256 threads own a row; it is read once.
+// rmsnorm forward, 64 columns: 8 lanes of a warp own a row, 32 rows a block; it is read once.
+// It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_4096_block_per_row_a18795(
+rmsnorm_fwd_bf16_64_without_rstd_warp_per_row_89449d(
     bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    const bfloat16* __restrict__ x,
-    const bfloat16* __restrict__ weight,
+    const bfloat16* x,
+    const bfloat16* weight,
     long long y_pitch,
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = 4096;
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kCols = 64;
+  constexpr int kThreadsPerRow = 8;
+  constexpr int kRowsPerBlock = 32;
+  constexpr int kVector = 4;  // elements per access of 8 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
 
-  const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
-  const int row = blockIdx.x;
+  const int lane = threadIdx.x % kThreadsPerRow;
+  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+  const int row = blockIdx.x * kRowsPerBlock + slot;
 
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  const bool active = row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
-  Vec<bfloat16, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_streaming<kVector>(x_row + vector * kVector);
-  }
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look1.x_squares += x_i * x_i;
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  if (lane == 0) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_vec, i);
-      y_values[i] = x_i * row_rstd * weight_i;
-    }
-    Vec<bfloat16, kVector> y_vec;
-    pack(y_vec, y_values);
-    write_default(y_row + vector * kVector, y_vec);
-  }
-}
-
-// rmsnorm forward, 4096 columns: 256 threads own a row; it is read once.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_4096_block_per_row_b14796(
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    const bfloat16* __restrict__ x,
-    const bfloat16* __restrict__ weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  constexpr int kCols = 4096;
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
-  const int row = blockIdx.x;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_streaming<kVector>(x_row + vector * kVector);
-  }
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look1.x_squares += x_i * x_i;
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  if (lane == 0) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_vec, i);
-      y_values[i] = x_i * row_rstd * weight_i;
-    }
-    Vec<bfloat16, kVector> y_vec;
-    pack(y_vec, y_values);
-    write_streaming(y_row + vector * kVector, y_vec);
-  }
-}
-
-// rmsnorm forward, 8192 columns: 256 threads own a row; it is read once.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_8192_block_per_row_a18795(
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    const bfloat16* __restrict__ x,
-    const bfloat16* __restrict__ weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  constexpr int kCols = 8192;
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
-  const int row = blockIdx.x;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_streaming<kVector>(x_row + vector * kVector);
-  }
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look1.x_squares += x_i * x_i;
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  if (lane == 0) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_vec, i);
-      y_values[i] = x_i * row_rstd * weight_i;
-    }
-    Vec<bfloat16, kVector> y_vec;
-    pack(y_vec, y_values);
-    write_default(y_row + vector * kVector, y_vec);
-  }
-}
-
-// rmsnorm forward, 16384 columns: 4 blocks of 128 threads own a row; it is read once.
-NORMGEN_KERNEL void __launch_bounds__(128)
-rmsnorm_fwd_bf16_16384_cluster_per_row_5b7d60(
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    const bfloat16* __restrict__ x,
-    const bfloat16* __restrict__ weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  constexpr int kCols = 16384;
-  constexpr int kCluster = 4;  // blocks that share a row
-  constexpr int kThreads = 128;
-  constexpr int kWarps = kThreads / 32;
-  constexpr int kThreadsPerRow = kCluster * kThreads;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[kCluster * kWarps];
-
-  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
-  const int row = blockIdx.x / kCluster;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> x_held[kSteps];
 
@@ -540,7 +560,7 @@ rmsnorm_fwd_bf16_16384_cluster_per_row_5b7d60(
     weight_held[step] = read_default<kVector>(weight + vector * kVector);
   }
 
-  cluster_arrive();  // a block may write to another only once that one has started
+  dependency_trigger();  // the next kernel may start: this one has asked for its row
 
   Look1 look1 = {0.0f};
 
@@ -554,13 +574,683 @@ rmsnorm_fwd_bf16_16384_cluster_per_row_5b7d60(
     }
   }
 
-  cluster_wait();
-  look1 = reduce_cluster<kWarps, kCluster>(look1, look1_slots);
+  look1 = reduce_lanes<kThreadsPerRow>(look1);
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
-  if (lane == 0) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    float y_values[kVector];
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      const float weight_i = element(weight_held[step], i);
+      y_values[i] = x_i * row_rstd * weight_i;
+    }
+    Vec<bfloat16, kVector> y_vec;
+    pack(y_vec, y_values);
+    if (active) write_streaming(y_row + vector * kVector, y_vec);
   }
+}
+
+// rmsnorm forward, 128 columns: 8 lanes of a warp own a row, 16 rows a block; it is read once.
+// It may start while the kernel in front of it in the stream ends.
+NORMGEN_KERNEL void __launch_bounds__(128)
+rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_5f3c37(
+    bfloat16* __restrict__ y,
+    const bfloat16* x,
+    const bfloat16* weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 128;
+  constexpr int kThreadsPerRow = 8;
+  constexpr int kRowsPerBlock = 16;
+  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+
+  const int lane = threadIdx.x % kThreadsPerRow;
+  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+  const int row = blockIdx.x * kRowsPerBlock + slot;
+
+  const bool active = row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    x_held[step] = read_streaming<kVector>(x_row + vector * kVector);
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+  }
+
+  dependency_trigger();  // the next kernel may start: this one has asked for its row
+
+  Look1 look1 = {0.0f};
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      look1.x_squares += x_i * x_i;
+    }
+  }
+
+  look1 = reduce_lanes<kThreadsPerRow>(look1);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    float y_values[kVector];
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      const float weight_i = element(weight_held[step], i);
+      y_values[i] = x_i * row_rstd * weight_i;
+    }
+    Vec<bfloat16, kVector> y_vec;
+    pack(y_vec, y_values);
+    if (active) write_streaming(y_row + vector * kVector, y_vec);
+  }
+}
+
+// rmsnorm forward, 128 columns: 8 lanes of a warp own a row, 16 rows a block; it is read once.
+// It may start while the kernel in front of it in the stream ends.
+NORMGEN_KERNEL void __launch_bounds__(128)
+rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_847b15(
+    bfloat16* __restrict__ y,
+    const bfloat16* x,
+    const bfloat16* weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 128;
+  constexpr int kThreadsPerRow = 8;
+  constexpr int kRowsPerBlock = 16;
+  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+
+  const int lane = threadIdx.x % kThreadsPerRow;
+  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+  const int row = blockIdx.x * kRowsPerBlock + slot;
+
+  const bool active = row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    x_held[step] = read_streaming<kVector>(x_row + vector * kVector);
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+  }
+
+  dependency_trigger();  // the next kernel may start: this one has asked for its row
+
+  Look1 look1 = {0.0f};
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      look1.x_squares += x_i * x_i;
+    }
+  }
+
+  look1 = reduce_lanes<kThreadsPerRow>(look1);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    float y_values[kVector];
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      const float weight_i = element(weight_held[step], i);
+      y_values[i] = x_i * row_rstd * weight_i;
+    }
+    Vec<bfloat16, kVector> y_vec;
+    pack(y_vec, y_values);
+    if (active) write_streaming(y_row + vector * kVector, y_vec);
+  }
+}
+
+// rmsnorm forward, 256 columns: 16 lanes of a warp own a row, 8 rows a block; it is read once.
+// It may start while the kernel in front of it in the stream ends.
+NORMGEN_KERNEL void __launch_bounds__(128)
+rmsnorm_fwd_bf16_256_without_rstd_warp_per_row_6d2d25(
+    bfloat16* __restrict__ y,
+    const bfloat16* x,
+    const bfloat16* weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 256;
+  constexpr int kThreadsPerRow = 16;
+  constexpr int kRowsPerBlock = 8;
+  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+
+  const int lane = threadIdx.x % kThreadsPerRow;
+  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+  const int row = blockIdx.x * kRowsPerBlock + slot;
+
+  const bool active = row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    x_held[step] = read_streaming<kVector>(x_row + vector * kVector);
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+  }
+
+  dependency_trigger();  // the next kernel may start: this one has asked for its row
+
+  Look1 look1 = {0.0f};
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      look1.x_squares += x_i * x_i;
+    }
+  }
+
+  look1 = reduce_lanes<kThreadsPerRow>(look1);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    float y_values[kVector];
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      const float weight_i = element(weight_held[step], i);
+      y_values[i] = x_i * row_rstd * weight_i;
+    }
+    Vec<bfloat16, kVector> y_vec;
+    pack(y_vec, y_values);
+    if (active) write_streaming(y_row + vector * kVector, y_vec);
+  }
+}
+
+// rmsnorm forward, 2048 columns: 256 threads own a row; it is read once.
+// It may start while the kernel in front of it in the stream ends.
+NORMGEN_KERNEL void __launch_bounds__(256)
+rmsnorm_fwd_bf16_2048_without_rstd_block_per_row_390002(
+    bfloat16* __restrict__ y,
+    const bfloat16* x,
+    const bfloat16* weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 2048;
+  constexpr int kThreadsPerRow = 256;
+  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+
+  const int lane = threadIdx.x;
+  const int slot = 0;  // this thread's row within the block
+  const int row = blockIdx.x;
+
+  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    x_held[step] = read_default<kVector>(x_row + vector * kVector);
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+  }
+
+  dependency_trigger();  // the next kernel may start: this one has asked for its row
+
+  Look1 look1 = {0.0f};
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      look1.x_squares += x_i * x_i;
+    }
+  }
+
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    float y_values[kVector];
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      const float weight_i = element(weight_held[step], i);
+      y_values[i] = x_i * row_rstd * weight_i;
+    }
+    Vec<bfloat16, kVector> y_vec;
+    pack(y_vec, y_values);
+    write_default(y_row + vector * kVector, y_vec);
+  }
+}
+
+// rmsnorm forward, 4095 columns: 256 threads own a row; it is read once.
+// It may start while the kernel in front of it in the stream ends.
+NORMGEN_KERNEL void __launch_bounds__(256)
+rmsnorm_fwd_bf16_4095_without_rstd_block_per_row_6a0e17(
+    bfloat16* __restrict__ y,
+    const bfloat16* x,
+    const bfloat16* weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 4095;
+  constexpr int kThreadsPerRow = 256;
+  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;  // a vector a thread, and one behind it
+  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+
+  const int lane = threadIdx.x;
+  const int slot = 0;  // this thread's row within the block
+  const int row = blockIdx.x;
+
+  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
+  const int head = (kVector - shift) % kVector;
+  const int vectors = (kCols - head) / kVector;
+  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const bool has_edge = edge < kCols;
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Vec<bfloat16, 1> x_edge = {};
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (step < kWholeSteps || vector < vectors) {
+      const int column = head + vector * kVector;
+      x_held[step] = read_no_allocate<kVector>(x_row + column);
+    }
+  }
+  if (has_edge) {
+    x_edge = read_no_allocate<1>(x_row + edge);
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  Vec<bfloat16, 1> weight_edge = {};
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (step < kWholeSteps || vector < vectors) {
+      const int column = head + vector * kVector;
+      weight_held[step] = read_window<kVector>(weight, column, kCols, step < kWholeSteps);
+    }
+  }
+  if (has_edge) {
+    weight_edge = read_default<1>(weight + edge);
+  }
+
+  dependency_trigger();  // the next kernel may start: this one has asked for its row
+
+  Look1 look1 = {0.0f};
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (step < kWholeSteps || vector < vectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1.x_squares += x_i * x_i;
+      }
+    }
+  }
+  if (has_edge) {
+    const float x_i = element(x_edge, 0);
+    look1.x_squares += x_i * x_i;
+  }
+
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (step < kWholeSteps || vector < vectors) {
+      const int column = head + vector * kVector;
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        y_values[i] = x_i * row_rstd * weight_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      write_streaming(y_row + column, y_vec);
+    }
+  }
+  if (has_edge) {
+    float y_values[1];
+    const float x_i = element(x_edge, 0);
+    const float weight_i = element(weight_edge, 0);
+    y_values[0] = x_i * row_rstd * weight_i;
+    Vec<bfloat16, 1> y_vec;
+    pack(y_vec, y_values);
+    write_streaming(y_row + edge, y_vec);
+  }
+}
+
+// rmsnorm forward, 4096 columns: 256 threads own a row; it is read once.
+// It may start while the kernel in front of it in the stream ends.
+NORMGEN_KERNEL void __launch_bounds__(256)
+rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_390002(
+    bfloat16* __restrict__ y,
+    const bfloat16* x,
+    const bfloat16* weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 4096;
+  constexpr int kThreadsPerRow = 256;
+  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+
+  const int lane = threadIdx.x;
+  const int slot = 0;  // this thread's row within the block
+  const int row = blockIdx.x;
+
+  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    x_held[step] = read_default<kVector>(x_row + vector * kVector);
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+  }
+
+  dependency_trigger();  // the next kernel may start: this one has asked for its row
+
+  Look1 look1 = {0.0f};
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      look1.x_squares += x_i * x_i;
+    }
+  }
+
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    float y_values[kVector];
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      const float weight_i = element(weight_held[step], i);
+      y_values[i] = x_i * row_rstd * weight_i;
+    }
+    Vec<bfloat16, kVector> y_vec;
+    pack(y_vec, y_values);
+    write_default(y_row + vector * kVector, y_vec);
+  }
+}
+
+// rmsnorm forward, 4096 columns: 256 threads own a row; it is read once.
+// It may start while the kernel in front of it in the stream ends.
+NORMGEN_KERNEL void __launch_bounds__(256)
+rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_a92488(
+    bfloat16* __restrict__ y,
+    const bfloat16* x,
+    const bfloat16* weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 4096;
+  constexpr int kThreadsPerRow = 256;
+  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+
+  const int lane = threadIdx.x;
+  const int slot = 0;  // this thread's row within the block
+  const int row = blockIdx.x;
+
+  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    x_held[step] = read_no_allocate<kVector>(x_row + vector * kVector);
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+  }
+
+  dependency_trigger();  // the next kernel may start: this one has asked for its row
+
+  Look1 look1 = {0.0f};
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      look1.x_squares += x_i * x_i;
+    }
+  }
+
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    float y_values[kVector];
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      const float weight_i = element(weight_held[step], i);
+      y_values[i] = x_i * row_rstd * weight_i;
+    }
+    Vec<bfloat16, kVector> y_vec;
+    pack(y_vec, y_values);
+    write_default(y_row + vector * kVector, y_vec);
+  }
+}
+
+// rmsnorm forward, 4096 columns: 256 threads own a row; it is read once.
+// It may start while the kernel in front of it in the stream ends.
+NORMGEN_KERNEL void __launch_bounds__(256)
+rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_0bfee2(
+    bfloat16* __restrict__ y,
+    const bfloat16* x,
+    const bfloat16* weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 4096;
+  constexpr int kThreadsPerRow = 256;
+  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+
+  const int lane = threadIdx.x;
+  const int slot = 0;  // this thread's row within the block
+  const int row = blockIdx.x;
+
+  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    x_held[step] = read_streaming<kVector>(x_row + vector * kVector);
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+  }
+
+  dependency_trigger();  // the next kernel may start: this one has asked for its row
+
+  Look1 look1 = {0.0f};
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      look1.x_squares += x_i * x_i;
+    }
+  }
+
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
   // Last look: the outputs
   #pragma unroll
@@ -576,6 +1266,1100 @@ rmsnorm_fwd_bf16_16384_cluster_per_row_5b7d60(
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
     write_streaming(y_row + vector * kVector, y_vec);
+  }
+}
+
+// rmsnorm forward, 4096 columns: 256 threads own a row; it is read once.
+// It may start while the kernel in front of it in the stream ends.
+NORMGEN_KERNEL void __launch_bounds__(256)
+rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_6a0e17(
+    bfloat16* __restrict__ y,
+    const bfloat16* x,
+    const bfloat16* weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 4096;
+  constexpr int kThreadsPerRow = 256;
+  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;  // a vector a thread, and one behind it
+  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+
+  const int lane = threadIdx.x;
+  const int slot = 0;  // this thread's row within the block
+  const int row = blockIdx.x;
+
+  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
+  const int head = (kVector - shift) % kVector;
+  const int vectors = (kCols - head) / kVector;
+  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const bool has_edge = edge < kCols;
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Vec<bfloat16, 1> x_edge = {};
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (step < kWholeSteps || vector < vectors) {
+      const int column = head + vector * kVector;
+      x_held[step] = read_no_allocate<kVector>(x_row + column);
+    }
+  }
+  if (has_edge) {
+    x_edge = read_no_allocate<1>(x_row + edge);
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  Vec<bfloat16, 1> weight_edge = {};
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (step < kWholeSteps || vector < vectors) {
+      const int column = head + vector * kVector;
+      weight_held[step] = read_window<kVector>(weight, column, kCols, step > 0 && step < kWholeSteps);
+    }
+  }
+  if (has_edge) {
+    weight_edge = read_default<1>(weight + edge);
+  }
+
+  dependency_trigger();  // the next kernel may start: this one has asked for its row
+
+  Look1 look1 = {0.0f};
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (step < kWholeSteps || vector < vectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1.x_squares += x_i * x_i;
+      }
+    }
+  }
+  if (has_edge) {
+    const float x_i = element(x_edge, 0);
+    look1.x_squares += x_i * x_i;
+  }
+
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (step < kWholeSteps || vector < vectors) {
+      const int column = head + vector * kVector;
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        y_values[i] = x_i * row_rstd * weight_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      write_streaming(y_row + column, y_vec);
+    }
+  }
+  if (has_edge) {
+    float y_values[1];
+    const float x_i = element(x_edge, 0);
+    const float weight_i = element(weight_edge, 0);
+    y_values[0] = x_i * row_rstd * weight_i;
+    Vec<bfloat16, 1> y_vec;
+    pack(y_vec, y_values);
+    write_streaming(y_row + edge, y_vec);
+  }
+}
+
+// rmsnorm forward, 5120 columns: 256 threads own a row; it is read once.
+// It may start while the kernel in front of it in the stream ends.
+NORMGEN_KERNEL void __launch_bounds__(256)
+rmsnorm_fwd_bf16_5120_without_rstd_block_per_row_37d031(
+    bfloat16* __restrict__ y,
+    const bfloat16* x,
+    const bfloat16* weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 5120;
+  constexpr int kThreadsPerRow = 256;
+  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+
+  const int lane = threadIdx.x;
+  const int slot = 0;  // this thread's row within the block
+  const int row = blockIdx.x;
+
+  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < kVectors) {
+      x_held[step] = read_default<kVector>(x_row + vector * kVector);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < kVectors) {
+      weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    }
+  }
+
+  dependency_trigger();  // the next kernel may start: this one has asked for its row
+
+  Look1 look1 = {0.0f};
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1.x_squares += x_i * x_i;
+      }
+    }
+  }
+
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < kVectors) {
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        y_values[i] = x_i * row_rstd * weight_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      write_default(y_row + vector * kVector, y_vec);
+    }
+  }
+}
+
+// rmsnorm forward, 7168 columns: 512 threads own a row; it is read once.
+// It may start while the kernel in front of it in the stream ends.
+NORMGEN_KERNEL void __launch_bounds__(512)
+rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_de05ef(
+    bfloat16* __restrict__ y,
+    const bfloat16* x,
+    const bfloat16* weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 7168;
+  constexpr int kThreadsPerRow = 512;
+  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+
+  const int lane = threadIdx.x;
+  const int slot = 0;  // this thread's row within the block
+  const int row = blockIdx.x;
+
+  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < kVectors) {
+      x_held[step] = read_default<kVector>(x_row + vector * kVector);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < kVectors) {
+      weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    }
+  }
+
+  dependency_trigger();  // the next kernel may start: this one has asked for its row
+
+  Look1 look1 = {0.0f};
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1.x_squares += x_i * x_i;
+      }
+    }
+  }
+
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < kVectors) {
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        y_values[i] = x_i * row_rstd * weight_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      write_default(y_row + vector * kVector, y_vec);
+    }
+  }
+}
+
+// rmsnorm forward, 7168 columns: 512 threads own a row; it is read once.
+// It may start while the kernel in front of it in the stream ends.
+NORMGEN_KERNEL void __launch_bounds__(512)
+rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_657f9f(
+    bfloat16* __restrict__ y,
+    const bfloat16* x,
+    const bfloat16* weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 7168;
+  constexpr int kThreadsPerRow = 512;
+  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+
+  const int lane = threadIdx.x;
+  const int slot = 0;  // this thread's row within the block
+  const int row = blockIdx.x;
+
+  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < kVectors) {
+      x_held[step] = read_default<kVector>(x_row + vector * kVector);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < kVectors) {
+      weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    }
+  }
+
+  dependency_trigger();  // the next kernel may start: this one has asked for its row
+
+  Look1 look1 = {0.0f};
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1.x_squares += x_i * x_i;
+      }
+    }
+  }
+
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < kVectors) {
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        y_values[i] = x_i * row_rstd * weight_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      write_default(y_row + vector * kVector, y_vec);
+    }
+  }
+}
+
+// rmsnorm forward, 8191 columns: 256 threads own a row; it is read once.
+// It may start while the kernel in front of it in the stream ends.
+NORMGEN_KERNEL void __launch_bounds__(256)
+rmsnorm_fwd_bf16_8191_without_rstd_block_per_row_8c6d5f(
+    bfloat16* __restrict__ y,
+    const bfloat16* x,
+    const bfloat16* weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 8191;
+  constexpr int kThreadsPerRow = 256;
+  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;  // a vector a thread, and one behind it
+  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+
+  const int lane = threadIdx.x;
+  const int slot = 0;  // this thread's row within the block
+  const int row = blockIdx.x;
+
+  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
+  const int head = (kVector - shift) % kVector;
+  const int vectors = (kCols - head) / kVector;
+  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const bool has_edge = edge < kCols;
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Vec<bfloat16, 1> x_edge = {};
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (step < kWholeSteps || vector < vectors) {
+      const int column = head + vector * kVector;
+      x_held[step] = read_streaming<kVector>(x_row + column);
+    }
+  }
+  if (has_edge) {
+    x_edge = read_streaming<1>(x_row + edge);
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  Vec<bfloat16, 1> weight_edge = {};
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (step < kWholeSteps || vector < vectors) {
+      const int column = head + vector * kVector;
+      weight_held[step] = read_window<kVector>(weight, column, kCols, step < kWholeSteps);
+    }
+  }
+  if (has_edge) {
+    weight_edge = read_default<1>(weight + edge);
+  }
+
+  dependency_trigger();  // the next kernel may start: this one has asked for its row
+
+  Look1 look1 = {0.0f};
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (step < kWholeSteps || vector < vectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1.x_squares += x_i * x_i;
+      }
+    }
+  }
+  if (has_edge) {
+    const float x_i = element(x_edge, 0);
+    look1.x_squares += x_i * x_i;
+  }
+
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (step < kWholeSteps || vector < vectors) {
+      const int column = head + vector * kVector;
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        y_values[i] = x_i * row_rstd * weight_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      write_streaming(y_row + column, y_vec);
+    }
+  }
+  if (has_edge) {
+    float y_values[1];
+    const float x_i = element(x_edge, 0);
+    const float weight_i = element(weight_edge, 0);
+    y_values[0] = x_i * row_rstd * weight_i;
+    Vec<bfloat16, 1> y_vec;
+    pack(y_vec, y_values);
+    write_streaming(y_row + edge, y_vec);
+  }
+}
+
+// rmsnorm forward, 8192 columns: 512 threads own a row; it is read once.
+// It may start while the kernel in front of it in the stream ends.
+NORMGEN_KERNEL void __launch_bounds__(512)
+rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_de05ef(
+    bfloat16* __restrict__ y,
+    const bfloat16* x,
+    const bfloat16* weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 8192;
+  constexpr int kThreadsPerRow = 512;
+  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+
+  const int lane = threadIdx.x;
+  const int slot = 0;  // this thread's row within the block
+  const int row = blockIdx.x;
+
+  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    x_held[step] = read_default<kVector>(x_row + vector * kVector);
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+  }
+
+  dependency_trigger();  // the next kernel may start: this one has asked for its row
+
+  Look1 look1 = {0.0f};
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      look1.x_squares += x_i * x_i;
+    }
+  }
+
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    float y_values[kVector];
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      const float weight_i = element(weight_held[step], i);
+      y_values[i] = x_i * row_rstd * weight_i;
+    }
+    Vec<bfloat16, kVector> y_vec;
+    pack(y_vec, y_values);
+    write_default(y_row + vector * kVector, y_vec);
+  }
+}
+
+// rmsnorm forward, 8192 columns: 512 threads own a row; it is read once.
+// It may start while the kernel in front of it in the stream ends.
+NORMGEN_KERNEL void __launch_bounds__(512)
+rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_657f9f(
+    bfloat16* __restrict__ y,
+    const bfloat16* x,
+    const bfloat16* weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 8192;
+  constexpr int kThreadsPerRow = 512;
+  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+
+  const int lane = threadIdx.x;
+  const int slot = 0;  // this thread's row within the block
+  const int row = blockIdx.x;
+
+  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    x_held[step] = read_default<kVector>(x_row + vector * kVector);
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+  }
+
+  dependency_trigger();  // the next kernel may start: this one has asked for its row
+
+  Look1 look1 = {0.0f};
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      look1.x_squares += x_i * x_i;
+    }
+  }
+
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    float y_values[kVector];
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      const float weight_i = element(weight_held[step], i);
+      y_values[i] = x_i * row_rstd * weight_i;
+    }
+    Vec<bfloat16, kVector> y_vec;
+    pack(y_vec, y_values);
+    write_default(y_row + vector * kVector, y_vec);
+  }
+}
+
+// rmsnorm forward, 16384 columns: 4 blocks of 1024 threads own a row; it is read once.
+// It may start while the kernel in front of it in the stream ends.
+NORMGEN_KERNEL void __launch_bounds__(1024)
+rmsnorm_fwd_bf16_16384_without_rstd_cluster_per_row_7e8202(
+    bfloat16* __restrict__ y,
+    const bfloat16* x,
+    const bfloat16* weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 16384;
+  constexpr int kCluster = 4;  // blocks that share a row
+  constexpr int kThreads = 1024;
+  constexpr int kWarps = kThreads / 32;
+  constexpr int kThreadsPerRow = kCluster * kThreads;
+  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  __shared__ Look1 look1_slots[2][kCluster * kWarps];
+  __shared__ unsigned long long look1_full[2];
+
+  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
+  unsigned trip = 0;
+  if (threadIdx.x == 0) {
+    mbarrier_init(look1_full + 0, 1);
+    mbarrier_init(look1_full + 1, 1);
+    mbarrier_cluster_fence();
+  }
+  cluster_arrive();  // a block may write to another only once that one has started
+
+  dependency_trigger();  // the next kernel may take its place, and waits there
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+  }
+
+  Vec<bfloat16, kVector> x_next[kSteps];
+  // The loads of the next row travel while this one is computed.
+  const auto fetch = [&](int first_row) {
+    const int fetched_row = first_row;
+    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      x_next[step] = read_streaming<kVector>(x_row + vector * kVector);
+    }
+  };
+  if (blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
+
+  cluster_wait();
+
+  for (int first_row = blockIdx.x / kCluster; first_row < rows; first_row += gridDim.x / kCluster) {
+    const int row = first_row;
+    bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+
+    Vec<bfloat16, kVector> x_held[kSteps];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      x_held[step] = x_next[step];
+    }
+
+    if (first_row + gridDim.x / kCluster < rows) fetch(first_row + gridDim.x / kCluster);
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      stay_packed(weight_held[step]);
+    }
+
+    Look1 look1 = {0.0f};
+
+    // Look 1: sum(x**2)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1.x_squares += x_i * x_i;
+      }
+    }
+
+    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots[trip % 2], &look1_full[trip % 2], trip / 2 % 2);
+    const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        y_values[i] = x_i * row_rstd * weight_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      write_default(y_row + vector * kVector, y_vec);
+    }
+
+    ++trip;
+  }
+}
+
+// rmsnorm forward, 16384 columns: 1024 threads own a row; it is read once.
+// It may start while the kernel in front of it in the stream ends.
+NORMGEN_KERNEL void __launch_bounds__(1024)
+rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_3dc3b8(
+    bfloat16* __restrict__ y,
+    const bfloat16* x,
+    const bfloat16* weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 16384;
+  constexpr int kThreadsPerRow = 1024;
+  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+
+  const int lane = threadIdx.x;
+  const int slot = 0;  // this thread's row within the block
+  const int row = blockIdx.x;
+
+  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    x_held[step] = read_default<kVector>(x_row + vector * kVector);
+  }
+
+  dependency_trigger();  // the next kernel may start: this one has asked for its row
+
+  Look1 look1 = {0.0f};
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      look1.x_squares += x_i * x_i;
+    }
+  }
+
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+    float y_values[kVector];
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      const float weight_i = element(weight_vec, i);
+      y_values[i] = x_i * row_rstd * weight_i;
+    }
+    Vec<bfloat16, kVector> y_vec;
+    pack(y_vec, y_values);
+    write_streaming(y_row + vector * kVector, y_vec);
+  }
+}
+
+// rmsnorm forward, 16384 columns: 512 threads own a row; it is read once.
+// It may start while the kernel in front of it in the stream ends.
+NORMGEN_KERNEL void __launch_bounds__(512)
+rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_657f9f(
+    bfloat16* __restrict__ y,
+    const bfloat16* x,
+    const bfloat16* weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 16384;
+  constexpr int kThreadsPerRow = 512;
+  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+
+  const int lane = threadIdx.x;
+  const int slot = 0;  // this thread's row within the block
+  const int row = blockIdx.x;
+
+  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    x_held[step] = read_default<kVector>(x_row + vector * kVector);
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+  }
+
+  dependency_trigger();  // the next kernel may start: this one has asked for its row
+
+  Look1 look1 = {0.0f};
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      look1.x_squares += x_i * x_i;
+    }
+  }
+
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    float y_values[kVector];
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      const float weight_i = element(weight_held[step], i);
+      y_values[i] = x_i * row_rstd * weight_i;
+    }
+    Vec<bfloat16, kVector> y_vec;
+    pack(y_vec, y_values);
+    write_default(y_row + vector * kVector, y_vec);
+  }
+}
+
+// rmsnorm forward, 32768 columns: 512 threads own a row; it is read once.
+NORMGEN_KERNEL void __launch_bounds__(512)
+rmsnorm_fwd_bf16_32768_without_rstd_block_per_row_d2b438(
+    bfloat16* __restrict__ y,
+    const bfloat16* __restrict__ x,
+    const bfloat16* __restrict__ weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 32768;
+  constexpr int kThreadsPerRow = 512;
+  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  __shared__ Look1 look1_slots[1][kThreadsPerRow];
+
+  const int lane = threadIdx.x;
+  const int slot = 0;  // this thread's row within the block
+  const int row = blockIdx.x;
+
+  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    x_held[step] = read_default<kVector>(x_row + vector * kVector);
+  }
+
+  Look1 look1 = {0.0f};
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      look1.x_squares += x_i * x_i;
+    }
+  }
+
+  look1 = reduce_tree<kThreadsPerRow>(look1, look1_slots[slot]);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+    float y_values[kVector];
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      const float weight_i = element(weight_vec, i);
+      y_values[i] = x_i * row_rstd * weight_i;
+    }
+    Vec<bfloat16, kVector> y_vec;
+    pack(y_vec, y_values);
+    write_default(y_row + vector * kVector, y_vec);
+  }
+}
+
+// rmsnorm forward, 131072 columns: 16 blocks of 256 threads own a row; it is read once.
+NORMGEN_KERNEL void __launch_bounds__(256)
+rmsnorm_fwd_bf16_131072_without_rstd_cluster_per_row_7136f5(
+    bfloat16* __restrict__ y,
+    const bfloat16* __restrict__ x,
+    const bfloat16* __restrict__ weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 131072;
+  constexpr int kCluster = 16;  // blocks that share a row
+  constexpr int kThreads = 256;
+  constexpr int kWarps = kThreads / 32;
+  constexpr int kThreadsPerRow = kCluster * kThreads;
+  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  __shared__ Look1 look1_slots[2][kCluster * kWarps];
+  __shared__ unsigned long long look1_full[2];
+
+  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
+  unsigned trip = 0;
+  if (threadIdx.x == 0) {
+    mbarrier_init(look1_full + 0, 1);
+    mbarrier_init(look1_full + 1, 1);
+    mbarrier_cluster_fence();
+  }
+  cluster_arrive();  // a block may write to another only once that one has started
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+  }
+
+  Vec<bfloat16, kVector> x_next[kSteps];
+  // The loads of the next row travel while this one is computed.
+  const auto fetch = [&](int first_row) {
+    const int fetched_row = first_row;
+    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      x_next[step] = read_default<kVector>(x_row + vector * kVector);
+    }
+  };
+  if (blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
+
+  cluster_wait();
+
+  for (int first_row = blockIdx.x / kCluster; first_row < rows; first_row += gridDim.x / kCluster) {
+    const int row = first_row;
+    bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+
+    Vec<bfloat16, kVector> x_held[kSteps];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      x_held[step] = x_next[step];
+    }
+
+    if (first_row + gridDim.x / kCluster < rows) fetch(first_row + gridDim.x / kCluster);
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      stay_packed(weight_held[step]);
+    }
+
+    Look1 look1 = {0.0f};
+
+    // Look 1: sum(x**2)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1.x_squares += x_i * x_i;
+      }
+    }
+
+    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots[trip % 2], &look1_full[trip % 2], trip / 2 % 2);
+    const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        y_values[i] = x_i * row_rstd * weight_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      write_default(y_row + vector * kVector, y_vec);
+    }
+
+    ++trip;
   }
 }
 
@@ -740,10 +2524,27 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_4096_block_per_row_a18795{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_4096_block_per_row_b14796{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_8192_block_per_row_a18795{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_16384_cluster_per_row_5b7d60{128, 1, 4, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_64_without_rstd_warp_per_row_89449d{256, 32, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_128_without_rstd_warp_per_row_5f3c37{128, 16, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_128_without_rstd_warp_per_row_847b15{128, 16, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_256_without_rstd_warp_per_row_6d2d25{128, 8, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_2048_without_rstd_block_per_row_390002{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_4095_without_rstd_block_per_row_6a0e17{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_390002{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_a92488{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_0bfee2{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_6a0e17{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_5120_without_rstd_block_per_row_37d031{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_7168_without_rstd_block_per_row_de05ef{512, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_7168_without_rstd_block_per_row_657f9f{512, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_8191_without_rstd_block_per_row_8c6d5f{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_8192_without_rstd_block_per_row_de05ef{512, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_8192_without_rstd_block_per_row_657f9f{512, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_16384_without_rstd_cluster_per_row_7e8202{1024, 1, 4, 1, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_16384_without_rstd_block_per_row_3dc3b8{1024, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_16384_without_rstd_block_per_row_657f9f{512, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_32768_without_rstd_block_per_row_d2b438{512, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_131072_without_rstd_cluster_per_row_7136f5{256, 1, 16, 4, 0, 0, 1, 0, false};
 inline constexpr Launch kLaunch_any_cols_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 
@@ -755,10 +2556,33 @@ struct Shape {
   bool alike;       // the rows of all tensors must start at the same offset from a multiple of 16 bytes
 };
 inline constexpr Shape kTuned[] = {
-    {1, 4096, 16, 0u, false},  // 1.262 us: block_per_row
-    {4096, 4096, 16, 0u, false},  // 18.46 us: block_per_row
-    {64, 8192, 16, 0u, false},  // 1.76 us: block_per_row
-    {1, 16384, 16, 0u, false},  // 1.789 us: cluster_per_row
+    {524288, 64, 8, 2u, false},  // 33 us: warp_per_row
+    {65536, 128, 8, 2u, false},  // 9.452 us: warp_per_row
+    {262144, 128, 16, 2u, false},  // 34 us: warp_per_row
+    {32768, 256, 16, 2u, false},  // 9.511 us: warp_per_row
+    {1, 2048, 8, 2u, false},  // 0.8748 us: block_per_row
+    {64, 2048, 8, 2u, false},  // 0.9894 us: block_per_row
+    {16384, 4095, 2, 2u, true},  // 66.33 us: block_per_row
+    {1, 4096, 8, 2u, false},  // 1.095 us: block_per_row
+    {8, 4096, 8, 2u, false},  // 1.175 us: block_per_row
+    {16, 4096, 8, 2u, false},  // 1.115 us: block_per_row
+    {4096, 4096, 16, 2u, false},  // 17.33 us: block_per_row
+    {8192, 4096, 16, 2u, false},  // 33.53 us: block_per_row
+    {8192, 4096, 2, 2u, true},  // 36.74 us: block_per_row
+    {32, 5120, 16, 2u, false},  // 1.25 us: block_per_row
+    {2048, 5120, 16, 2u, false},  // 11.34 us: block_per_row
+    {1, 7168, 8, 2u, false},  // 1.202 us: block_per_row
+    {8192, 7168, 16, 2u, false},  // 57.26 us: block_per_row
+    {8192, 8191, 2, 2u, true},  // 70.53 us: block_per_row
+    {1, 8192, 8, 2u, false},  // 1.3 us: block_per_row
+    {16, 8192, 8, 2u, false},  // 1.412 us: block_per_row
+    {64, 8192, 8, 2u, false},  // 1.562 us: block_per_row
+    {16384, 8192, 16, 2u, false},  // 130.7 us: block_per_row
+    {1, 16384, 8, 2u, false},  // 1.433 us: cluster_per_row
+    {64, 16384, 16, 2u, false},  // 2.112 us: block_per_row
+    {4096, 16384, 16, 2u, false},  // 65.83 us: block_per_row
+    {8192, 32768, 8, 2u, false},  // 262.1 us: block_per_row
+    {4096, 131072, 8, 2u, false},  // 543.6 us: cluster_per_row
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.
@@ -861,6 +2685,36 @@ inline cudaError_t launch(void (*kernel)(Params...), Launch shape, int blocks, c
   return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(arguments)...);
 }
 
+// Takes from a persistent grid the clusters that do not fit the device at a time: 132 SMs need not hold 33 clusters of
+// 4, and one that waits for another to end would double the time.
+template <typename... Params>
+inline cudaError_t fit_clusters(void (*kernel)(Params...), Launch shape, int* blocks) {
+  cudaError_t status = cudaSuccess;
+  if (shape.shared_bytes > 32 * 1024) {
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
+  }
+  if (status == cudaSuccess && shape.cluster > 8) {
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  }
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = static_cast<unsigned>(shape.cluster);
+  attribute.val.clusterDim.y = 1;
+  attribute.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(shape.cluster));
+  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  config.dynamicSmemBytes = static_cast<std::size_t>(shape.shared_bytes);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int clusters = 0;
+  if (status == cudaSuccess) status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
+  clusters -= clusters % shape.period;
+  const int most = (clusters < shape.period ? shape.period : clusters) * shape.cluster;
+  if (*blocks > most) *blocks = most;
+  return status;
+}
+
 }  // namespace rmsnorm_fwd_bf16_detail
 
 // As rmsnorm_fwd_bf16 below, with the distance between row starts of each [rows, cols] tensor, in elements.
@@ -877,40 +2731,187 @@ inline cudaError_t rmsnorm_fwd_bf16_pitched(
   if (x == nullptr) return cudaErrorInvalidValue;
   const int align = k::alignment(
       k::address(y) | k::address(x) | k::address(weight) | k::pitch_bytes(y_pitch, 2) | k::pitch_bytes(x_pitch, 2));
+  const bool alike = (k::address(x) - k::address(y)) % 16 == 0 && (k::pitch_bytes(x_pitch - y_pitch, 2)) % 16 == 0;
   int blocks = 0;
   cudaError_t status = cudaSuccess;
-  switch (k::select(rows, cols, align, absent)) {
-    case 0:  // 1 x 4096
-      status = k::grid(k::kLaunch_4096_block_per_row_a18795, rows, &blocks);
+  switch (k::select(rows, cols, align, absent, alike)) {
+    case 0:  // 524288 x 64
+      status = k::grid(k::kLaunch_64_without_rstd_warp_per_row_89449d, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_4096_block_per_row_a18795,
-          k::kLaunch_4096_block_per_row_a18795, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), rstd, reinterpret_cast<const k::bfloat16*>(x),
+          k::rmsnorm_fwd_bf16_64_without_rstd_warp_per_row_89449d,
+          k::kLaunch_64_without_rstd_warp_per_row_89449d, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
-    case 1:  // 4096 x 4096
-      status = k::grid(k::kLaunch_4096_block_per_row_b14796, rows, &blocks);
+    case 1:  // 65536 x 128
+      status = k::grid(k::kLaunch_128_without_rstd_warp_per_row_5f3c37, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_4096_block_per_row_b14796,
-          k::kLaunch_4096_block_per_row_b14796, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), rstd, reinterpret_cast<const k::bfloat16*>(x),
+          k::rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_5f3c37,
+          k::kLaunch_128_without_rstd_warp_per_row_5f3c37, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
-    case 2:  // 64 x 8192
-      status = k::grid(k::kLaunch_8192_block_per_row_a18795, rows, &blocks);
+    case 2:  // 262144 x 128
+      status = k::grid(k::kLaunch_128_without_rstd_warp_per_row_847b15, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_8192_block_per_row_a18795,
-          k::kLaunch_8192_block_per_row_a18795, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), rstd, reinterpret_cast<const k::bfloat16*>(x),
+          k::rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_847b15,
+          k::kLaunch_128_without_rstd_warp_per_row_847b15, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
-    case 3:  // 1 x 16384
-      status = k::grid(k::kLaunch_16384_cluster_per_row_5b7d60, rows, &blocks);
+    case 3:  // 32768 x 256
+      status = k::grid(k::kLaunch_256_without_rstd_warp_per_row_6d2d25, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_16384_cluster_per_row_5b7d60,
-          k::kLaunch_16384_cluster_per_row_5b7d60, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), rstd, reinterpret_cast<const k::bfloat16*>(x),
+          k::rmsnorm_fwd_bf16_256_without_rstd_warp_per_row_6d2d25,
+          k::kLaunch_256_without_rstd_warp_per_row_6d2d25, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
+          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
+    case 4:
+    case 5:  // 1 x 2048, 64 x 2048
+      status = k::grid(k::kLaunch_2048_without_rstd_block_per_row_390002, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::rmsnorm_fwd_bf16_2048_without_rstd_block_per_row_390002,
+          k::kLaunch_2048_without_rstd_block_per_row_390002, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
+          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
+    case 6:  // 16384 x 4095
+      status = k::grid(k::kLaunch_4095_without_rstd_block_per_row_6a0e17, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::rmsnorm_fwd_bf16_4095_without_rstd_block_per_row_6a0e17,
+          k::kLaunch_4095_without_rstd_block_per_row_6a0e17, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
+          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
+    case 7:
+    case 9:  // 1 x 4096, 16 x 4096
+      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_390002, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_390002,
+          k::kLaunch_4096_without_rstd_block_per_row_390002, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
+          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
+    case 8:  // 8 x 4096
+      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_a92488, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_a92488,
+          k::kLaunch_4096_without_rstd_block_per_row_a92488, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
+          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
+    case 10:
+    case 11:  // 4096 x 4096, 8192 x 4096
+      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_0bfee2, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_0bfee2,
+          k::kLaunch_4096_without_rstd_block_per_row_0bfee2, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
+          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
+    case 12:  // 8192 x 4096
+      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_6a0e17, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_6a0e17,
+          k::kLaunch_4096_without_rstd_block_per_row_6a0e17, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
+          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
+    case 13:
+    case 14:  // 32 x 5120, 2048 x 5120
+      status = k::grid(k::kLaunch_5120_without_rstd_block_per_row_37d031, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::rmsnorm_fwd_bf16_5120_without_rstd_block_per_row_37d031,
+          k::kLaunch_5120_without_rstd_block_per_row_37d031, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
+          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
+    case 15:  // 1 x 7168
+      status = k::grid(k::kLaunch_7168_without_rstd_block_per_row_de05ef, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_de05ef,
+          k::kLaunch_7168_without_rstd_block_per_row_de05ef, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
+          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
+    case 16:  // 8192 x 7168
+      status = k::grid(k::kLaunch_7168_without_rstd_block_per_row_657f9f, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_657f9f,
+          k::kLaunch_7168_without_rstd_block_per_row_657f9f, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
+          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
+    case 17:  // 8192 x 8191
+      status = k::grid(k::kLaunch_8191_without_rstd_block_per_row_8c6d5f, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::rmsnorm_fwd_bf16_8191_without_rstd_block_per_row_8c6d5f,
+          k::kLaunch_8191_without_rstd_block_per_row_8c6d5f, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
+          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
+    case 18:
+    case 19:
+    case 20:  // 1 x 8192, 16 x 8192, 64 x 8192
+      status = k::grid(k::kLaunch_8192_without_rstd_block_per_row_de05ef, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_de05ef,
+          k::kLaunch_8192_without_rstd_block_per_row_de05ef, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
+          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
+    case 21:  // 16384 x 8192
+      status = k::grid(k::kLaunch_8192_without_rstd_block_per_row_657f9f, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_657f9f,
+          k::kLaunch_8192_without_rstd_block_per_row_657f9f, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
+          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
+    case 22:  // 1 x 16384
+      status = k::grid(k::kLaunch_16384_without_rstd_cluster_per_row_7e8202, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      status = k::fit_clusters(k::rmsnorm_fwd_bf16_16384_without_rstd_cluster_per_row_7e8202, k::kLaunch_16384_without_rstd_cluster_per_row_7e8202, &blocks);
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::rmsnorm_fwd_bf16_16384_without_rstd_cluster_per_row_7e8202,
+          k::kLaunch_16384_without_rstd_cluster_per_row_7e8202, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
+          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
+    case 23:  // 64 x 16384
+      status = k::grid(k::kLaunch_16384_without_rstd_block_per_row_3dc3b8, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_3dc3b8,
+          k::kLaunch_16384_without_rstd_block_per_row_3dc3b8, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
+          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
+    case 24:  // 4096 x 16384
+      status = k::grid(k::kLaunch_16384_without_rstd_block_per_row_657f9f, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_657f9f,
+          k::kLaunch_16384_without_rstd_block_per_row_657f9f, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
+          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
+    case 25:  // 8192 x 32768
+      status = k::grid(k::kLaunch_32768_without_rstd_block_per_row_d2b438, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::rmsnorm_fwd_bf16_32768_without_rstd_block_per_row_d2b438,
+          k::kLaunch_32768_without_rstd_block_per_row_d2b438, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
+          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
+    case 26:  // 4096 x 131072
+      status = k::grid(k::kLaunch_131072_without_rstd_cluster_per_row_7136f5, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      status = k::fit_clusters(k::rmsnorm_fwd_bf16_131072_without_rstd_cluster_per_row_7136f5, k::kLaunch_131072_without_rstd_cluster_per_row_7136f5, &blocks);
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::rmsnorm_fwd_bf16_131072_without_rstd_cluster_per_row_7136f5,
+          k::kLaunch_131072_without_rstd_cluster_per_row_7136f5, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     default:
       break;

@@ -9,21 +9,24 @@
 //   weight = 1 where the pointer is null
 //
 // spec      rmsnorm, sha256:b7b8183805aee90abb97a402f3890d079496a48e98c3f31ad9aa5665d42141e3
-// tuned by  normgen 0.1.0, generator revision 457246767dcb
+// tuned by  normgen 0.1.0, generator revision 444f24cf40dd
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// command   normgen tune --shape 2048x262144 --op rmsnorm
-// note      the text below comes from another generator revision than the one that was tuned
+// command   normgen tune --shape 8192x4096 --op rmsnorm --without rstd
+//           normgen tune --shape 2048x262144 --op rmsnorm --without rstd
 //
-//   rows x cols    kernel           threads  rows/block  vector  median us  GB/s  of roof  vs default  data
-//   2048 x 262144  cluster_per_row  512      1           float4  1137       3777  94.9 %   1.60x       cold
-//   (any other)    block_per_row    256      1           float   -          -     -        -           not tuned
+//   rows x cols            kernel           threads  rows/block  vector  median us  GB/s  of roof  vs default  data
+//   8192 x 4096 no rstd    block_per_row    256      2           float2  68.3       3931  95.3 %   1.01x       cold
+//   2048 x 262144 no rstd  cluster_per_row  1024     1           float2  1061       4049  103.3 %  1.05x       cold
+//   (any other)            block_per_row    256      1           float   -          -     -        -           not tuned
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
-//           stored dtype, over adversarial rows, on the GPU: y 0.15, rstd 0.0024
+//           stored dtype, over adversarial rows, on the GPU: y 0.15
 //
 // The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
 // `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
-//   2048 x 262144: threads_per_row=512 cluster=8 vector=4 hold=registers unroll=0
+//   8192 x 4096: threads_per_row=128 rows_per_block=2 vector=2 hold=registers unroll=0 load=streaming store=streaming
+//                params=early dependent_launch=loads
+//   2048 x 262144: threads_per_row=1024 cluster=16 vector=2 hold=registers persistent=1 stages=2 unroll=0
 #ifndef NORMGEN_RMSNORM_FWD_F32_SM90_CU_
 #define NORMGEN_RMSNORM_FWD_F32_SM90_CU_
 
@@ -55,10 +58,32 @@ __device__ __forceinline__ Word load_default(const Word* address) {
   return *address;
 }
 
+// Read once: evict first (ld.global.cs).
+template <typename Word>
+__device__ __forceinline__ Word load_streaming(const Word* address) {
+  return __ldcs(address);
+}
+
 // Written back as usual.
 template <typename Word>
 __device__ __forceinline__ void store_default(Word* address, Word value) {
   *address = value;
+}
+
+// Written once, not read again soon: evict first (st.global.cs).
+template <typename Word>
+__device__ __forceinline__ void store_streaming(Word* address, Word value) {
+  __stcs(address, value);
+}
+
+// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
+__device__ __forceinline__ void dependency_wait() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// ... and let the kernel behind this one start as soon as blocks leave room.
+__device__ __forceinline__ void dependency_trigger() {
+  asm volatile("griddepcontrol.launch_dependents;");
 }
 
 // This block's rank among the blocks that share a row.
@@ -81,8 +106,51 @@ __device__ __forceinline__ void cluster_store(T* own, unsigned rank, const T& va
   }
 }
 
+// As cluster_store, but nobody waits for the store: its bytes count at that block's `mbarrier` as they arrive.
+template <typename T>
+__device__ __forceinline__ void cluster_send(T* own, unsigned rank, const T& value, unsigned long long* mbarrier) {
+  unsigned remote, counted;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(counted) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(mbarrier))), "r"(rank));
+  const float* words = reinterpret_cast<const float*>(&value);
+#pragma unroll
+  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
+                 :: "r"(remote + 4 * i), "r"(__float_as_uint(words[i])), "r"(counted) : "memory");
+  }
+}
+
+// The other blocks of the cluster see the mbarriers that this thread has set up, behind the next cluster barrier.
+__device__ __forceinline__ void mbarrier_cluster_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+__device__ __forceinline__ void mbarrier_init(unsigned long long* barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
+               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "r"(arrivals) : "memory");
+}
+
+// Arrives, and makes the phase wait for that many bytes more.
+__device__ __forceinline__ void mbarrier_expect_bytes(unsigned long long* barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "r"(bytes) : "memory");
+}
+
+// Waits for the end of the barrier's phase of that parity; the first phase has parity 0.
+__device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier, unsigned parity) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(barrier));
+  unsigned done;
+  do {
+    asm volatile("{\n.reg .pred done;\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, done;\n}" : "=r"(done) : "r"(address), "r"(parity) : "memory");
+  } while (done == 0);
+}
 
 // ---- vectors of stored elements ---------------------------------------------------------------------------------
 
@@ -135,6 +203,17 @@ __device__ __forceinline__ Vec<T, N> read_default(const T* elements) {
 }
 
 template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> read_streaming(const T* elements) {
+  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
+  Vec<T, N> vec;
+#pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
+    split(load_streaming(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
+  }
+  return vec;
+}
+
+template <int N, typename T>
 __device__ __forceinline__ void write_default(T* elements, const Vec<T, N>& vec) {
   using Word = typename WordOf<Vec<T, N>::kBytes>::type;
 #pragma unroll
@@ -142,6 +221,17 @@ __device__ __forceinline__ void write_default(T* elements, const Vec<T, N>& vec)
     Word word;
     join(word, vec.bits + i * sizeof(Word) / 4);
     store_default(reinterpret_cast<Word*>(elements) + i, word);
+  }
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void write_streaming(T* elements, const Vec<T, N>& vec) {
+  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
+#pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
+    Word word;
+    join(word, vec.bits + i * sizeof(Word) / 4);
+    store_streaming(reinterpret_cast<Word*>(elements) + i, word);
   }
 }
 
@@ -162,15 +252,19 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<kWarps>(slots[threadIdx.x % kWarps]);
 }
 
-// Every warp leaves its state in each block of the cluster, then every warp combines all of them: one barrier.
+// Every warp sends its state to each block of the cluster, then every warp combines all of them. A cluster barrier would
+// wait for all loads and stores of the rows in flight, an mbarrier waits for the states only. Exchanges take turns at
+// two sets of slots: one is written again after the states of the next exchange have come, and every warp sent its own
+// of those after it had read this set.
 template <int kWarps, int kCluster, typename State>
-__device__ __forceinline__ State reduce_cluster(State s, State* slots) {
+__device__ __forceinline__ State exchange_cluster(State s, State* slots, unsigned long long* full, unsigned phase) {
   constexpr int kStates = kWarps * kCluster;
   s = reduce_lanes<32>(s);
   const unsigned lane = threadIdx.x % 32;
-  if (lane < kCluster) cluster_store(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s);
-  cluster_arrive();
-  cluster_wait();
+  if (threadIdx.x == 0) mbarrier_expect_bytes(full, kStates * static_cast<unsigned>(sizeof(State)));
+  __syncwarp();  // all lanes have read the slots of the last exchange
+  if (lane < kCluster) cluster_send(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s, full);
+  mbarrier_wait(full, phase);
   State total = slots[lane % kStates];
 #pragma unroll
   for (int i = 32; i < kStates; i += 32) total = combine(total, slots[i + lane]);
@@ -192,32 +286,36 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
   return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
 }
 
-// rmsnorm forward, 262144 columns: 8 blocks of 512 threads own a row; it is read once.
-NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_fwd_f32_262144_cluster_per_row_ecd608(
+// rmsnorm forward, 4096 columns: 128 threads own a row, 2 rows a block; it is read once.
+// It may start while the kernel in front of it in the stream ends.
+NORMGEN_KERNEL void __launch_bounds__(256)
+rmsnorm_fwd_f32_4096_without_rstd_block_per_row_1888a0(
     float* __restrict__ y,
-    float* __restrict__ rstd,
-    const float* __restrict__ x,
-    const float* __restrict__ weight,
+    const float* x,
+    const float* weight,
     long long y_pitch,
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = 262144;
-  constexpr int kCluster = 8;  // blocks that share a row
-  constexpr int kThreads = 512;
-  constexpr int kWarps = kThreads / 32;
-  constexpr int kThreadsPerRow = kCluster * kThreads;
-  constexpr int kVector = 4;  // elements per access of 16 bytes
+  constexpr int kCols = 4096;
+  constexpr int kThreadsPerRow = 128;
+  constexpr int kRowsPerBlock = 2;
+  constexpr int kVector = 2;  // elements per access of 8 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[kCluster * kWarps];
+  __shared__ Look1 look1_slots[2][kWarpsPerRow];
 
-  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
-  const int row = blockIdx.x / kCluster;
+  const int lane = threadIdx.x % kThreadsPerRow;
+  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+  const int row = blockIdx.x * kRowsPerBlock + slot;
 
-  float* y_row = y + static_cast<long long>(row) * y_pitch;
-  const float* x_row = x + static_cast<long long>(row) * x_pitch;
+  const bool active = row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  float* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const float* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<float, kVector> x_held[kSteps];
 
@@ -225,10 +323,18 @@ rmsnorm_fwd_f32_262144_cluster_per_row_ecd608(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_default<kVector>(x_row + vector * kVector);
+    x_held[step] = read_streaming<kVector>(x_row + vector * kVector);
   }
 
-  cluster_arrive();  // a block may write to another only once that one has started
+  Vec<float, kVector> weight_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+  }
+
+  dependency_trigger();  // the next kernel may start: this one has asked for its row
 
   Look1 look1 = {0.0f};
 
@@ -242,29 +348,117 @@ rmsnorm_fwd_f32_262144_cluster_per_row_ecd608(
     }
   }
 
-  cluster_wait();
-  look1 = reduce_cluster<kWarps, kCluster>(look1, look1_slots);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  if (lane == 0) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
 
   // Last look: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    const Vec<float, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
     float y_values[kVector];
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
       const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_vec, i);
+      const float weight_i = element(weight_held[step], i);
       y_values[i] = x_i * row_rstd * weight_i;
     }
     Vec<float, kVector> y_vec;
     pack(y_vec, y_values);
-    write_default(y_row + vector * kVector, y_vec);
+    if (active) write_streaming(y_row + vector * kVector, y_vec);
+  }
+}
+
+// rmsnorm forward, 262144 columns: 16 blocks of 1024 threads own a row; it is read once.
+NORMGEN_KERNEL void __launch_bounds__(1024)
+rmsnorm_fwd_f32_262144_without_rstd_cluster_per_row_329cbd(
+    float* __restrict__ y,
+    const float* __restrict__ x,
+    const float* __restrict__ weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 262144;
+  constexpr int kCluster = 16;  // blocks that share a row
+  constexpr int kThreads = 1024;
+  constexpr int kWarps = kThreads / 32;
+  constexpr int kThreadsPerRow = kCluster * kThreads;
+  constexpr int kVector = 2;  // elements per access of 8 bytes
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  __shared__ Look1 look1_slots[2][kCluster * kWarps];
+  __shared__ unsigned long long look1_full[2];
+
+  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
+  unsigned trip = 0;
+  if (threadIdx.x == 0) {
+    mbarrier_init(look1_full + 0, 1);
+    mbarrier_init(look1_full + 1, 1);
+    mbarrier_cluster_fence();
+  }
+  cluster_arrive();  // a block may write to another only once that one has started
+
+  Vec<float, kVector> x_next[kSteps];
+  // The loads of the next row travel while this one is computed.
+  const auto fetch = [&](int first_row) {
+    const int fetched_row = first_row;
+    const float* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      x_next[step] = read_default<kVector>(x_row + vector * kVector);
+    }
+  };
+  if (blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
+
+  cluster_wait();
+
+  for (int first_row = blockIdx.x / kCluster; first_row < rows; first_row += gridDim.x / kCluster) {
+    const int row = first_row;
+    float* y_row = y + static_cast<long long>(row) * y_pitch;
+
+    Vec<float, kVector> x_held[kSteps];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      x_held[step] = x_next[step];
+    }
+
+    if (first_row + gridDim.x / kCluster < rows) fetch(first_row + gridDim.x / kCluster);
+
+    Look1 look1 = {0.0f};
+
+    // Look 1: sum(x**2)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1.x_squares += x_i * x_i;
+      }
+    }
+
+    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots[trip % 2], &look1_full[trip % 2], trip / 2 % 2);
+    const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      const Vec<float, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_vec, i);
+        y_values[i] = x_i * row_rstd * weight_i;
+      }
+      Vec<float, kVector> y_vec;
+      pack(y_vec, y_values);
+      write_default(y_row + vector * kVector, y_vec);
+    }
+
+    ++trip;
   }
 }
 
@@ -429,7 +623,8 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_262144_cluster_per_row_ecd608{512, 1, 8, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_1888a0{256, 2, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_262144_without_rstd_cluster_per_row_329cbd{1024, 1, 16, 1, 0, 0, 1, 0, false};
 inline constexpr Launch kLaunch_any_cols_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 
@@ -441,7 +636,8 @@ struct Shape {
   bool alike;       // the rows of all tensors must start at the same offset from a multiple of 16 bytes
 };
 inline constexpr Shape kTuned[] = {
-    {2048, 262144, 16, 0u, false},  // 1137 us: cluster_per_row
+    {8192, 4096, 8, 2u, false},  // 68.3 us: block_per_row
+    {2048, 262144, 8, 2u, false},  // 1061 us: cluster_per_row
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.
@@ -544,6 +740,36 @@ inline cudaError_t launch(void (*kernel)(Params...), Launch shape, int blocks, c
   return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(arguments)...);
 }
 
+// Takes from a persistent grid the clusters that do not fit the device at a time: 132 SMs need not hold 33 clusters of
+// 4, and one that waits for another to end would double the time.
+template <typename... Params>
+inline cudaError_t fit_clusters(void (*kernel)(Params...), Launch shape, int* blocks) {
+  cudaError_t status = cudaSuccess;
+  if (shape.shared_bytes > 32 * 1024) {
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
+  }
+  if (status == cudaSuccess && shape.cluster > 8) {
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  }
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = static_cast<unsigned>(shape.cluster);
+  attribute.val.clusterDim.y = 1;
+  attribute.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(shape.cluster));
+  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  config.dynamicSmemBytes = static_cast<std::size_t>(shape.shared_bytes);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int clusters = 0;
+  if (status == cudaSuccess) status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
+  clusters -= clusters % shape.period;
+  const int most = (clusters < shape.period ? shape.period : clusters) * shape.cluster;
+  if (*blocks > most) *blocks = most;
+  return status;
+}
+
 }  // namespace rmsnorm_fwd_f32_detail
 
 // As rmsnorm_fwd_f32 below, with the distance between row starts of each [rows, cols] tensor, in elements.
@@ -563,13 +789,22 @@ inline cudaError_t rmsnorm_fwd_f32_pitched(
   int blocks = 0;
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
-    case 0:  // 2048 x 262144
-      status = k::grid(k::kLaunch_262144_cluster_per_row_ecd608, rows, &blocks);
+    case 0:  // 8192 x 4096
+      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_1888a0, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_f32_262144_cluster_per_row_ecd608,
-          k::kLaunch_262144_cluster_per_row_ecd608, blocks, stream,
-          y, rstd, x, weight, y_pitch, x_pitch, rows, eps);
+          k::rmsnorm_fwd_f32_4096_without_rstd_block_per_row_1888a0,
+          k::kLaunch_4096_without_rstd_block_per_row_1888a0, blocks, stream,
+          y, x, weight, y_pitch, x_pitch, rows, eps);
+    case 1:  // 2048 x 262144
+      status = k::grid(k::kLaunch_262144_without_rstd_cluster_per_row_329cbd, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      status = k::fit_clusters(k::rmsnorm_fwd_f32_262144_without_rstd_cluster_per_row_329cbd, k::kLaunch_262144_without_rstd_cluster_per_row_329cbd, &blocks);
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::rmsnorm_fwd_f32_262144_without_rstd_cluster_per_row_329cbd,
+          k::kLaunch_262144_without_rstd_cluster_per_row_329cbd, blocks, stream,
+          y, x, weight, y_pitch, x_pitch, rows, eps);
     default:
       break;
   }

@@ -9,34 +9,35 @@
 //   y       = exp(x - row_max) / row_sum
 //
 // spec      softmax, sha256:520c9ed44dc526dfd968d557782477dc32c6adf121b63169e26db24ff926d5af
-// tuned by  normgen 0.1.0, generator revision ca8a8c773373
+// tuned by  normgen 0.1.0, generator revision 444f24cf40dd
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x4096 --op softmax
-// note      the text below comes from another generator revision than the one that was tuned
+//           normgen tune --shape 4096x131072 --op softmax
 //
-//   rows x cols  kernel         threads  rows/block  vector  median us  GB/s  of roof  vs default  data
-//   8192 x 4096  block_per_row  512      1           float4  65.98      4068  98.9 %   1.02x       cold
-//   (any other)  block_per_row  256      1           float   -          -     -        -           not tuned
+//   rows x cols    kernel           threads  rows/block  vector  median us  GB/s  of roof  vs default  data
+//   8192 x 4096    block_per_row    256      2           float2  65.93      4071  98.9 %   1.04x       cold
+//   4096 x 131072  cluster_per_row  1024     1           float4  1084       3963  101.7 %  1.00x       cold
+//   (any other)    block_per_row    256      1           float   -          -     -        -           not tuned
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
 //           stored dtype, over adversarial rows, on the GPU: y 0.01
 //
 // The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
 // `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
-//   8192 x 4096: threads_per_row=512 reduce_with=cooperative_groups vector=4 hold=registers unroll=0
+//   8192 x 4096: threads_per_row=128 rows_per_block=2 vector=2 hold=registers unroll=0 load=streaming store=streaming
+//                dependent_launch=loads
+//   4096 x 131072: threads_per_row=1024 cluster=2 vector=4 hold=hybrid copy=cp_async unroll=0
 #ifndef NORMGEN_SOFTMAX_FWD_F32_SM90_CU_
 #define NORMGEN_SOFTMAX_FWD_F32_SM90_CU_
 
-#include <cooperative_groups.h>
-#include <cooperative_groups/reduce.h>
 #ifndef __CUDACC_RTC__
 #include <cuda_runtime.h>
 
 #include <cstddef>
 #endif
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 750
-#error "softmax_fwd_f32 needs sm_75 or newer: compile with -arch=sm_90"
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#error "softmax_fwd_f32 needs sm_90 or newer: compile with -arch=sm_90"
 #endif
 
 #ifdef __CUDACC_RTC__
@@ -46,7 +47,7 @@
 #endif
 
 namespace normgen {
-namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_75 and newer
+namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
 namespace softmax_fwd_f32_detail {
 
 // ---- instructions ----------------------------------------------------------------------------------------------
@@ -78,10 +79,79 @@ __device__ __forceinline__ Word load_default(const Word* address) {
   return *address;
 }
 
+// Read once: evict first (ld.global.cs).
+template <typename Word>
+__device__ __forceinline__ Word load_streaming(const Word* address) {
+  return __ldcs(address);
+}
+
 // Written back as usual.
 template <typename Word>
 __device__ __forceinline__ void store_default(Word* address, Word value) {
   *address = value;
+}
+
+// Written once, not read again soon: evict first (st.global.cs).
+template <typename Word>
+__device__ __forceinline__ void store_streaming(Word* address, Word value) {
+  __stcs(address, value);
+}
+
+// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
+__device__ __forceinline__ void dependency_wait() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// ... and let the kernel behind this one start as soon as blocks leave room.
+__device__ __forceinline__ void dependency_trigger() {
+  asm volatile("griddepcontrol.launch_dependents;");
+}
+
+// This block's rank among the blocks that share a row.
+__device__ __forceinline__ unsigned cluster_rank() {
+  unsigned rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// Writes `value` to where block `rank` of the cluster has the shared variable `own`.
+template <typename T>
+__device__ __forceinline__ void cluster_store(T* own, unsigned rank, const T& value) {
+  unsigned remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
+  const float* words = reinterpret_cast<const float*>(&value);
+#pragma unroll
+  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
+    asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(remote + 4 * i), "f"(words[i]) : "memory");
+  }
+}
+
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// Copies 4, 8 or 16 bytes to shared memory past the registers; 16 bytes leave no line in L1.
+template <int kBytes>
+__device__ __forceinline__ void cp_async(void* shared, const void* global) {
+  const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  if (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(global) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" :: "r"(to), "l"(global), "n"(kBytes) : "memory");
+  }
+}
+
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until all but the newest kGroups groups of this thread's copies have arrived.
+template <int kGroups>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" :: "n"(kGroups) : "memory");
+}
+
+__device__ __forceinline__ unsigned char* dynamic_shared() {
+  extern __shared__ __align__(128) unsigned char bytes[];
+  return bytes;
 }
 
 // ---- vectors of stored elements ---------------------------------------------------------------------------------
@@ -135,6 +205,17 @@ __device__ __forceinline__ Vec<T, N> read_default(const T* elements) {
 }
 
 template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> read_streaming(const T* elements) {
+  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
+  Vec<T, N> vec;
+#pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
+    split(load_streaming(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
+  }
+  return vec;
+}
+
+template <int N, typename T>
 __device__ __forceinline__ void write_default(T* elements, const Vec<T, N>& vec) {
   using Word = typename WordOf<Vec<T, N>::kBytes>::type;
 #pragma unroll
@@ -142,6 +223,27 @@ __device__ __forceinline__ void write_default(T* elements, const Vec<T, N>& vec)
     Word word;
     join(word, vec.bits + i * sizeof(Word) / 4);
     store_default(reinterpret_cast<Word*>(elements) + i, word);
+  }
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void write_streaming(T* elements, const Vec<T, N>& vec) {
+  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
+#pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
+    Word word;
+    join(word, vec.bits + i * sizeof(Word) / 4);
+    store_streaming(reinterpret_cast<Word*>(elements) + i, word);
+  }
+}
+
+// Copies N elements to a slot of shared memory, past the registers.
+template <int N, typename T>
+__device__ __forceinline__ void copy_async(T* slot, const T* elements) {
+  constexpr int kBytes = Vec<T, N>::kBytes < 16 ? Vec<T, N>::kBytes : 16;
+#pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    cp_async<kBytes>(reinterpret_cast<unsigned char*>(slot) + i, reinterpret_cast<const unsigned char*>(elements) + i);
   }
 }
 
@@ -162,23 +264,19 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<kWarps>(slots[threadIdx.x % kWarps]);
 }
 
-struct Combine {
-  template <typename State>
-  __device__ __forceinline__ State operator()(const State& a, const State& b) const { return combine(a, b); }
-};
-
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_tile(const State& s) {
-  const auto tile = cooperative_groups::tiled_partition<kLanes>(cooperative_groups::this_thread_block());
-  return cooperative_groups::reduce(tile, s, Combine());
-}
-
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_tiles(State s, State* slots) {
-  s = reduce_tile<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  __syncthreads();
-  return reduce_tile<kWarps>(slots[threadIdx.x % kWarps]);
+// Every warp leaves its state in each block of the cluster, then every warp combines all of them: one barrier.
+template <int kWarps, int kCluster, typename State>
+__device__ __forceinline__ State reduce_cluster(State s, State* slots) {
+  constexpr int kStates = kWarps * kCluster;
+  s = reduce_lanes<32>(s);
+  const unsigned lane = threadIdx.x % 32;
+  if (lane < kCluster) cluster_store(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s);
+  cluster_arrive();
+  cluster_wait();
+  State total = slots[lane % kStates];
+#pragma unroll
+  for (int i = 32; i < kStates; i += 32) total = combine(total, slots[i + lane]);
+  return reduce_lanes<(kStates < 32 ? kStates : 32)>(total);
 }
 
 // ---- row reduction ----------------------------------------------------------------------------------------------
@@ -209,29 +307,35 @@ __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
   return {__shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
 }
 
-// softmax forward, 4096 columns: 512 threads own a row; it is read once.
-NORMGEN_KERNEL void __launch_bounds__(512)
-softmax_fwd_f32_4096_block_per_row_86db1a(
+// softmax forward, 4096 columns: 128 threads own a row, 2 rows a block; it is read once.
+// It may start while the kernel in front of it in the stream ends.
+NORMGEN_KERNEL void __launch_bounds__(256)
+softmax_fwd_f32_4096_block_per_row_1f50ba(
     float* __restrict__ y,
-    const float* __restrict__ x,
+    const float* x,
     long long y_pitch,
     long long x_pitch,
     int rows) {
   constexpr int kCols = 4096;
-  constexpr int kThreadsPerRow = 512;
-  constexpr int kVector = 4;  // elements per access of 16 bytes
+  constexpr int kThreadsPerRow = 128;
+  constexpr int kRowsPerBlock = 2;
+  constexpr int kVector = 2;  // elements per access of 8 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
-  __shared__ Look2 look2_slots[1][kWarpsPerRow];
+  __shared__ Look1 look1_slots[2][kWarpsPerRow];
+  __shared__ Look2 look2_slots[2][kWarpsPerRow];
 
-  const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
-  const int row = blockIdx.x;
+  const int lane = threadIdx.x % kThreadsPerRow;
+  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+  const int row = blockIdx.x * kRowsPerBlock + slot;
 
-  float* y_row = y + static_cast<long long>(row) * y_pitch;
-  const float* x_row = x + static_cast<long long>(row) * x_pitch;
+  const bool active = row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  float* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const float* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<float, kVector> x_held[kSteps];
 
@@ -239,8 +343,10 @@ softmax_fwd_f32_4096_block_per_row_86db1a(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_default<kVector>(x_row + vector * kVector);
+    x_held[step] = read_streaming<kVector>(x_row + vector * kVector);
   }
+
+  dependency_trigger();  // the next kernel may start: this one has asked for its row
 
   Look1 look1 = {__int_as_float(0xff800000)};
 
@@ -254,7 +360,7 @@ softmax_fwd_f32_4096_block_per_row_86db1a(
     }
   }
 
-  look1 = reduce_tiles<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
 
   Look2 look2 = {0.0f};
 
@@ -268,7 +374,7 @@ softmax_fwd_f32_4096_block_per_row_86db1a(
     }
   }
 
-  look2 = reduce_tiles<kWarpsPerRow>(look2, look2_slots[slot]);
+  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots[slot]);
   const float row_sum_inverse = 1.0f / look2.row_sum;
 
   // Last look: the outputs
@@ -279,6 +385,137 @@ softmax_fwd_f32_4096_block_per_row_86db1a(
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
       const float x_i = element(x_held[step], i);
+      y_values[i] = expf(x_i - look1.row_max) * row_sum_inverse;
+    }
+    Vec<float, kVector> y_vec;
+    pack(y_vec, y_values);
+    if (active) write_streaming(y_row + vector * kVector, y_vec);
+  }
+}
+
+// softmax forward, 131072 columns: 2 blocks of 1024 threads own a row; it is read once.
+NORMGEN_KERNEL void __launch_bounds__(1024)
+softmax_fwd_f32_131072_cluster_per_row_5fc507(
+    float* __restrict__ y,
+    const float* __restrict__ x,
+    long long y_pitch,
+    long long x_pitch,
+    int rows) {
+  constexpr int kCols = 131072;
+  constexpr int kCluster = 2;  // blocks that share a row
+  constexpr int kThreads = 1024;
+  constexpr int kWarps = kThreads / 32;
+  constexpr int kThreadsPerRow = kCluster * kThreads;
+  constexpr int kVector = 4;  // elements per access of 16 bytes
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr int kHeldSteps = 7;  // of them in registers
+  __shared__ Look1 look1_slots[kCluster * kWarps];
+  __shared__ Look2 look2_slots[kCluster * kWarps];
+
+  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
+  const int row = blockIdx.x / kCluster;
+
+  float* x_shared = reinterpret_cast<float*>(dynamic_shared() + 0);
+
+  float* y_row = y + static_cast<long long>(row) * y_pitch;
+  const float* x_row = x + static_cast<long long>(row) * x_pitch;
+
+  Vec<float, kVector> x_held[kHeldSteps];
+
+  // Each thread copies its own vectors to its own slots of shared memory.
+  #pragma unroll
+  for (int step = kHeldSteps; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    copy_async<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector, x_row + vector * kVector);
+  }
+
+  cp_async_commit();
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kHeldSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    x_held[step] = read_default<kVector>(x_row + vector * kVector);
+  }
+
+  cluster_arrive();  // a block may write to another only once that one has started
+
+  Look1 look1 = {__int_as_float(0xff800000)};
+
+  // Look 1: max(x)
+  #pragma unroll
+  for (int step = 0; step < kHeldSteps; ++step) {
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      look1.row_max = maximum(look1.row_max, x_i);
+    }
+  }
+
+  cp_async_wait<0>();
+
+  #pragma unroll
+  for (int step = kHeldSteps; step < kSteps; ++step) {
+    const Vec<float, kVector> x_vec = read_default<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_vec, i);
+      look1.row_max = maximum(look1.row_max, x_i);
+    }
+  }
+
+  cluster_wait();
+  look1 = reduce_cluster<kWarps, kCluster>(look1, look1_slots);
+
+  Look2 look2 = {0.0f};
+
+  // Look 2: sum(exp(-row_max + x))
+  #pragma unroll
+  for (int step = 0; step < kHeldSteps; ++step) {
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      look2.row_sum += expf(x_i - look1.row_max);
+    }
+  }
+
+  #pragma unroll
+  for (int step = kHeldSteps; step < kSteps; ++step) {
+    const Vec<float, kVector> x_vec = read_default<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_vec, i);
+      look2.row_sum += expf(x_i - look1.row_max);
+    }
+  }
+
+  look2 = reduce_cluster<kWarps, kCluster>(look2, look2_slots);
+  const float row_sum_inverse = 1.0f / look2.row_sum;
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kHeldSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    float y_values[kVector];
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      y_values[i] = expf(x_i - look1.row_max) * row_sum_inverse;
+    }
+    Vec<float, kVector> y_vec;
+    pack(y_vec, y_values);
+    write_default(y_row + vector * kVector, y_vec);
+  }
+
+  #pragma unroll
+  for (int step = kHeldSteps; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    const Vec<float, kVector> x_vec = read_default<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
+    float y_values[kVector];
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_vec, i);
       y_values[i] = expf(x_i - look1.row_max) * row_sum_inverse;
     }
     Vec<float, kVector> y_vec;
@@ -391,7 +628,8 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_4096_block_per_row_86db1a{512, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_4096_block_per_row_1f50ba{256, 2, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_131072_cluster_per_row_5fc507{1024, 1, 2, 0, 147456, 0, 1, 0, false};
 inline constexpr Launch kLaunch_any_cols_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
@@ -402,7 +640,8 @@ struct Shape {
   bool alike;       // the rows of all tensors must start at the same offset from a multiple of 16 bytes
 };
 inline constexpr Shape kTuned[] = {
-    {8192, 4096, 16, 0u, false},  // 65.98 us: block_per_row
+    {8192, 4096, 8, 0u, false},  // 65.93 us: block_per_row
+    {4096, 131072, 16, 0u, false},  // 1084 us: cluster_per_row
 };
 
 // Bits of `absent`: none.
@@ -523,11 +762,18 @@ inline cudaError_t softmax_fwd_f32_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 4096
-      status = k::grid(k::kLaunch_4096_block_per_row_86db1a, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_block_per_row_1f50ba, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::softmax_fwd_f32_4096_block_per_row_86db1a,
-          k::kLaunch_4096_block_per_row_86db1a, blocks, stream,
+          k::softmax_fwd_f32_4096_block_per_row_1f50ba,
+          k::kLaunch_4096_block_per_row_1f50ba, blocks, stream,
+          y, x, y_pitch, x_pitch, rows);
+    case 1:  // 4096 x 131072
+      status = k::grid(k::kLaunch_131072_cluster_per_row_5fc507, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::softmax_fwd_f32_131072_cluster_per_row_5fc507,
+          k::kLaunch_131072_cluster_per_row_5fc507, blocks, stream,
           y, x, y_pitch, x_pitch, rows);
     default:
       break;

@@ -133,8 +133,8 @@ KNOBS: dict[str, tuple[Any, ...]] = {
         "shared_atomic",
         "atomic",
     ),
-    "arithmetic": ("exact", "approximate"),
     "dependent_launch": ("off", "on", *CHAINED),
+    "arithmetic": ("exact", "approximate"),
 }
 
 
