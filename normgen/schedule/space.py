@@ -191,7 +191,7 @@ def _structures(
 def _clustered(cut: Schedule, values: Mapping[str, tuple[Any, ...]]) -> Iterator[Schedule]:
     """A cut whose blocks add their column sums in pairs: clusters of two leave no SM of a GPC idle."""
     pair = replace(cut, columns=CLUSTERED, cluster=2, hold="registers", persistent=1)
-    yield from _points(pair, ("stages",), values | {"stages": (1, 2)})
+    yield from _points(pair, ("stages",), {**values, "stages": (1, 2)})
 
 
 def _methods(structure: Schedule, values: Mapping[str, tuple[Any, ...]]) -> Mapping[str, tuple[Any, ...]]:
