@@ -27,8 +27,8 @@ from typing import Any
 from normgen.bench.contest import Contest, Place, hold
 from normgen.bench.entry import reason_of
 from normgen.bench.result import SCHEMA, plain
-from normgen.bench.runner import DEVICE_LOST, INTERRUPTED, TIME_LIMIT
 from normgen.bench.suite import Entry, load_suite
+from normgen.bench.walk import walk
 from normgen.console import figure, table
 from normgen.device import Device
 from normgen.errors import NormgenError, NothingValidError
@@ -170,21 +170,16 @@ def run_ablation(
         seconds = time.monotonic() - began
         return Ablation(**fixed, seconds=seconds, finished=not note, note=note, lines=tuple(lines))
 
-    try:
-        for number, case in enumerate(cases, start=1):
-            if limit_s is not None and time.monotonic() - began > limit_s:
-                return so_far(TIME_LIMIT)
-            progress.phase(f"[{number}/{len(cases)}] {case.entry.label}")
-            start = time.monotonic()
-            lines += measure_case(case, place, tried=tried)
-            names = ", ".join(t.name for t in case.techniques)
-            progress.note(f"[{number}/{len(cases)}] {case.entry.label}: {names} ({time.monotonic() - start:.1f} s)")
-            on_results(so_far("still running"))
-    except KeyboardInterrupt:
-        return so_far(INTERRUPTED)
-    except DeviceLostError as error:
-        return so_far(f"{DEVICE_LOST}: {error.rule}")
-    return so_far("")
+    def measure(case: Case) -> str:
+        start = time.monotonic()
+        lines.extend(measure_case(case, place, tried=tried))
+        names = ", ".join(t.name for t in case.techniques)
+        return f"{case.entry.label}: {names} ({time.monotonic() - start:.1f} s)"
+
+    def save() -> None:
+        on_results(so_far("still running"))
+
+    return so_far(walk(cases, lambda case: case.entry.label, measure, save, progress=progress, limit_s=limit_s))
 
 
 def measure_case(case: Case, place: Place, *, tried: int) -> list[Line]:

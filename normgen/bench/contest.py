@@ -15,6 +15,7 @@ from normgen.schedule.schedule import Schedule
 from normgen.tuning import measure, parts, statistics
 from normgen.tuning.bench import DeviceLostError, roof_name
 from normgen.tuning.gpu_bench import GpuBench
+from normgen.tuning.plan import CONTEST_REPLAY_US
 from normgen.tuning.records import Cache
 from normgen.tuning.statistics import Ratio
 
@@ -57,7 +58,13 @@ def hold(problem: Problem, cache: Cache, schedules: Mapping[str, Schedule], plac
     Raises DeviceLostError when nothing can be measured any more.
     """
     bench = GpuBench(
-        problem, place.facts, index=place.index, cache=cache, seed=place.seed, checked_elements=CHECKED_ELEMENTS
+        problem,
+        place.facts,
+        index=place.index,
+        cache=cache,
+        seed=place.seed,
+        checked_elements=CHECKED_ELEMENTS,
+        replay_us=CONTEST_REPLAY_US,
     )
     is_lost = False
     try:

@@ -23,6 +23,7 @@ from normgen.spec import Kind
 from normgen.tuning import measure, parts, statistics
 from normgen.tuning.bench import DeviceLostError, roof_name
 from normgen.tuning.gpu_bench import COPY, GpuBench
+from normgen.tuning.plan import CONTEST_REPLAY_US
 
 if TYPE_CHECKING:
     from normgen.bench.peers.device import TorchSide
@@ -62,6 +63,7 @@ def measure_entry(entry: Entry, schedule: Schedule, note: str, setting: Setting)
         cache=entry.cache,
         seed=setting.seed,
         checked_elements=CHECKED_ELEMENTS,
+        replay_us=CONTEST_REPLAY_US,
     )
     side: TorchSide | None = None
     is_lost = False

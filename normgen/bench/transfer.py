@@ -28,8 +28,8 @@ from typing import Any
 from normgen.bench.contest import Contest, Place, hold
 from normgen.bench.entry import reason_of
 from normgen.bench.result import SCHEMA, plain
-from normgen.bench.runner import DEVICE_LOST, INTERRUPTED, TIME_LIMIT
 from normgen.bench.suite import Entry
+from normgen.bench.walk import walk
 from normgen.console import figure, table
 from normgen.errors import NormgenError, NothingValidError, UsageError
 from normgen.export.groups import problem_of
@@ -162,19 +162,14 @@ def run_transfer(
         seconds = time.monotonic() - began
         return Transfer(**fixed, seconds=seconds, finished=not note, note=note, shapes=tuple(shapes))
 
-    try:
-        for number, entry in enumerate(entries, start=1):
-            if limit_s is not None and time.monotonic() - began > limit_s:
-                return so_far(TIME_LIMIT)
-            progress.phase(f"[{number}/{len(entries)}] {entry.label}")
-            shapes.append(_measure(entry, records, place, progress, budget_s=budget_s, trials=trials))
-            progress.note(f"[{number}/{len(entries)}] {progress_text(shapes[-1])}")
-            on_results(so_far("still running"))
-    except KeyboardInterrupt:
-        return so_far(INTERRUPTED)
-    except DeviceLostError as error:
-        return so_far(f"{DEVICE_LOST}: {error.rule}")
-    return so_far("")
+    def measure(entry: Entry) -> str:
+        shapes.append(_measure(entry, records, place, progress, budget_s=budget_s, trials=trials))
+        return progress_text(shapes[-1])
+
+    def save() -> None:
+        on_results(so_far("still running"))
+
+    return so_far(walk(entries, lambda entry: entry.label, measure, save, progress=progress, limit_s=limit_s))
 
 
 def _measure(

@@ -22,7 +22,7 @@ from normgen.tuning.bench import ROOF_PREFIX, Check, DeviceLostError, KernelFaul
 from normgen.tuning.clocks import Watch
 from normgen.tuning.gpu_check import VERIFY_ELEMENTS, DeviceCheck
 from normgen.tuning.gpu_data import filled_sets, sample_inputs, zeros
-from normgen.tuning.plan import ROUND_OVER_L2, Plan, layout, plan_of
+from normgen.tuning.plan import REPLAY_US, ROUND_OVER_L2, Plan, layout, plan_of
 from normgen.tuning.records import Cache, Outcome
 from normgen.tuning.roof import VECTOR_BYTES, roof_module
 
@@ -79,6 +79,7 @@ class GpuBench:
         cache: Cache,
         seed: int,
         checked_elements: int = VERIFY_ELEMENTS,
+        replay_us: float = REPLAY_US,
     ) -> None:
         use_device(index)
         self.problem = problem
@@ -86,7 +87,7 @@ class GpuBench:
         self._stream = Stream(index)
         self._start, self._stop = Event(index), Event(index)
         self._offsets, set_bytes = layout(problem)
-        self.plan = plan_of(set_bytes, l2_bytes=facts.l2_bytes, cache=cache)
+        self.plan = plan_of(set_bytes, l2_bytes=facts.l2_bytes, cache=cache, replay_us=replay_us)
         self.inputs = sample_inputs(problem, seed=seed)  # of every set, repeated over its rows
         self._sets = filled_sets(self.inputs, problem, self._offsets, set_bytes, count=self.plan.sets, index=index)
         self._scalars = {name: float(value) for name, value in problem.spec.scalars}
@@ -277,7 +278,7 @@ class GpuBench:
     def _make_roofs(self, cache: Cache) -> None:
         """Both copies of half the problem's bytes to the other half, on their own sets."""
         half = -(-max(self.problem.compulsory_bytes // 2, 1) // VECTOR_BYTES) * VECTOR_BYTES
-        plan = plan_of(2 * half, l2_bytes=self._facts.l2_bytes, cache=cache)
+        plan = plan_of(2 * half, l2_bytes=self._facts.l2_bytes, cache=cache, replay_us=self.plan.replay_us)
         if plan.flushed or self.plan.flushed:
             self._flusher = self._make_flusher()
         self._roof_sets = [self._roof_set(i, half) for i in range(plan.sets)]

@@ -17,6 +17,7 @@ from normgen.spec import Kind
 from normgen.tuning.bench import Check, DeviceLostError
 from normgen.tuning.gpu_bench import COPY, ELEMENTWISE
 from normgen.tuning.gpu_data import sample_inputs
+from normgen.tuning.plan import CONTEST_REPLAY_US
 from normgen.tuning.records import Cache
 from tests.tuning.simulated import SimulatedTimer
 
@@ -42,10 +43,19 @@ class SimulatedBench(SimulatedTimer):
     is_lost = False
 
     def __init__(
-        self, problem: Problem, facts: Device, *, index: int, cache: Cache, seed: int, checked_elements: int
+        self,
+        problem: Problem,
+        facts: Device,
+        *,
+        index: int,
+        cache: Cache,
+        seed: int,
+        checked_elements: int,
+        replay_us: float,
     ) -> None:
         assert (facts.name, index, cache) == ("NVIDIA H200", 0, Cache.COLD)
         assert checked_elements >= 1 << 20
+        assert replay_us == CONTEST_REPLAY_US
         roof = problem.compulsory_bytes * US_PER_BYTE
         super().__init__({COPY: 1.1 * roof, ELEMENTWISE: roof}, seed=seed)
         if problem.cols in FAULTS.no_memory:
