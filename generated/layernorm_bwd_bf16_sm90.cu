@@ -23,6 +23,7 @@
 //           normgen tune --shape 4096x4096 --dtype bf16 --direction backward
 //           normgen tune --shape 16384x8192 --dtype bf16 --direction backward
 //           normgen tune --shape 2048x16384 --dtype bf16 --direction backward
+// note      the text below comes from another generator revision than the one that was tuned
 //
 //   rows x cols   kernel           threads  rows/block  vector        median us  GB/s  of roof  vs default  data
 //   262144 x 256  warp_per_row     512      32          bfloat16 x 8  99.83      4054  102.6 %  1.04x       cold

@@ -16,6 +16,7 @@
 // tuned by  normgen 0.1.0, generator revision 444f24cf40dd
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x768 --direction backward
+// note      the text below comes from another generator revision than the one that was tuned
 //
 //   rows x cols  kernel         threads  rows/block  vector  median us  GB/s  of roof  vs default  data
 //   8192 x 768   block_per_row  256      4           float2  22.19      3406  93.4 %   1.12x       cold

@@ -27,6 +27,7 @@
 //           normgen tune --shape 16384x8192 --dtype bf16
 //           normgen tune --shape 4x16384 --dtype bf16 --without mean,rstd --cache hot
 //           normgen tune --shape 2048x65536 --dtype bf16
+// note      the text below comes from another generator revision than the one that was tuned
 //
 //   rows x cols                kernel           threads  rows/block  vector        median us  GB/s  of roof  vs default  data
 //   8192 x 768                 warp_per_row     64       2           bfloat16 x 8  7.652      3298  97.4 %   1.14x       cold

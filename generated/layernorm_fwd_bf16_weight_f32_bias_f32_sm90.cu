@@ -14,6 +14,7 @@
 // tuned by  normgen 0.1.0, generator revision 444f24cf40dd
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x4096 --dtype bf16
+// note      the text below comes from another generator revision than the one that was tuned
 //
 //   rows x cols  kernel         threads  rows/block  vector        median us  GB/s  of roof  vs default  data
 //   8192 x 4096  block_per_row  256      1           bfloat16 x 4  34.49      3894  96.2 %   1.38x       cold

@@ -15,6 +15,7 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x768
 //           normgen tune --shape 32768x1024
+// note      the text below comes from another generator revision than the one that was tuned
 //
 //   rows x cols   kernel         threads  rows/block  vector  median us  GB/s  of roof  vs default  data
 //   8192 x 768    block_per_row  128      2           float4  13.39      3765  105.1 %  1.04x       cold

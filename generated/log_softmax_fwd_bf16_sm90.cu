@@ -12,6 +12,7 @@
 // tuned by  normgen 0.1.0, generator revision 444f24cf40dd
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 4096x151936 --op log_softmax --dtype bf16
+// note      the text below comes from another generator revision than the one that was tuned
 //
 //   rows x cols    kernel         threads  rows/block  vector        median us  GB/s  of roof  vs default  data
 //   4096 x 151936  block_per_row  1024     1           bfloat16 x 8  649.5      3833  98.8 %   1.10x       cold

@@ -21,6 +21,7 @@
 //           normgen tune --shape 4096x4097 --op rmsnorm --dtype bf16 --direction backward
 //           normgen tune --shape 16384x8192 --op rmsnorm --dtype bf16 --direction backward
 //           normgen tune --shape 2048x32768 --op rmsnorm --dtype bf16 --direction backward
+// note      the text below comes from another generator revision than the one that was tuned
 //
 //   rows x cols    kernel           threads  rows/block  vector        median us  GB/s  of roof  vs default  data
 //   65536 x 128    warp_per_row     256      32          bfloat16 x 8  15.28      3310  93.9 %   1.04x       cold

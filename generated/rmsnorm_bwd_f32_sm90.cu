@@ -14,6 +14,7 @@
 // tuned by  normgen 0.1.0, generator revision 444f24cf40dd
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x4096 --op rmsnorm --direction backward
+// note      the text below comes from another generator revision than the one that was tuned
 //
 //   rows x cols  kernel         threads  rows/block  vector  median us  GB/s  of roof  vs default  data
 //   8192 x 4096  block_per_row  512      1           float4  96.45      4175  99.3 %   1.25x       cold

@@ -12,6 +12,7 @@
 // tuned by  normgen 0.1.0, generator revision 444f24cf40dd
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x4096 --op rmsnorm --dtype f16 --without rstd
+// note      the text below comes from another generator revision than the one that was tuned
 //
 //   rows x cols          kernel         threads  rows/block  vector  median us  GB/s  of roof  vs default  data
 //   8192 x 4096 no rstd  block_per_row  256      1           half8   33.59      3996  98.9 %   1.05x       cold

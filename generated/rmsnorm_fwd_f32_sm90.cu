@@ -13,6 +13,7 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x4096 --op rmsnorm --without rstd
 //           normgen tune --shape 2048x262144 --op rmsnorm --without rstd
+// note      the text below comes from another generator revision than the one that was tuned
 //
 //   rows x cols            kernel           threads  rows/block  vector  median us  GB/s  of roof  vs default  data
 //   8192 x 4096 no rstd    block_per_row    128      2           float2  68.13      3940  95.8 %   1.01x       cold

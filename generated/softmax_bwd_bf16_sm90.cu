@@ -13,6 +13,7 @@
 // tuned by  normgen 0.1.0, generator revision 444f24cf40dd
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x4096 --op softmax --dtype bf16 --direction backward
+// note      the text below comes from another generator revision than the one that was tuned
 //
 //   rows x cols  kernel         threads  rows/block  vector        median us  GB/s  of roof  vs default  data
 //   8192 x 4096  block_per_row  512      1           bfloat16 x 4  47.51      4238  103.0 %  1.03x       cold

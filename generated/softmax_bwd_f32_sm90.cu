@@ -13,6 +13,7 @@
 // tuned by  normgen 0.1.0, generator revision 444f24cf40dd
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 4096x32000 --op softmax --direction backward
+// note      the text below comes from another generator revision than the one that was tuned
 //
 //   rows x cols   kernel           threads  rows/block  vector  median us  GB/s  of roof  vs default  data
 //   4096 x 32000  cluster_per_row  256      1           float4  364.3      4317  101.2 %  1.04x       cold

@@ -16,6 +16,7 @@
 //           normgen tune --shape 16384x32768 --op softmax --dtype bf16
 //           normgen tune --shape 2048x50257 --op softmax --dtype bf16
 //           normgen tune --shape 4096x128256 --op softmax --dtype bf16
+// note      the text below comes from another generator revision than the one that was tuned
 //
 //   rows x cols    kernel         threads  rows/block  vector        median us  GB/s  of roof  vs default  data
 //   8192 x 2048    block_per_row  128      1           bfloat16 x 4  17.64      3805  98.8 %   1.04x       cold

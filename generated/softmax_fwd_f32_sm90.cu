@@ -13,6 +13,7 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x4096 --op softmax
 //           normgen tune --shape 4096x131072 --op softmax
+// note      the text below comes from another generator revision than the one that was tuned
 //
 //   rows x cols    kernel           threads  rows/block  vector  median us  GB/s  of roof  vs default  data
 //   8192 x 4096    block_per_row    256      2           float2  65.93      4071  98.9 %   1.04x       cold

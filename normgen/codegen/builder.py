@@ -88,7 +88,7 @@ class KernelBuilder(DependentLaunch):
         if self.cluster_loops:
             places = f"{state.variable}_slots[trip % 2], &{state.variable}_full[trip % 2], trip / 2 % 2"
             return f"{state.variable} = exchange_cluster<kWarps, kCluster>({state.variable}, {places});"
-        if self.schedule.cluster > 1:
+        if self.schedule.row_blocks > 1:
             return f"{state.variable} = reduce_cluster<kWarps, kCluster>({state.variable}, {state.variable}_slots);"
         if width == 1:
             return ""
@@ -116,23 +116,23 @@ class KernelBuilder(DependentLaunch):
     @property
     def double_slots(self) -> bool:
         """With a single barrier per row, a fast warp could overwrite slots a slow warp still reads: alternate them."""
-        if not self.loops_rows or len(self.groups) != 1 or self.schedule.cluster > 1:
+        if not self.loops_rows or len(self.groups) != 1 or self.schedule.row_blocks > 1:
             return False
         return self.schedule.threads_per_row > WARP and self.schedule.reduce_with != "shared_tree"
 
     @property
     def cluster_loops(self) -> bool:
         """Whether clusters walk rows and exchange states in each."""
-        return self.schedule.cluster > 1 and self.schedule.persistent > 0 and bool(self.states)
+        return self.schedule.row_blocks > 1 and self.schedule.persistent > 0 and bool(self.states)
 
     @property
     def walker(self) -> str:
         """Which of the walkers of rows this block is, or belongs to: a cluster walks as one."""
-        return "blockIdx.x / kCluster" if self.schedule.cluster > 1 else "blockIdx.x"
+        return "blockIdx.x / kCluster" if self.schedule.row_blocks > 1 else "blockIdx.x"
 
     @property
     def walkers(self) -> str:
-        return "gridDim.x / kCluster" if self.schedule.cluster > 1 else "gridDim.x"
+        return "gridDim.x / kCluster" if self.schedule.row_blocks > 1 else "gridDim.x"
 
     # ---- the kernel --------------------------------------------------------------------------------------------
 
@@ -172,7 +172,7 @@ class KernelBuilder(DependentLaunch):
             out.lines("dependency_trigger();  // the next kernel may start: this one has asked for its row")
         if self.ring and self.schedule.hold != "hybrid":
             self.ring.arrive(out)
-        if self.schedule.cluster > 1 and self.states and not self.cluster_loops:
+        if self.schedule.row_blocks > 1 and self.states and not self.cluster_loops:
             out.lines(f"cluster_arrive();  // {STARTED}")
         if self.schedule.params == "packed":
             narrow = [p for p in self.early_params if self.problem.tensor(p.name).dtype.bytes < 4]
@@ -181,7 +181,7 @@ class KernelBuilder(DependentLaunch):
             out.lines(f"{state.type} {state.variable} = {{{', '.join(state.identity)}}};")
             self.look_at(look, out)
             reduce = [line for line in (self.reduce_line(look),) if line]
-            if self.schedule.cluster > 1 and look == 0 and not self.cluster_loops:
+            if self.schedule.row_blocks > 1 and look == 0 and not self.cluster_loops:
                 reduce.insert(0, "cluster_wait();")
             out.lines(*reduce, *self.row_lines(look + 1))
             if look == 0:
@@ -303,11 +303,11 @@ class KernelBuilder(DependentLaunch):
         s = self.schedule
         whole_block = s.rows_per_block == 1
         lane = "threadIdx.x" if whole_block else "threadIdx.x % kThreadsPerRow"
-        if s.cluster > 1:
+        if s.row_blocks > 1:
             lane = "static_cast<int>(cluster_rank() * kThreads + threadIdx.x)"
         lines = [f"const int lane = {lane};"]
         uses_slot = bool(self.states) and (s.threads_per_row > WARP or s.reduce_with == "shared_tree")
-        if s.cluster == 1 and (not whole_block or uses_slot):
+        if s.row_blocks == 1 and (not whole_block or uses_slot):
             slot = "0" if whole_block else "threadIdx.x / kThreadsPerRow"
             lines.append(f"const int slot = {slot};  // this thread's row within the block")
         if not self.loops_rows:
@@ -367,18 +367,20 @@ class KernelBuilder(DependentLaunch):
         s, problem = self.schedule, self.problem
         first = problem.dtype
         rows = [] if problem.any_cols else [("kCols", str(problem.cols), "")]
-        if s.cluster > 1:
+        if s.row_blocks > 1:
             rows += [("kCluster", str(s.cluster), "blocks that share a row"), ("kThreads", str(s.threads), "")]
             rows += [("kWarps", "kThreads / 32", ""), ("kThreadsPerRow", "kCluster * kThreads", "")]
         else:
             rows.append(("kThreadsPerRow", str(s.threads_per_row), ""))
+        if self.columns.by_cluster:
+            rows.append(("kCluster", str(s.cluster), "blocks that add their column sums"))
         if s.rows_per_block > 1:
             rows.append(("kRowsPerBlock", str(s.rows_per_block), ""))
-        if (self.ring.bytes or self.columns.in_shared or self.columns.by_tile) and s.cluster == 1:
+        if (self.ring.bytes or self.columns.in_shared or self.columns.by_tile) and s.row_blocks == 1:
             rows.append(("kThreads", str(s.threads), ""))
         width = s.vector * first.bytes
         rows.append(("kVector", str(s.vector), f"elements per access of {width} bytes"))
-        if s.threads_per_row > WARP and s.reduce_with != "shared_tree" and s.cluster == 1:
+        if s.threads_per_row > WARP and s.reduce_with != "shared_tree" and s.row_blocks == 1:
             rows.append(("kWarpsPerRow", "kThreadsPerRow / 32", ""))
         if not problem.any_cols:
             rows.append(("kVectors", "kCols / kVector", "per row"))
@@ -392,7 +394,7 @@ class KernelBuilder(DependentLaunch):
 
     def state_slots(self) -> tuple[str, ...]:
         s = self.schedule
-        if s.cluster > 1:
+        if s.row_blocks > 1:
             twice = "[2]" if self.cluster_loops else ""
             slots = [f"__shared__ {st.type} {st.variable}_slots{twice}[kCluster * kWarps];" for st in self.states]
             full = [f"__shared__ unsigned long long {st.variable}_full[2];" for st in self.states if twice]
@@ -418,6 +420,7 @@ class KernelBuilder(DependentLaunch):
         }[s.strategy]
         reads = len(self.look_loads) if s.hold == "reload" else 1
         per_block = f", {s.rows_per_block} rows a block" if s.rows_per_block > 1 else ""
+        per_block += f", {s.cluster} blocks share their column sums" if self.columns.by_cluster else ""
         times = {1: "once", 2: "twice"}.get(reads, f"{reads} times")
         first = (
             f"{self.problem.spec.name} {self.problem.direction.value}, {size}: {owner}{per_block}; it is read {times}."

@@ -7,6 +7,8 @@ are coalesced and meet no bank twice.
 
     register_atomic       atomicAdd into the workspace; the last block converts, and zeroes the workspace again
     partials_two_kernels  one partial row per block; a second kernel adds them in a fixed order
+    cluster_partials      as partials_two_kernels, but the blocks of a cluster add their sums through distributed
+                          shared memory first: one partial row per cluster, of rows that each block has walked alone
     partials_last_tile    one partial row per block; the last block at a tile of columns adds it, in a fixed order
     shared_atomic         as register_atomic, but rows are added to a float32 row in shared memory by atomics
     atomic                every row adds straight to the workspace (the plain kernel of the literature)
@@ -21,7 +23,7 @@ from normgen.codegen.prelude import environment
 from normgen.codegen.view import Loop, SectionList
 from normgen.program.ir import Reduce, Store
 from normgen.schedule.legality import last_tile_sums, last_tiles, sums_pitch, sums_shared_bytes
-from normgen.schedule.schedule import DETERMINISTIC_COLUMNS
+from normgen.schedule.schedule import DETERMINISTIC_COLUMNS, TWO_KERNELS
 from normgen.spec import Kind
 
 WARP = 32
@@ -68,7 +70,7 @@ class ColumnSums:
     @property
     def in_shared(self) -> bool:
         """Whether the block adds up in shared memory at all."""
-        regroups = self.in_registers and (self.b.schedule.rows_per_block > 1 or self.shifted)
+        regroups = self.in_registers and (self.b.schedule.rows_per_block > 1 or self.shifted or self.by_cluster)
         return bool(self) and (self.how == "shared_atomic" or regroups)
 
     @property
@@ -80,6 +82,16 @@ class ColumnSums:
     def by_tile(self) -> bool:
         """Whether the last block to arrive at a tile of columns finishes it."""
         return bool(self) and self.how == "partials_last_tile"
+
+    @property
+    def by_cluster(self) -> bool:
+        """Whether the blocks of a cluster add their sums, of different rows."""
+        return bool(self) and self.how == "cluster_partials"
+
+    @property
+    def stretch_width(self) -> int:
+        """Columns that a thread adds over a cluster at a time: 16 bytes where rows of sums are whole vectors."""
+        return 4 if self.b.problem.cols % 4 == 0 else 1
 
     @property
     def by_ticket(self) -> bool:
@@ -113,14 +125,14 @@ class ColumnSums:
 
     @property
     def block_bytes(self) -> int:
-        """A block's part of its partial row; the blocks of a cluster fill one together, each at its own columns."""
+        """A block's part of its partial row; the blocks of a cluster fill one together."""
         row = len(self.reduces) * self.pitch * 4 if self and self.in_partials else 0
         return row // self.b.schedule.cluster
 
     def params(self) -> list[Param]:
         if not self:
             return []
-        if self.how == "partials_two_kernels":
+        if self.how in TWO_KERNELS:
             return [Param(name="partials", ctype="float*", source=Source.WORKSPACE)]
         tickets, sums = ("tickets", "partials") if self.by_tile else ("ticket", "sums")
         behind = self.fixed_bytes if self.by_tile else TICKET_BYTES
@@ -133,6 +145,10 @@ class ColumnSums:
         if not self or self.b.problem.any_cols:
             return []
         pitch = ("kPitch", str(self.pitch), "columns of a row of float32 sums, padded")
+        if self.by_cluster:
+            width = self.stretch_width
+            share = f"(kCols + {width} * kCluster - 1) / ({width} * kCluster) * {width}"
+            return [pitch, ("kStretch", share, "columns that a block of the cluster adds")]
         if not self.by_tile:
             return [pitch]
         tile = last_tile_sums(self.b.problem)
@@ -228,6 +244,13 @@ class ColumnSums:
                 edge=edge if self.b.layout.edged else (),
             )
         )
+        if self.groups > 1 or not self.by_cluster:
+            self._add_groups(out)
+        if self.by_cluster:
+            self._add_blocks(out)
+
+    def _add_groups(self, out: SectionList) -> None:
+        """The sums of all row groups -> one sum per cell, which leaves the block, or waits for those of the cluster."""
         lines = [
             "__syncthreads();",
             "// ... and are added in a fixed order.",
@@ -236,6 +259,9 @@ class ColumnSums:
         count = len(self.names)
         for index, name in enumerate(self.names):
             cells = [f"column_sums[{self.start(group * count + index)}cell]" for group in range(self.groups)]
+            if self.by_cluster:
+                lines.append(f"  {cells[0]} = {' + '.join(cells)};")
+                continue
             lines.append(f"  const float {name}_total = {' + '.join(cells)};")
             if self.in_partials:
                 row = f"static_cast<long long>(blockIdx.x) * {count} * kPitch"
@@ -243,6 +269,12 @@ class ColumnSums:
             else:
                 lines.append(f"  atomicAdd(sums + {self.start(index)}cell, {name}_total);")
         out.lines(*lines, "}")
+
+    def _add_blocks(self, out: SectionList) -> None:
+        """The sums of all blocks of the cluster -> its partial row."""
+        starts = [self.start(index) for index in range(len(self.names))]
+        template = environment().get_template("cluster_partials.cu.j2")
+        out.lines(*template.render(width=self.stretch_width, starts=starts).splitlines())
 
     @property
     def _guard(self) -> str:
@@ -372,7 +404,7 @@ class ColumnSums:
 
     def finish_kernel(self) -> tuple[Kernel, dict[str, object]] | None:
         """The kernel that adds partial rows, and what its template prints."""
-        if not self or self.how != "partials_two_kernels":
+        if not self or self.how not in TWO_KERNELS:
             return None
         name = f"{self.b.name}_finish"
         outputs = [self.b.problem.tensor(s.tensor) for s in self.stores]

@@ -126,14 +126,15 @@ def program_parts(problem: Problem, program: RowProgram, schedule: Schedule) -> 
 def launch_of(builder: KernelBuilder) -> Launch:
     s = builder.schedule
     in_order = builder.problem.deterministic and s.columns == "atomic"  # one walker adds its rows one after another
+    rows = s.rows_per_block * (s.cluster // s.row_blocks)
     return Launch(
         blocks=s.cluster if in_order else 0,
         threads=s.threads,
-        rows_per_block=s.rows_per_block,
+        rows_per_block=rows,
         cluster=s.cluster,
         persistent=s.persistent,
         shared_bytes=builder.shared_bytes,
-        period=s.vector // math.gcd(s.vector, s.rows_per_block) if builder.one_shift else 1,
+        period=s.vector // math.gcd(s.vector, rows) if builder.one_shift else 1,
         min_blocks=1 if builder.columns else 0,
         dependent=s.chained,
     )
@@ -141,7 +142,7 @@ def launch_of(builder: KernelBuilder) -> Launch:
 
 def reduction_method(schedule: Schedule, *, row_barriers: bool) -> str:
     """Which tree of reduce.cu.j2 combines the threads of a row; `_rows`: with a barrier for each row side by side."""
-    if schedule.cluster > 1:
+    if schedule.row_blocks > 1:
         return "cluster_rows" if schedule.persistent else "cluster"
     if schedule.threads_per_row == 1:
         return "none"

@@ -50,7 +50,7 @@ class Layout:
 
 def layout_of(problem: Problem, schedule: Schedule) -> Layout:
     vectors = problem.cols // schedule.vector
-    lanes = schedule.threads_per_row * schedule.cluster
+    lanes = schedule.threads_per_row * schedule.row_blocks
     return Layout(
         vector=schedule.vector,
         lanes=lanes,

@@ -95,6 +95,7 @@ def instructions_of(text: str, dtypes: Iterable[str]) -> str:
     features += ["cp_async"] if "cp_async_commit()" in text else []
     features += ["bulk", "mbarrier"] if "bulk_load(" in text else []
     features += ["cluster"] if "cluster_rank()" in text else []
+    features += ["cluster_load"] if "cluster_load(" in text else []
     features += ["cluster_send", "mbarrier"] if "cluster_send(" in text else []
     features += ["dependent_launch"] if "dependency_wait()" in text else []
     return instructions(

@@ -124,7 +124,7 @@ class Ring:
         ctypes = [self.b.ctype(load.name) for load in self.b.held]
         size = " + ".join(f"sizeof({ctype})" for ctype in ctypes)
         size = f"({size})" if len(ctypes) > 1 else size
-        if self.s.cluster > 1:
+        if self.s.row_blocks > 1:
             return self._part_copies(size)
         lines = [f"mbarrier_expect_bytes({self._barrier}, kCopiedCols * {size});"]
         row = "stage * kRowsPerBlock + slot" if self.staged else "slot"
@@ -304,7 +304,7 @@ class Ring:
     @property
     def _reduction_frees(self) -> bool:
         """Whether the barrier of the first row reduction proves that all threads have emptied the slots."""
-        return (self.s.threads_per_row > WARP or self.s.cluster > 1) and bool(self.b.states)
+        return (self.s.threads_per_row > WARP or self.s.row_blocks > 1) and bool(self.b.states)
 
     def after_first_look(self, out: SectionList) -> None:
         if self.in_loop and self.bulk and self.s.hold == "registers" and self._reduction_frees:

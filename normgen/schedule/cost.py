@@ -114,12 +114,12 @@ def _issue_us(problem: Problem, s: Schedule, device: Device, looks: int, blocks:
     if s.edges != "exact":
         per_element *= 1.6
     reads = (looks if s.hold != "registers" else 1) * sum(not t.is_written for t in problem.elem_tensors) + 1
-    elements = problem.rows * steps_per_lane(problem, s) * s.vector * s.threads_per_row * s.cluster
+    elements = problem.rows * steps_per_lane(problem, s) * s.vector * s.threads_per_row * s.row_blocks
     instructions = elements * (per_element + 6.0 * reads / s.vector) / 32
     warps = max(1.0, s.threads_per_row / 32)
     steps = math.log2(max(2, min(32, s.threads_per_row))) * 2 * max(1, looks - 1)
     rows_in_warp = max(1, 32 // s.threads_per_row)
-    instructions += problem.rows * s.cluster * warps / rows_in_warp * (steps * 2 + 40)
+    instructions += problem.rows * s.row_blocks * warps / rows_in_warp * (steps * 2 + 40)
     busy = min(blocks, device.sm_count)
     return instructions / (busy * c.instructions_per_clock * device.sm_clock_ghz * 1e3)
 
@@ -135,12 +135,12 @@ def _reduce_us(s: Schedule, c: Constants) -> float:
         reduce += tree if s.reduce_with == "shared_tree" else (1 + warps / 8) * c.barrier_us + shuffles * c.shuffle_us
     if s.reduce_with == "shared_tree" and s.threads_per_row <= 32:
         reduce *= 2
-    return reduce + (c.cluster_barrier_us if s.cluster > 1 else 0.0)
+    return reduce + (c.cluster_barrier_us if s.row_blocks > 1 else 0.0)
 
 
 def _rereads_l1(problem: Problem, s: Schedule) -> bool:
     """Whether a row that is read again comes from L1: it was allowed to stay there, and some blocks' rows fit."""
-    row_bytes = problem.cols * problem.row_input_bytes // s.cluster
+    row_bytes = problem.cols * problem.row_input_bytes // s.row_blocks
     return s.load == "default" and row_bytes * s.rows_per_block <= L1_BYTES // 4
 
 
@@ -170,7 +170,7 @@ def _memory_us(
     narrow = 1 + c.narrow_penalty * max(0.0, math.log2(16 / min(16, width)))
     read = problem.rows * problem.cols * sum(t.dtype.bytes for t in problem.elem_tensors if not t.is_written)
     again = read * max(0, looks - 1) if s.hold == "reload" and not _rereads_l1(problem, s) else 0
-    local = 8.0 * spilled * s.threads_per_row * s.cluster * problem.rows  # stored and loaded once a row
+    local = 8.0 * spilled * s.threads_per_row * s.row_blocks * problem.rows  # stored and loaded once a row
     return (problem.compulsory_bytes / (l2 if hot else min(dram, l2)) + (again + local) / l2) * narrow
 
 
@@ -184,6 +184,8 @@ def _columns_us(problem: Problem, s: Schedule, device: Device, blocks: float, c:
         return share * problem.rows * sums / c.atomics_per_us + c.barrier_us
     groups = s.threads / max(32, s.threads_per_row)
     in_block = groups * -(-sums // s.threads) * c.l1_latency_us
+    if s.columns == "cluster_partials":  # two barriers around remote reads, which take about as long as one
+        in_block += (2 + -(-sums // (4 * s.threads * s.cluster))) * c.cluster_barrier_us
     blocks /= s.cluster  # the blocks of a cluster fill one partial row together
     if s.columns == "register_atomic":
         return in_block + blocks * sums / c.atomics_per_us + 2 * c.l2_latency_us
@@ -203,7 +205,7 @@ def _factor(problem: Problem, s: Schedule, c: Constants, *, hot: bool) -> float:
             factor *= c.load_past_l1 if streams == 1 else c.load_streams_past_l1
         factor *= c.store_streaming if s.store == "streaming" and not column_outputs(problem) else 1.0
         factor *= {"early": c.params_early, "kept": c.params_kept, "packed": c.params_kept}.get(s.params, 1.0)
-    lanes = s.threads_per_row * s.cluster * steps_per_lane(problem, s) * s.vector
+    lanes = s.threads_per_row * s.row_blocks * steps_per_lane(problem, s) * s.vector
     factor *= float((lanes / problem.cols) ** c.idle_exponent)
     factor *= 1 + c.side_by_side * math.log2(s.rows_per_block) * (s.threads > 64)
     factor *= 1 + c.few_vectors * (steps_per_lane(problem, s) == 1)
@@ -237,13 +239,13 @@ def predict(
         shared_bytes = dynamic_shared_bytes(problem, s)
     resident = blocks_resident(s, device, registers, shared_bytes)
     tiles = -(-problem.rows // s.rows_per_block)
-    blocks = tiles * s.cluster
+    blocks = tiles * s.row_blocks
     if s.persistent:
         blocks = min(blocks, s.persistent * device.sm_count)
     waves = blocks / (device.sm_count * resident)
     # The fullest SM decides how many tiles go one after another through a slot.
     running = min(resident, max(1, -(-blocks // device.sm_count)))
-    rounds = max(1.0, tiles * s.cluster / (device.sm_count * running))
+    rounds = max(1.0, tiles * s.row_blocks / (device.sm_count * running))
     tile_us = _tile_us(problem, s, looks, c, hot=hot)
     latency = rounds * tile_us
     memory = _memory_us(problem, s, device, looks, spilled, blocks, c, hot=hot)

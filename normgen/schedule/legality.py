@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from normgen.device import Device
 from normgen.problem import Problem, TensorUse
-from normgen.schedule.schedule import DETERMINISTIC_COLUMNS, Schedule
+from normgen.schedule.schedule import DETERMINISTIC_COLUMNS, TWO_KERNELS, Schedule
 from normgen.spec import Kind
 
 _NO_COLUMNS = Schedule().columns
@@ -44,7 +44,7 @@ def vectors_per_row(problem: Problem, s: Schedule) -> int:
 
 def steps_per_lane(problem: Problem, s: Schedule) -> int:
     """Vectors a thread owns in its row."""
-    return -(-vectors_per_row(problem, s) // (s.threads_per_row * s.cluster))
+    return -(-vectors_per_row(problem, s) // (s.threads_per_row * s.row_blocks))
 
 
 def held_bytes_per_thread(problem: Problem, s: Schedule) -> int:
@@ -91,7 +91,7 @@ def sums_shared_bytes(problem: Problem, s: Schedule) -> int:
     if s.columns == "shared_atomic":
         return row
     groups = s.rows_per_block if s.edges == "peel" else s.threads // max(32, s.threads_per_row)
-    if s.columns == "atomic" or (s.rows_per_block == 1 and s.edges != "peel"):
+    if s.columns == "atomic" or (s.rows_per_block == 1 and s.edges != "peel" and s.columns != "cluster_partials"):
         groups = 0
     return max(groups * row, 16 * s.threads if s.columns == "partials_last_tile" else 0)
 
@@ -119,7 +119,7 @@ def _block_size(_: Problem, s: Schedule, __: Device) -> str | None:
 
 
 def _idle_threads(problem: Problem, s: Schedule, _: Device) -> str | None:
-    lanes = s.threads_per_row * s.cluster
+    lanes = s.threads_per_row * s.row_blocks
     if lanes > 1 and lanes // 2 >= vectors_per_row(problem, s):
         return "at least half of a row's threads would own no vector"
     return None
@@ -149,7 +149,7 @@ def _edges(problem: Problem, s: Schedule, _: Device) -> str | None:
     edge = {"exact": 0, "masked": s.vector - 1, "peel": 2 * s.vector - 2}[s.edges]
     if s.edges != "exact" and problem.cols < s.vector:
         return f"a row of {problem.cols} elements has no vector of {s.vector}"
-    if edge > s.threads_per_row * s.cluster:
+    if edge > s.threads_per_row * s.row_blocks:
         return f"up to {edge} elements outside of the whole vectors need a lane each"
     if s.edges == "peel":
         if s.vector == 1:
@@ -160,7 +160,7 @@ def _edges(problem: Problem, s: Schedule, _: Device) -> str | None:
             return "a peeled head needs all elem tensors of one element size, so that their rows shift alike"
         if s.vector * problem.dtype.bytes > 16:
             return "a peeled head aligns to at most 16 bytes"
-        if s.persistent and s.cluster > 1:
+        if s.persistent and s.row_blocks > 1:
             return "clusters that fit the device are not a multiple of the vector: rows would shift from trip to trip"
     return None
 
@@ -234,6 +234,8 @@ def _cluster(problem: Problem, s: Schedule, device: Device) -> str | None:
         return None
     if device.arch < 90:
         return "thread-block clusters need sm_90"
+    if s.row_blocks == 1:
+        return None
     if s.rows_per_block > 1 or s.threads_per_row < 32:
         return "a cluster shares one row: rows_per_block = 1 and whole warps"
     if s.reduce_with != "shuffle":
@@ -273,7 +275,7 @@ def dependent_launch(problem: Problem, s: Schedule, device: Device) -> str | Non
         return None
     if device.arch < 90:
         return "programmatic dependent launch needs sm_90"
-    if s.dependent_launch == "on" and (not column_outputs(problem) or s.columns != "partials_two_kernels"):
+    if s.dependent_launch == "on" and (not column_outputs(problem) or s.columns not in TWO_KERNELS):
         return "there is no second kernel to start early"
     if s.dependent_launch == "loads" and (s.persistent or column_outputs(problem) or s.hold == "reload"):
         return (
@@ -339,6 +341,8 @@ def _columns(problem: Problem, s: Schedule, _: Device) -> str | None:
         return None
     if not s.persistent:
         return "column sums in registers pay only over many rows of one block: persistent >= 1"
+    if s.columns == "cluster_partials" and s.cluster == 1:
+        return "blocks add their column sums together through the shared memory of a cluster: cluster >= 2"
     if s.hold != "registers" and s.unroll != 0:
         return "column sums in registers need a completely unrolled row (unroll = 0)"
     return None

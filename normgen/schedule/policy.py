@@ -17,7 +17,7 @@ from normgen.schedule.legality import (
     steps_per_lane,
     unroll,
 )
-from normgen.schedule.schedule import Schedule
+from normgen.schedule.schedule import TWO_KERNELS, Schedule
 
 CHAINED_BYTES = 768 << 20  # an early start gains 0.2 % at 16384x8192 bf16, 1 to 5 % from there down (H200)
 
@@ -43,7 +43,7 @@ def searched_cluster(problem: Problem, s: Schedule, device: Device) -> str | Non
 
     Column sums take registers too, and a cluster leaves fewer partial rows: clusters from half a block's row on.
     """
-    if s.cluster == 1:
+    if s.row_blocks == 1:
         return None
     if s.threads_per_row < 128:
         return "not searched: clusters of blocks below 128 threads"
@@ -96,7 +96,7 @@ def searched_launch(problem: Problem, s: Schedule, device: Device) -> str | None
     The next launch may start at once where a block walks rows, else when the row has been asked for; on an H200 the
     other order loses up to 1 %. With column sums it never loses (8192x768 to 4096x4096): only that is searched.
     """
-    if s.columns == "partials_two_kernels" and column_outputs(problem):
+    if s.columns in TWO_KERNELS and column_outputs(problem):
         if device.arch >= 90 and not s.chained and problem.compulsory_bytes < CHAINED_BYTES:
             return "not searched: two kernels without an early start"
         return None

@@ -19,7 +19,8 @@ class Schedule:
 
     threads_per_row  1 = a thread owns a row; <= 32 = a (sub-)warp, shuffles only; above = whole warps
     rows_per_block   rows side by side in one block
-    cluster          blocks that share one row through distributed shared memory (sm_90+)
+    cluster          blocks that share one row through distributed shared memory (sm_90+); with columns =
+                     cluster_partials they walk rows of their own, and share their column sums
     reduce_with      shuffle | cooperative_groups | shared_tree: how the threads of a row combine
     vector           elements of one access to the first row input (bytes: vector * element size)
     variance         two_pass | sum_of_squares | shifted | welford: the rewrite of a variance
@@ -81,9 +82,14 @@ class Schedule:
         return self.threads_per_row * self.rows_per_block
 
     @property
+    def row_blocks(self) -> int:
+        """Blocks that share one row: the cluster's, unless these only add their column sums together."""
+        return 1 if self.columns == "cluster_partials" else self.cluster
+
+    @property
     def strategy(self) -> str:
         """thread_per_row, warp_per_row, block_per_row or cluster_per_row, as reports name it."""
-        if self.cluster > 1:
+        if self.row_blocks > 1:
             return "cluster_per_row"
         if self.threads_per_row == 1:
             return "thread_per_row"
@@ -106,7 +112,8 @@ class Schedule:
 
 
 # The ways to sum columns that give the same bits in every run: each sum in a fixed order, no atomics on sums.
-DETERMINISTIC_COLUMNS = ("partials_two_kernels", "partials_last_tile")
+DETERMINISTIC_COLUMNS = ("partials_two_kernels", "cluster_partials", "partials_last_tile")
+TWO_KERNELS = ("partials_two_kernels", "cluster_partials")  # a second kernel adds rows of partial sums
 
 KNOBS: dict[str, tuple[Any, ...]] = {
     "threads_per_row": (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
@@ -128,6 +135,7 @@ KNOBS: dict[str, tuple[Any, ...]] = {
     "blocks_per_sm": (0, 1, 2, 3, 4, 6, 8),
     "columns": (
         "partials_two_kernels",
+        "cluster_partials",
         "partials_last_tile",
         "register_atomic",
         "shared_atomic",

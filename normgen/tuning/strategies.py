@@ -225,7 +225,7 @@ class Surrogate:
 
 
 def _cut(s: Schedule) -> tuple[object, ...]:
-    return s.threads_per_row, s.rows_per_block, s.cluster, s.vector, s.hold, s.copy, s.persistent > 0
+    return s.threads_per_row, s.rows_per_block, s.row_blocks, s.vector, s.hold, s.copy, s.persistent > 0
 
 
 def codes_of(legal: Sequence[Schedule]) -> NDArray[np.int16]:

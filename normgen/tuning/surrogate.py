@@ -55,7 +55,7 @@ def features_of(schedules: Sequence[Schedule]) -> Array:
         for value in sorted({getattr(s, name) for s in schedules}):
             add([float(getattr(s, name) == value) for s in schedules], 0.5)
     add([math.log2(s.threads) for s in schedules], 0.5)
-    add([math.log2(s.threads_per_row * s.cluster * s.vector) for s in schedules], 0.5)
+    add([math.log2(s.threads_per_row * s.row_blocks * s.vector) for s in schedules], 0.5)
     add([float(s.persistent > 0) for s in schedules])
     if not columns:
         return np.zeros((len(schedules), 1))

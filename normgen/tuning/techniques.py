@@ -22,7 +22,7 @@ COUNTED = ("cluster", "persistent", "stages", "blocks_per_sm")  # one technique 
 ALTERNATIVES = ("hold", "columns", "edges")  # no value of theirs is plain: without one means with another
 MOST_CHANGES = 4  # knobs that may differ between a schedule and the one without its technique, besides the technique's
 SUMMARIES = {
-    "cluster": "blocks of a cluster share a row through distributed shared memory",
+    "cluster": "blocks of a cluster share a row, or their column sums, through distributed shared memory",
     "persistent": "a persistent grid whose blocks loop over rows",
     "stages": "the next rows in flight while one is worked on",
     "blocks_per_sm": "launch bounds that cap the registers",
@@ -53,6 +53,7 @@ SUMMARIES = {
     "params=packed": "column parameters kept across rows as they are stored, in half the registers",
     "arithmetic=approximate": "exponentials by the hardware's power of two",
     "columns=partials_two_kernels": "column sums: partial rows, summed by a second kernel",
+    "columns=cluster_partials": "column sums: partial rows of whole clusters, summed by a second kernel",
     "columns=partials_last_block": "column sums: partial rows, summed by the last block",
     "columns=register_atomic": "column sums: registers, then one atomic a column and block",
     "columns=shared_atomic": "column sums: shared memory, then one atomic a column and block",

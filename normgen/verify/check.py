@@ -261,7 +261,7 @@ def _span(rows: NDArray[np.intp]) -> slice | NDArray[np.intp]:
 
 def longest_chain(problem: Problem, schedule: Schedule) -> int:
     """The most terms one thread adds up in a row sum of this schedule, with a vector more for each ragged end."""
-    step = schedule.threads_per_row * schedule.cluster * schedule.vector
+    step = schedule.threads_per_row * schedule.row_blocks * schedule.vector
     return min(problem.cols, (-(-problem.cols // step) + 2) * schedule.vector)
 
 

@@ -39,6 +39,7 @@ def test_a_forward_problem_keeps_the_promise_without_being_told() -> None:
 def test_a_promise_of_the_same_bits_refuses_atomics_with_a_sentence(columns: str) -> None:
     schedule = Schedule(threads_per_row=32, rows_per_block=4, vector=4, hold="registers", unroll=0, columns=columns)
     schedule = replace(schedule, persistent=0 if columns in ("atomic", "shared_atomic") else 2)
+    schedule = replace(schedule, cluster=2 if columns == "cluster_partials" else 1)
     assert refusal(backward(), schedule, H200) is None
     reason = refusal(backward(deterministic=True), schedule, H200)
     if columns in DETERMINISTIC_COLUMNS:

@@ -36,6 +36,7 @@ def backward_records() -> list[Record]:
 
 
 CLUSTERS = Schedule(threads_per_row=128, cluster=4, vector=4, hold="registers", persistent=2, stages=2, unroll=0)
+PAIRS = replace(CLUSTERS, cluster=2, vector=2, columns="cluster_partials")
 
 
 def single_records() -> dict[str, list[Record]]:
@@ -46,6 +47,7 @@ def single_records() -> dict[str, list[Record]]:
         "softmax_f16": [record("softmax", shape="64x4096", dtype="f16")],
         "rmsnorm_mixed": [record("rmsnorm", shape="64x1000", dtype="f16", dtypes={"weight": "f32"})],
         "rmsnorm_backward_clusters": [record("rmsnorm", shape="4096x4096", direction="backward", schedule=CLUSTERS)],
+        "layernorm_backward_pairs": [record(shape="300x768", direction="backward", schedule=PAIRS)],
         "layernorm_backward_deterministic": [record(shape="64x256", direction="backward", deterministic=True)],
         "layernorm_backward_only_dx": [record(shape="64x256", direction="backward", gradients=("x",))],
         "rmsnorm_backward_only_dweight": [
@@ -269,7 +271,8 @@ def test_on_the_gpu_every_branch_of_a_header_computes_its_formula(tmp_path: Path
     clusters = record(
         shape="33x768", dtype="bf16", direction="backward", schedule=replace(CLUSTERS, threads_per_row=32)
     )
-    for header in headers_of([*layernorm_records(), *backward_records(), clusters]):
+    pairs = record(shape="300x770", dtype="bf16", direction="backward", schedule=PAIRS)
+    for header in headers_of([*layernorm_records(), *backward_records(), clusters, pairs]):
         header.write(tmp_path)
     shutil.copy(HERE / "run.cu", tmp_path)
     program = build(tmp_path, "run.cu")

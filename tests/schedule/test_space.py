@@ -49,7 +49,7 @@ def test_column_sums_of_wide_rows_stay_in_registers_by_default(op: str, dtype: s
 
 
 def searched_clusters(shape: str) -> set[int]:
-    return {s.cluster for s in space(problem(shape, dtype="bf16", direction="backward"), H200).legal}
+    return {s.row_blocks for s in space(problem(shape, dtype="bf16", direction="backward"), H200).legal}
 
 
 def test_clusters_are_searched_with_column_sums_where_rows_are_wide_or_few() -> None:

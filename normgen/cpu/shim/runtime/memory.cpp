@@ -136,26 +136,30 @@ uint64_t unordered_reader(const Block& block, size_t i) {
   return 0;
 }
 
+// Whether byte i, one of `bytes`, has been written and the present thread comes after that.
+bool is_readable(const Block& block, size_t i, size_t bytes, int access, uintptr_t pc) {
+  const uint64_t written = block.shadow.write[i];
+  if (written < start_stamp(block)) {
+    record_fault(kUninitialisedShared, pc, "thread %d reads %zu bytes at shared byte %zu before anyone wrote them",
+                 machine.current->thread, bytes, i);
+    return false;
+  }
+  if ((written & kInFlightFlag) != 0) {
+    record_fault(kUninitialisedShared, pc,
+                 "thread %d reads %zu bytes at shared byte %zu before the asynchronous copy into them was waited for",
+                 machine.current->thread, bytes, i);
+    return false;
+  }
+  if (ordered_after_write(written, my_stamp(), access)) return true;
+  race("reads", written, i, pc);
+  return false;
+}
+
 void check_shared_read(Block& block, size_t index, size_t bytes, int access, uintptr_t pc) {
   Shadow& shadow = block.shadow;
-  const uint64_t mine = my_stamp(), start = start_stamp(block);
+  const uint64_t mine = my_stamp();
   for (size_t i = index; i < index + bytes; ++i) {
-    const uint64_t written = shadow.write[i];
-    if (written < start) {
-      record_fault(kUninitialisedShared, pc, "thread %d reads %zu bytes at shared byte %zu before anyone wrote them",
-                   machine.current->thread, bytes, i);
-      return;
-    }
-    if ((written & kInFlightFlag) != 0) {
-      record_fault(kUninitialisedShared, pc,
-                   "thread %d reads %zu bytes at shared byte %zu before the asynchronous copy into them was waited for",
-                   machine.current->thread, bytes, i);
-      return;
-    }
-    if (!ordered_after_write(written, mine, access)) {
-      race("reads", written, i, pc);
-      return;
-    }
+    if (!is_readable(block, i, bytes, access, pc)) return;
     if ((access & kAtomic) != 0) continue;
     const uint64_t read = shadow.read[i];
     if (read < block.barrier_clock << kStampShift || ((read ^ mine) & kThreadBits) == 0) {
@@ -166,10 +170,29 @@ void check_shared_read(Block& block, size_t index, size_t bytes, int access, uin
   }
 }
 
+constexpr size_t kWordBytes = 4;
+
+// Nobody writes words that other blocks may still be reading.
+bool come_after_remote_reads(Block& block, size_t index, size_t bytes, uintptr_t pc) {
+  if (block.remote_reads.empty()) return true;
+  for (size_t word = index / kWordBytes; word * kWordBytes < index + bytes; ++word) {
+    const auto found = block.remote_reads.find(word);
+    if (found == block.remote_reads.end()) continue;
+    const std::vector<uint64_t> stamps = std::move(found->second);
+    block.remote_reads.erase(found);
+    for (const uint64_t stamp : stamps) {
+      if (is_ordered(stamp, *machine.current)) continue;
+      race("writes", stamp, word * kWordBytes, pc);
+      return false;
+    }
+  }
+  return true;
+}
+
 void check_shared_write(Block& block, size_t index, size_t bytes, int access, uint64_t flags, uintptr_t pc) {
   Shadow& shadow = block.shadow;
   const uint64_t mine = my_stamp() | flags, start = start_stamp(block);
-  bool sound = true;
+  bool sound = come_after_remote_reads(block, index, bytes, pc);
   for (size_t i = index; i < index + bytes; ++i) {
     const uint64_t written = shadow.write[i];
     if (sound && written >= start) {
@@ -283,6 +306,25 @@ void land_bytes(Block& block, size_t index, size_t bytes, uint64_t thread) {
 
 void check_remote_write(Block& target, size_t index, size_t bytes, uintptr_t pc) {
   check_shared_write(target, index, bytes, kWrite, 0, pc);
+}
+
+void check_remote_read(Block& target, size_t index, size_t bytes, uintptr_t pc) {
+  for (size_t i = index; i < index + bytes; ++i) {
+    if (!is_readable(target, i, bytes, kRead, pc)) return;
+    if (i % kWordBytes == 0) target.remote_reads[i / kWordBytes].push_back(my_stamp());
+  }
+}
+
+// The shared memory of a block is there until its last thread ends: other blocks must have read it by then.
+void check_leaving(const Block& block) {
+  if (block.exited < static_cast<int>(block.fibers.size())) return;
+  for (const auto& [word, stamps] : block.remote_reads) {
+    for (const uint64_t stamp : stamps) {
+      if (is_ordered(stamp, *machine.current)) continue;
+      race("ends and leaves", stamp, word * kWordBytes, machine.image_begin);
+      return;
+    }
+  }
 }
 
 void mark_sent(Block& target, size_t index, size_t bytes, uintptr_t pc) {
