@@ -43,7 +43,7 @@
 //   rows x cols                     kernel           threads  rows/block  vector        median us  GB/s  of roof  vs default  data
 //   524288 x 64 no rstd             warp_per_row     256      32          bfloat16 x 4  33         4067  106.7 %  1.18x       cold
 //   65536 x 128 no rstd             warp_per_row     128      16          bfloat16 x 4  9.452      3550  100.9 %  1.04x       cold
-//   262144 x 128 no rstd            warp_per_row     128      16          bfloat16 x 8  34         3948  104.3 %  1.02x       cold
+//   262144 x 128 no rstd            warp_per_row     256      16          bfloat16 x 8  32.88      4082  105.8 %  1.03x       cold
 //   32768 x 256 no rstd             warp_per_row     128      8           bfloat16 x 8  9.511      3528  100.9 %  1.05x       cold
 //   1 x 2048 no rstd                block_per_row    256      1           bfloat16 x 4  0.8748     14    99.2 %   1.34x       hot
 //   64 x 2048 no rstd               block_per_row    256      1           bfloat16 x 4  0.9894     534   100.0 %  1.30x       hot
@@ -66,7 +66,7 @@
 //   1 x 16384 no rstd               cluster_per_row  1024     1           bfloat16 x 4  1.433      69    65.5 %   1.28x       hot
 //   64 x 16384 no rstd              block_per_row    1024     1           bfloat16 x 8  2.112      2002  70.2 %   1.26x       hot
 //   4096 x 16384 no rstd            block_per_row    512      1           bfloat16 x 8  65.83      4078  99.0 %   1.03x       cold
-//   8192 x 32768 no rstd            block_per_row    512      1           bfloat16 x 4  262.1      4097  105.9 %  1.10x       cold
+//   8192 x 32768 no rstd            block_per_row    512      1           bfloat16 x 4  261.7      4103  106.0 %  1.10x       cold
 //   4096 x 131072 no rstd           cluster_per_row  256      1           bfloat16 x 4  543.6      3951  102.1 %  1.02x       cold
 //   (any other)                     block_per_row    256      1           bfloat16      -          -     -        -           not tuned
 //
@@ -79,7 +79,7 @@
 //                params=early dependent_launch=loads
 //   65536 x 128: threads_per_row=8 rows_per_block=16 vector=4 hold=registers unroll=0 load=streaming store=streaming
 //                params=early dependent_launch=loads
-//   262144 x 128: threads_per_row=8 rows_per_block=16 vector=8 hold=registers unroll=0 load=streaming store=streaming
+//   262144 x 128: threads_per_row=16 rows_per_block=16 vector=8 hold=registers unroll=0 load=streaming store=streaming
 //                 params=early dependent_launch=loads
 //   32768 x 256: threads_per_row=16 rows_per_block=8 vector=8 hold=registers unroll=0 load=streaming store=streaming
 //                params=early dependent_launch=loads
@@ -675,10 +675,10 @@ rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_5f3c37(
   }
 }
 
-// rmsnorm forward, 128 columns: 8 lanes of a warp own a row, 16 rows a block; it is read once.
+// rmsnorm forward, 128 columns: 16 lanes of a warp own a row, 16 rows a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(128)
-rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_847b15(
+NORMGEN_KERNEL void __launch_bounds__(256)
+rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_483a2c(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -687,7 +687,7 @@ rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_847b15(
     int rows,
     float eps) {
   constexpr int kCols = 128;
-  constexpr int kThreadsPerRow = 8;
+  constexpr int kThreadsPerRow = 16;
   constexpr int kRowsPerBlock = 16;
   constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kVectors = kCols / kVector;  // per row
@@ -2527,7 +2527,7 @@ struct Launch {
 };
 inline constexpr Launch kLaunch_64_without_rstd_warp_per_row_89449d{256, 32, 1, 0, 0, 0, 1, 0, true};
 inline constexpr Launch kLaunch_128_without_rstd_warp_per_row_5f3c37{128, 16, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_128_without_rstd_warp_per_row_847b15{128, 16, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_128_without_rstd_warp_per_row_483a2c{256, 16, 1, 0, 0, 0, 1, 0, true};
 inline constexpr Launch kLaunch_256_without_rstd_warp_per_row_6d2d25{128, 8, 1, 0, 0, 0, 1, 0, true};
 inline constexpr Launch kLaunch_2048_without_rstd_block_per_row_390002{256, 1, 1, 0, 0, 0, 1, 0, true};
 inline constexpr Launch kLaunch_4095_without_rstd_block_per_row_6a0e17{256, 1, 1, 0, 0, 0, 1, 0, true};
@@ -2559,7 +2559,7 @@ struct Shape {
 inline constexpr Shape kTuned[] = {
     {524288, 64, 8, 2u, false},  // 33 us: warp_per_row
     {65536, 128, 8, 2u, false},  // 9.452 us: warp_per_row
-    {262144, 128, 16, 2u, false},  // 34 us: warp_per_row
+    {262144, 128, 16, 2u, false},  // 32.88 us: warp_per_row
     {32768, 256, 16, 2u, false},  // 9.511 us: warp_per_row
     {1, 2048, 8, 2u, false},  // 0.8748 us: block_per_row
     {64, 2048, 8, 2u, false},  // 0.9894 us: block_per_row
@@ -2582,7 +2582,7 @@ inline constexpr Shape kTuned[] = {
     {1, 16384, 8, 2u, false},  // 1.433 us: cluster_per_row
     {64, 16384, 16, 2u, false},  // 2.112 us: block_per_row
     {4096, 16384, 16, 2u, false},  // 65.83 us: block_per_row
-    {8192, 32768, 8, 2u, false},  // 262.1 us: block_per_row
+    {8192, 32768, 8, 2u, false},  // 261.7 us: block_per_row
     {4096, 131072, 8, 2u, false},  // 543.6 us: cluster_per_row
 };
 
@@ -2753,11 +2753,11 @@ inline cudaError_t rmsnorm_fwd_bf16_pitched(
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 2:  // 262144 x 128
-      status = k::grid(k::kLaunch_128_without_rstd_warp_per_row_847b15, rows, &blocks);
+      status = k::grid(k::kLaunch_128_without_rstd_warp_per_row_483a2c, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_847b15,
-          k::kLaunch_128_without_rstd_warp_per_row_847b15, blocks, stream,
+          k::rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_483a2c,
+          k::kLaunch_128_without_rstd_warp_per_row_483a2c, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 3:  // 32768 x 256

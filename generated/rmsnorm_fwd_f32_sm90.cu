@@ -16,7 +16,7 @@
 // note      the text below comes from another generator revision than the one that was tuned
 //
 //   rows x cols            kernel           threads  rows/block  vector  median us  GB/s  of roof  vs default  data
-//   8192 x 4096 no rstd    block_per_row    256      2           float2  68.3       3931  95.3 %   1.01x       cold
+//   8192 x 4096 no rstd    block_per_row    128      2           float2  68.13      3940  95.8 %   1.01x       cold
 //   2048 x 262144 no rstd  cluster_per_row  1024     1           float2  1061       4049  103.3 %  1.05x       cold
 //   (any other)            block_per_row    256      1           float   -          -     -        -           not tuned
 //
@@ -25,7 +25,7 @@
 //
 // The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
 // `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
-//   8192 x 4096: threads_per_row=128 rows_per_block=2 vector=2 hold=registers unroll=0 load=streaming store=streaming
+//   8192 x 4096: threads_per_row=64 rows_per_block=2 vector=2 hold=registers unroll=0 load=no_allocate store=streaming
 //                params=early dependent_launch=loads
 //   2048 x 262144: threads_per_row=1024 cluster=16 vector=2 hold=registers persistent=1 stages=2 unroll=0
 #ifndef NORMGEN_RMSNORM_FWD_F32_SM90_CU_
@@ -59,10 +59,30 @@ __device__ __forceinline__ Word load_default(const Word* address) {
   return *address;
 }
 
-// Read once: evict first (ld.global.cs).
-template <typename Word>
-__device__ __forceinline__ Word load_streaming(const Word* address) {
-  return __ldcs(address);
+// Leaves no line in L1.
+__device__ __forceinline__ unsigned short load_no_allocate(const unsigned short* address) {
+  unsigned short value;
+  asm("ld.global.L1::no_allocate.u16 %0, [%1];"
+      : "=h"(value) : "l"(address));
+  return value;
+}
+__device__ __forceinline__ unsigned load_no_allocate(const unsigned* address) {
+  unsigned value;
+  asm("ld.global.L1::no_allocate.u32 %0, [%1];"
+      : "=r"(value) : "l"(address));
+  return value;
+}
+__device__ __forceinline__ uint2 load_no_allocate(const uint2* address) {
+  uint2 value;
+  asm("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+      : "=r"(value.x), "=r"(value.y) : "l"(address));
+  return value;
+}
+__device__ __forceinline__ uint4 load_no_allocate(const uint4* address) {
+  uint4 value;
+  asm("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(address));
+  return value;
 }
 
 // Written back as usual.
@@ -204,12 +224,12 @@ __device__ __forceinline__ Vec<T, N> read_default(const T* elements) {
 }
 
 template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_streaming(const T* elements) {
+__device__ __forceinline__ Vec<T, N> read_no_allocate(const T* elements) {
   using Word = typename WordOf<Vec<T, N>::kBytes>::type;
   Vec<T, N> vec;
 #pragma unroll
   for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    split(load_streaming(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
+    split(load_no_allocate(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
   }
   return vec;
 }
@@ -287,10 +307,10 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
   return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
 }
 
-// rmsnorm forward, 4096 columns: 128 threads own a row, 2 rows a block; it is read once.
+// rmsnorm forward, 4096 columns: 64 threads own a row, 2 rows a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_f32_4096_without_rstd_block_per_row_1888a0(
+NORMGEN_KERNEL void __launch_bounds__(128)
+rmsnorm_fwd_f32_4096_without_rstd_block_per_row_d82e3e(
     float* __restrict__ y,
     const float* x,
     const float* weight,
@@ -299,7 +319,7 @@ rmsnorm_fwd_f32_4096_without_rstd_block_per_row_1888a0(
     int rows,
     float eps) {
   constexpr int kCols = 4096;
-  constexpr int kThreadsPerRow = 128;
+  constexpr int kThreadsPerRow = 64;
   constexpr int kRowsPerBlock = 2;
   constexpr int kVector = 2;  // elements per access of 8 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
@@ -324,7 +344,7 @@ rmsnorm_fwd_f32_4096_without_rstd_block_per_row_1888a0(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_streaming<kVector>(x_row + vector * kVector);
+    x_held[step] = read_no_allocate<kVector>(x_row + vector * kVector);
   }
 
   Vec<float, kVector> weight_held[kSteps];
@@ -624,7 +644,7 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_1888a0{256, 2, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_d82e3e{128, 2, 1, 0, 0, 0, 1, 0, true};
 inline constexpr Launch kLaunch_262144_without_rstd_cluster_per_row_329cbd{1024, 1, 16, 1, 0, 0, 1, 0, false};
 inline constexpr Launch kLaunch_any_cols_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
@@ -637,7 +657,7 @@ struct Shape {
   bool alike;       // the rows of all tensors must start at the same offset from a multiple of 16 bytes
 };
 inline constexpr Shape kTuned[] = {
-    {8192, 4096, 8, 2u, false},  // 68.3 us: block_per_row
+    {8192, 4096, 8, 2u, false},  // 68.13 us: block_per_row
     {2048, 262144, 8, 2u, false},  // 1061 us: cluster_per_row
 };
 
@@ -791,11 +811,11 @@ inline cudaError_t rmsnorm_fwd_f32_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 4096
-      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_1888a0, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_d82e3e, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_f32_4096_without_rstd_block_per_row_1888a0,
-          k::kLaunch_4096_without_rstd_block_per_row_1888a0, blocks, stream,
+          k::rmsnorm_fwd_f32_4096_without_rstd_block_per_row_d82e3e,
+          k::kLaunch_4096_without_rstd_block_per_row_d82e3e, blocks, stream,
           y, x, weight, y_pitch, x_pitch, rows, eps);
     case 1:  // 2048 x 262144
       status = k::grid(k::kLaunch_262144_without_rstd_cluster_per_row_329cbd, rows, &blocks);
