@@ -52,7 +52,7 @@ def test_a_killed_normgen_tune_resumes_to_the_same_winner(tmp_path: Path, monkey
         folder = tmp_path / str(number)
         folder.mkdir()
         first = start(folder, "first.json", *TUNE)
-        first.join(moments.uniform(0, length_s))
+        first.join(moments.uniform(0 if number % 2 else length_s / 2, length_s))  # half of them with work to lose
         if first.is_alive():
             assert first.pid is not None
             os.kill(first.pid, signal.SIGKILL)
@@ -67,7 +67,7 @@ def test_a_killed_normgen_tune_resumes_to_the_same_winner(tmp_path: Path, monkey
         assert not kept.damaged
         assert len(kept.records) == len({r.schedule for r in kept.records})
         assert len(kept.records) == sum(n for name, n in whole["counts"].items() if name != "same_code")
-    assert resumed >= KILLS // 4
+    assert resumed >= KILLS // 10
 
 
 def test_cache_commands_count_list_and_clear(
