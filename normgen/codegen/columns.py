@@ -12,6 +12,10 @@ are coalesced and meet no bank twice.
     partials_last_tile    one partial row per block; the last block at a tile of columns adds it, in a fixed order
     shared_atomic         as register_atomic, but rows are added to a float32 row in shared memory by atomics
     atomic                every row adds straight to the workspace (the plain kernel of the literature)
+
+On an H200, over partials_two_kernels with an early start (layernorm 4096x4096, 8192x768 and 4096x1024, rmsnorm
+4096x4096, all bf16): cluster_partials takes 1.02 to 1.07 times as long with clusters of 2 and up to 1.11 with 8,
+partials_last_tile 1.5 to 1.8 times, because all blocks arrive within a microsecond and the last one adds nearly all.
 """
 
 from __future__ import annotations
