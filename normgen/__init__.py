@@ -7,16 +7,19 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from normgen.kernel import Kernel, kernel
+    from normgen.handle import Kernel, kernel
     from normgen.tuning import tune
 
 __all__ = ["Kernel", "kernel", "tune"]
 
-_LAZY = {"Kernel": "normgen.kernel", "kernel": "normgen.kernel", "tune": "normgen.tuning"}
+_LAZY = {"Kernel": "normgen.handle", "kernel": "normgen.handle", "tune": "normgen.tuning"}
 
 
 def __getattr__(name: str) -> Any:
-    """Import the heavy parts on first use: `import normgen` alone loads nothing."""
+    """Import the heavy parts on first use: `import normgen` alone loads nothing.
+
+    No submodule may have the name of a function here: importing it would put the module in the function's place.
+    """
     if name in _LAZY:
         import importlib
 

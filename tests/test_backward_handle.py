@@ -12,7 +12,7 @@ import pytest
 
 from normgen.cuda.arrays import DeviceArray
 from normgen.errors import UsageError
-from normgen.kernel import Kernel, kernel
+from normgen.handle import Kernel, kernel
 from normgen.schedule.schedule import DETERMINISTIC_COLUMNS, KNOBS, Schedule
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:no record for")]

@@ -26,7 +26,7 @@ LAYERS = (
     ("verify",),
     ("tuning",),
     ("interop",),
-    ("kernel", "export", "report", "doctor", "console", "console_compare", "console_suite"),
+    ("handle", "export", "report", "doctor", "console", "console_compare", "console_suite"),
     ("bench",),
     ("cli", "cli_options", "cli_study", "cli_bench", "cli_report", "cli_state", "cli_tune", "__main__"),
 )

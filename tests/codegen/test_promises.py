@@ -9,7 +9,7 @@ import pytest
 from normgen.codegen.emit import emit
 from normgen.cpu import find_compiler
 from normgen.device import target
-from normgen.kernel import general_schedules
+from normgen.handle import general_schedules
 from normgen.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.legality import refusal

@@ -11,7 +11,7 @@ from normgen import verify
 from normgen.codegen.emit import emit
 from normgen.cpu import build, find_compiler
 from normgen.device import target
-from normgen.kernel import kernel
+from normgen.handle import kernel
 from normgen.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.legality import refusal

@@ -18,7 +18,7 @@ from normgen.cuda.driver import check, driver
 from normgen.cuda.launch import attributes_of
 from normgen.cuda.runtime import Bound, DeviceBuffer, Graph, LoadedModule, Stream
 from normgen.dtypes import F32
-from normgen.kernel import kernel
+from normgen.handle import kernel
 from normgen.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.legality import refusal

@@ -16,8 +16,8 @@ from normgen.codegen.module import Module
 from normgen.cuda.arrays import ArrayView
 from normgen.device import target
 from normgen.dtypes import DTYPES
+from normgen.handle import general_schedules
 from normgen.interop.arguments import expectations, misfit
-from normgen.kernel import general_schedules
 from normgen.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.schedule import Schedule

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import warnings
 from dataclasses import replace
@@ -16,7 +18,7 @@ from normgen.cuda.arrays import DeviceArray
 from normgen.cuda.compiler import compile_module
 from normgen.dtypes import DTYPES, F32
 from normgen.errors import UsageError
-from normgen.kernel import Kernel, kernel, unaligned
+from normgen.handle import Kernel, kernel, unaligned
 from normgen.problem import Problem, TensorUse
 from normgen.schedule.schedule import Schedule
 from normgen.spec import Formula, Kind, Role, Spec, Tensor
@@ -31,6 +33,19 @@ SPEC = Spec(
     scalars=(("eps", 2.5),),
     formulas=(Formula(name="y", text="x * eps"),),
 )
+
+
+def test_the_functions_of_the_package_stay_functions_once_their_modules_are_imported() -> None:
+    """Importing a submodule puts it into the package under its own name."""
+    script = (
+        "import normgen\n"
+        "for name in normgen.__all__:\n"
+        "    for _ in range(2):\n"
+        "        found = getattr(normgen, name)\n"
+        "        assert callable(found) and found.__name__ == name, (name, found)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def _problem(rows: int = 8) -> Problem:
