@@ -128,7 +128,8 @@ def _name(picture: Any, colours: dict[str, str], title: str, *, has_odd: bool) -
 
     handles = [Line2D([], [], color=c, lw=2.4 if name == OURS else 1.2, label=name) for name, c in colours.items()]
     if has_odd:
-        hollow = {"marker": "o", "markerfacecolor": "none", "color": "black"}
-        handles.append(Line2D([], [], ls="", label="not whole 16-byte vectors", **hollow))
+        hollow = Line2D([], [], ls="", marker="o", markerfacecolor="none", color="black")
+        hollow.set_label("not whole 16-byte vectors")
+        handles.append(hollow)
     picture.suptitle(title)
     picture.legend(handles=handles, loc="outside lower center", ncols=len(handles))
