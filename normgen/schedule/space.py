@@ -70,17 +70,14 @@ BACKWARD_KNOBS: dict[str, tuple[Any, ...]] = {
     "edges": ("exact", "masked", "peel"),
     "persistent": (0, 1, 2, 3, 4),
     "stages": (1, 2, 3, 4),
-    "columns": (
-        *("partials_two_kernels", "cluster_partials", "partials_last_tile"),
-        *("register_atomic", "shared_atomic", "atomic"),
-    ),
+    # Not cluster_partials: 1.02 to 1.11 times the time of partials_two_kernels (figures: normgen/codegen/columns.py).
+    "columns": ("partials_two_kernels", "partials_last_tile", "register_atomic", "shared_atomic", "atomic"),
     "unroll": (0, 1),
     "load": ("default", "no_allocate"),
     "store": ("default", "streaming"),
     "params": ("late", "kept"),
     "dependent_launch": ("off", "on", "start", "end"),
 }
-CLUSTERED = "cluster_partials"
 CUT_KNOBS = ("threads_per_row", "rows_per_block", "cluster", "vector", "edges")  # how rows are cut
 PLACE_KNOBS = ("hold", "copy", "persistent", "stages")  # where they wait, and how many
 STRUCTURAL_KNOBS = (*CUT_KNOBS, *PLACE_KNOBS)
@@ -152,7 +149,7 @@ def space(problem: Problem, device: Device) -> Space:
         if reason is not None:
             _count(refusals, reason, structure)
             continue
-        for base in _points(structure, METHOD_KNOBS, _methods(structure, values)):
+        for base in _points(structure, METHOD_KNOBS, values):
             unsearched = searched_method(base)
             if unsearched is not None:
                 _count(refusals, unsearched, base)
@@ -162,7 +159,7 @@ def space(problem: Problem, device: Device) -> Space:
                 _count(refusals, plain, base)
             if plain is not None and base.persistent > (1 if column_outputs(problem) else 0):
                 continue
-            lists = values if plain is None else _plain(base, values)
+            lists = values if plain is None else {n: v[:1] for n, v in values.items()} | {"unroll": values["unroll"]}
             for schedule in _points(base, FREE_KNOBS, _promising(problem, base, device, lists, refusals)):
                 reason = refusal(problem, schedule, device, (*FREE, searched_launch, searched_columns))
                 if reason is None:
@@ -182,29 +179,8 @@ def _structures(
         reason = refusal(problem, cut, device, CUT)
         if reason is None:
             yield from _points(cut, PLACE_KNOBS, values)
-            if CLUSTERED in values["columns"] and cut.cluster == 1 and device.arch >= 90:
-                yield from _clustered(cut, values)
         else:
             _count(refusals, reason, cut, places)
-
-
-def _clustered(cut: Schedule, values: Mapping[str, tuple[Any, ...]]) -> Iterator[Schedule]:
-    """A cut whose blocks add their column sums in pairs: clusters of two leave no SM of a GPC idle."""
-    pair = replace(cut, columns=CLUSTERED, cluster=2, hold="registers", persistent=1)
-    yield from _points(pair, ("stages",), {**values, "stages": (1, 2)})
-
-
-def _methods(structure: Schedule, values: Mapping[str, tuple[Any, ...]]) -> Mapping[str, tuple[Any, ...]]:
-    """`values` of a structure's method knobs: whether blocks of a cluster share a row is part of how it is cut."""
-    if structure.columns == CLUSTERED:
-        return {**values, "columns": (CLUSTERED,)}
-    return {**values, "columns": tuple(v for v in values["columns"] if v != CLUSTERED)}
-
-
-def _plain(base: Schedule, values: Mapping[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
-    """The values of the free knobs at a point that is searched only once; two kernels without a gap between them."""
-    lists = {n: v[:1] for n, v in values.items()} | {"unroll": values["unroll"]}
-    return lists | {"dependent_launch": ("end",)} if base.columns == CLUSTERED else lists
 
 
 def _promising(
