@@ -53,21 +53,21 @@ def bench(suite: str | None, recorded: Path | None, json_to: str | None, picture
     nearest, source = options.pop("nearest"), options.pop("ablation")
     if sum(what is not None for what in (suite, recorded, nearest, source)) != 1:
         raise UsageError("give a suite, or --from with the file of a recorded one, or --nearest, or --ablation")
-    shared = {name: options[name] for name in ("records", "samples", "seed", "device")}
-    shared |= {"json_to": json_to, "limit_s": parse_seconds(options["limit"]) if options["limit"] else None}
+    budget_s, limit = parse_seconds(options.pop("budget")), options.pop("limit")
+    shared = {name: options.pop(name) for name in ("records", "samples", "seed", "device")}
+    ask = command.Ask(json_to=json_to, limit_s=parse_seconds(limit) if limit else None, **shared)
     sizes = {name: options.pop(name) for name in ("each", "most", "tried")}
     if nearest is not None:
-        code = command.run_nearest(nearest, budget_s=parse_seconds(options["budget"]), **shared)
+        code = command.run_nearest(nearest, ask, budget_s=budget_s)
     elif source is not None:
-        code = command.run_ablation(source, **sizes, **shared)
+        code = command.run_ablation(source, ask, **sizes)
     elif suite is not None:
-        budget, limit, peers = (options.pop(name) for name in ("budget", "limit", "peers"))
+        peers = options.pop("peers")
         code = command.run(
             suite,
-            json_to=json_to,
+            ask,
             picture=picture,
-            budget_s=parse_seconds(budget) if options.pop("is_tuning") else None,
-            limit_s=parse_seconds(limit) if limit else None,
+            budget_s=budget_s if options.pop("is_tuning") else None,
             peers=None if peers is None else tuple(name for name in parse_names(peers) if name != "none"),
             **options,
         )

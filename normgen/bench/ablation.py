@@ -19,14 +19,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from normgen.bench.contest import Contest, Place, hold
 from normgen.bench.entry import reason_of
-from normgen.bench.result import SCHEMA, plain
+from normgen.bench.result import Run
 from normgen.bench.suite import Entry, load_suite
 from normgen.bench.walk import walk
 from normgen.console import figure, table
@@ -41,7 +40,6 @@ from normgen.tuning.records import Record
 from normgen.tuning.statistics import Ratio
 from normgen.tuning.store import lookup, read_whole
 from normgen.tuning.techniques import Technique, all_techniques, changes, without
-from normgen.tuning.tuner import environment
 
 OWN = "tuned"
 
@@ -71,25 +69,12 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ablation:
+class Ablation(Run):
     """A whole run."""
 
     source: str
-    device: Mapping[str, Any] = field(hash=False)
-    versions: Mapping[str, str] = field(hash=False)
-    options: Mapping[str, Any] = field(hash=False)
-    started: str
-    seconds: float
-    finished: bool
-    note: str
     lines: tuple[Line, ...]
     unused: tuple[str, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values; see the module's docstring."""
-        found = plain({"schema": SCHEMA, **asdict(self)})
-        assert isinstance(found, dict)
-        return found
 
 
 def tuned_entries(source: str, device: Device, folders: Sequence[Path]) -> list[tuple[Entry, Schedule]]:
@@ -156,19 +141,10 @@ def run_ablation(
     tried     kernels without a technique, for each technique of a case
     limit_s   begin no case later than this
     """
-    began, lines = time.monotonic(), list[Line]()
-    fixed: dict[str, Any] = {
-        "source": Path(source).name,
-        "device": place.facts.as_dict(),
-        "versions": dict(sorted(environment(measured=True).items())),
-        "options": {"cases": len(cases), "tried": tried, "samples": place.samples, "seed": place.seed},
-        "started": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "unused": unused,
-    }
+    lines: list[Line] = []
 
-    def so_far(note: str) -> Ablation:
-        seconds = time.monotonic() - began
-        return Ablation(**fixed, seconds=seconds, finished=not note, note=note, lines=tuple(lines))
+    def found(head: Mapping[str, Any]) -> Ablation:
+        return Ablation(**head, source=Path(source).name, lines=tuple(lines), unused=unused)
 
     def measure(case: Case) -> str:
         start = time.monotonic()
@@ -176,10 +152,17 @@ def run_ablation(
         names = ", ".join(t.name for t in case.techniques)
         return f"{case.entry.label}: {names} ({time.monotonic() - start:.1f} s)"
 
-    def save() -> None:
-        on_results(so_far("still running"))
-
-    return so_far(walk(cases, lambda case: case.entry.label, measure, save, progress=progress, limit_s=limit_s))
+    return walk(
+        cases,
+        lambda case: case.entry.label,
+        measure,
+        found,
+        place=place,
+        options={"cases": len(cases), "tried": tried},
+        progress=progress,
+        limit_s=limit_s,
+        on_results=on_results,
+    )
 
 
 def measure_case(case: Case, place: Place, *, tried: int) -> list[Line]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -12,7 +13,7 @@ from normgen.bench import plot as plots
 from normgen.bench.ablation import Ablation
 from normgen.bench.contest import Place
 from normgen.bench.peers import Options, check_names
-from normgen.bench.result import Results, from_json
+from normgen.bench.result import Results, Run, from_json
 from normgen.bench.runner import DEVICE_LOST, INTERRUPTED, Wish
 from normgen.bench.suite import load_suite
 from normgen.bench.table import results_text
@@ -26,25 +27,53 @@ from normgen.tuning.store import gpu_slug, read_whole, shipped_folder
 
 EXIT_INTERRUPTED = 130
 STDOUT = "-"
-Figures = Results | Transfer | Ablation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """What every kind of run is asked for.
+
+    json_to   the results file; "-" prints them instead of a table
+    records   files whose records are known besides the shipped ones
+    limit_s   begin no measurement later than this
+    samples   interleaved replays of each kernel
+    device    number of the GPU
+    """
+
+    json_to: str | None
+    records: tuple[Path, ...]
+    limit_s: float | None
+    samples: int
+    seed: int
+    device: int
+
+    def file(self) -> Path | None:
+        """The results file, if there is to be one. Raises UsageError where it cannot be written."""
+        file = Path(self.json_to) if self.json_to not in (None, STDOUT) else None
+        if file is not None and not file.resolve().parent.is_dir():
+            raise UsageError("the folder of the results file exists", received=str(file))
+        return file
+
+    def place(self) -> Place:
+        """Where contests are held. Raises NoDeviceError without a GPU, UsageError for too few samples."""
+        if self.samples < 6:
+            raise UsageError("an interval of a median needs at least 6 samples", received=str(self.samples))
+        found = parts.find_gpu(self.device)
+        assert found is not None, "a GPU that is asked for by number is found or an error"
+        return Place(facts=found[1], index=found[0], samples=self.samples, seed=self.seed)
 
 
 def run(
     suite: str,
+    ask: Ask,
     *,
     peers: tuple[str, ...] | None,
-    json_to: str | None,
     only: str | None,
     skip: str | None,
     resume: bool,
     budget_s: float | None,
-    limit_s: float | None,
-    records: tuple[Path, ...],
     picture: Path | None,
     compile_mode: str,
-    samples: int,
-    seed: int,
-    device: int,
 ) -> int:
     """Run a suite and print it. Returns the exit code."""
     chosen = load_suite(suite)
@@ -54,7 +83,7 @@ def run(
         chosen = chosen.skip(skip)
     if picture is not None:
         plots.require_matplotlib()
-    file = _file_of(json_to)
+    file = ask.file()
     if resume and file is None:
         raise UsageError("--resume goes on with the results of a file", hint="--json FILE names it")
     before = _recorded(file) if resume and file is not None and file.exists() else None
@@ -62,69 +91,47 @@ def run(
         peers=None if peers is None else check_names(peers),
         options=Options(compile_mode=compile_mode),
         tune_budget_s=budget_s,
-        records=records,
-        samples=samples,
-        seed=seed,
-        limit_s=limit_s,
+        records=ask.records,
+        samples=ask.samples,
+        seed=ask.seed,
+        limit_s=ask.limit_s,
     )
     with Terminal() as progress:
         results = runner.run_suite(
             chosen,
             wish,
-            device=device,
+            device=ask.device,
             progress=progress,
             before=before,
             on_results=lambda found: _save(file, found),
         )
     _save(file, results)
-    _show(results, json_to, picture)
+    _show(results, ask.json_to, picture)
     return exit_code(results)
 
 
-def run_nearest(
-    count: int,
-    *,
-    json_to: str | None,
-    records: tuple[Path, ...],
-    budget_s: float,
-    limit_s: float | None,
-    samples: int,
-    seed: int,
-    device: int,
-) -> int:
+def run_nearest(count: int, ask: Ask, *, budget_s: float) -> int:
     """What the nearest-schedule rule is worth at `count` random shapes. Returns the exit code."""
-    file, place = _file_of(json_to), _place(samples=samples, seed=seed, device=device)
-    known = known_records(records, place.facts)
-    entries = transfer.random_entries(known, count=count, seed=seed)
+    file, place = ask.file(), ask.place()
+    known = known_records(ask.records, place.facts)
+    entries = transfer.random_entries(known, count=count, seed=ask.seed)
     with Terminal() as progress:
         found = transfer.run_transfer(
             entries,
             known,
             place,
             budget_s=budget_s,
-            limit_s=limit_s,
+            limit_s=ask.limit_s,
             progress=progress,
             on_results=lambda results: _save(file, results),
         )
-    return _conclude(found, file, json_to, transfer.transfer_text(found))
+    return _conclude(found, file, ask.json_to, transfer.transfer_text(found))
 
 
-def run_ablation(
-    source: str,
-    *,
-    json_to: str | None,
-    each: int,
-    most: int,
-    tried: int,
-    records: tuple[Path, ...],
-    limit_s: float | None,
-    samples: int,
-    seed: int,
-    device: int,
-) -> int:
+def run_ablation(source: str, ask: Ask, *, each: int, most: int, tried: int) -> int:
     """What each technique is worth in the tuned kernels of a suite or a file of records. Returns the exit code."""
-    file, place = _file_of(json_to), _place(samples=samples, seed=seed, device=device)
-    with runner.record_places(records, place.facts) as folders:
+    file, place = ask.file(), ask.place()
+    with runner.record_places(ask.records, place.facts) as folders:
         winners = ablation.tuned_entries(source, place.facts, folders)
     cases, unused = ablation.cases_of(winners, each=each, most=most)
     with Terminal() as progress:
@@ -134,11 +141,11 @@ def run_ablation(
             unused,
             place,
             tried=tried,
-            limit_s=limit_s,
+            limit_s=ask.limit_s,
             progress=progress,
             on_results=lambda results: _save(file, results),
         )
-    return _conclude(found, file, json_to, ablation.ablation_text(found))
+    return _conclude(found, file, ask.json_to, ablation.ablation_text(found))
 
 
 def known_records(files: tuple[Path, ...], facts: Device) -> list[Record]:
@@ -148,23 +155,7 @@ def known_records(files: tuple[Path, ...], facts: Device) -> list[Record]:
     return [r for place in places for r in read_whole(place) if r.device.get("name") == facts.name]
 
 
-def _place(*, samples: int, seed: int, device: int) -> Place:
-    if samples < 6:
-        raise UsageError("an interval of a median needs at least 6 samples", received=str(samples))
-    found = parts.find_gpu(device)
-    assert found is not None, "a GPU that is asked for by number is found or an error"
-    return Place(facts=found[1], index=found[0], samples=samples, seed=seed)
-
-
-def _file_of(json_to: str | None) -> Path | None:
-    """The results file, if there is to be one. Raises UsageError where it cannot be written."""
-    file = Path(json_to) if json_to not in (None, STDOUT) else None
-    if file is not None and not file.resolve().parent.is_dir():
-        raise UsageError("the folder of the results file exists", received=str(file))
-    return file
-
-
-def _save(file: Path | None, found: Figures) -> None:
+def _save(file: Path | None, found: Run) -> None:
     if file is not None:
         runner.write_atomically(file, as_json(found))
 
@@ -195,7 +186,7 @@ def _show(results: Results, json_to: str | None, picture: Path | None) -> None:
         plots.plot(results, picture)
 
 
-def as_json(results: Figures) -> str:
+def as_json(results: Run) -> str:
     return json.dumps(results.as_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 

@@ -2,7 +2,7 @@
 
 The JSON object (`Results.as_dict`), times in µs a launch, ratios paired replay by replay:
 
-schema, suite, summary    2-digit layout version; the suite
+schema, suite, summary    layout version; the suite
 device, versions          facts of the GPU; ours, the compiler's, the driver's and every peer's versions
 options                   peers, seed, samples, compile mode, ...: what was asked for
 started, seconds          UTC; wall time
@@ -31,9 +31,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
 from typing import Any
 
+from normgen.device import Device
 from normgen.errors import UsageError
 from normgen.tuning.statistics import Ratio, Times
 
@@ -101,9 +103,9 @@ class EntryResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Results:
-    suite: str
-    summary: str
+class Run:
+    """The head of every results file; see the module's docstring."""
+
     device: Mapping[str, Any] = field(hash=False)
     versions: Mapping[str, str] = field(hash=False)
     options: Mapping[str, Any] = field(hash=False)
@@ -111,6 +113,37 @@ class Results:
     seconds: float
     finished: bool
     note: str = ""
+
+    def figures(self) -> dict[str, float | None]:
+        """What sums the run up, by name."""
+        return {}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values, floats to five significant digits: names, the head, figures, the rest."""
+        said, head = asdict(self), [f.name for f in fields(Run)]
+        own = {name: value for name, value in said.items() if name not in head}
+        names = {name: value for name, value in own.items() if isinstance(value, str)}
+        found = plain({"schema": SCHEMA, **names, **{n: said[n] for n in head}, **self.figures(), **own})
+        assert isinstance(found, dict)
+        return found
+
+
+def opening(device: Device, versions: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a `Run` that are known when it begins, which is now."""
+    return {
+        "device": device.as_dict(),
+        "versions": dict(sorted(versions.items())),
+        "options": dict(options),
+        "started": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results(Run):
+    """A whole suite's run."""
+
+    suite: str
+    summary: str
     entries: tuple[EntryResult, ...] = ()
 
     @property
@@ -132,16 +165,8 @@ class Results:
         """Where the best peer is closest to us, or ahead by most."""
         return min(self.compared, key=lambda e: e.faster.median if e.faster else math.inf, default=None)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values, floats to five significant digits; see the module's docstring."""
-        fields = {name: getattr(self, name) for name in _RESULT_FIELDS}
-        mean = {"geometric_mean": self.geometric_mean}
-        found = plain({"schema": SCHEMA, **fields, **mean, "entries": [asdict(e) for e in self.entries]})
-        assert isinstance(found, dict)
-        return found
-
-
-_RESULT_FIELDS = ("suite", "summary", "device", "versions", "options", "started", "seconds", "finished", "note")
+    def figures(self) -> dict[str, float | None]:
+        return {"geometric_mean": self.geometric_mean}
 
 
 def geometric_mean(values: Sequence[float]) -> float | None:
@@ -158,7 +183,8 @@ def from_json(text: str, *, file: str = "<results>") -> Results:
         if data.get("schema") != SCHEMA:
             raise ValueError(f"schema {data.get('schema')!r}, this version reads {SCHEMA}")
         entries = tuple(_entry(entry) for entry in data["entries"])
-        return Results(entries=entries, **{name: data[name] for name in _RESULT_FIELDS})
+        others = [f.name for f in fields(Results) if f.name != "entries"]
+        return Results(entries=entries, **{name: data[name] for name in others})
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UsageError("a results file is what `normgen bench --json` wrote", received=f"{file}: {error}") from None
 

@@ -8,13 +8,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from normgen.bench import peers as peer_modules
 from normgen.bench.peers import NotOfferedError, Options, Peer
-from normgen.bench.result import EntryResult, Results
+from normgen.bench.result import EntryResult, Results, opening
 from normgen.bench.suite import Entry, Suite
 from normgen.bench.table import ratio_text
 from normgen.console import figure
@@ -113,14 +112,7 @@ class _State:
         versions: Mapping[str, str],
         on_results: Callable[[Results], None],
     ) -> None:
-        self._fixed = {
-            "suite": suite.name,
-            "summary": suite.summary,
-            "device": facts.as_dict(),
-            "versions": dict(sorted(versions.items())),
-            "options": wish.as_dict(),
-            "started": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        }
+        self._fixed = opening(facts, versions, wish.as_dict()) | {"suite": suite.name, "summary": suite.summary}
         self._entries: list[EntryResult] = []
         self._start = time.monotonic()
         self._before_s = 0.0
@@ -150,9 +142,8 @@ class _State:
         self._on_results(self.results(note="still running"))
 
     def results(self, *, finished: bool = False, note: str = "") -> Results:
-        fixed: dict[str, Any] = self._fixed
         seconds = self._before_s + self.elapsed_s
-        return Results(**fixed, seconds=seconds, finished=finished, note=note, entries=tuple(self._entries))
+        return Results(**self._fixed, seconds=seconds, finished=finished, note=note, entries=tuple(self._entries))
 
 
 def question(results: Results) -> dict[str, Any]:

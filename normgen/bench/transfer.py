@@ -21,13 +21,12 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from normgen.bench.contest import Contest, Place, hold
 from normgen.bench.entry import reason_of
-from normgen.bench.result import SCHEMA, plain
+from normgen.bench.result import Run
 from normgen.bench.suite import Entry
 from normgen.bench.walk import walk
 from normgen.console import figure, table
@@ -42,7 +41,7 @@ from normgen.tuning.progress import Progress
 from normgen.tuning.records import Record
 from normgen.tuning.statistics import Ratio
 from normgen.tuning.suite_run import tune_arguments
-from normgen.tuning.tuner import environment, tune
+from normgen.tuning.tuner import tune
 
 ROUND_COLS = 64  # three shapes of four have a multiple of it, as models have; the fourth any number of cols
 TRIES = 1000
@@ -64,16 +63,9 @@ class Shape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transfer:
+class Transfer(Run):
     """A whole run."""
 
-    device: Mapping[str, Any] = field(hash=False)
-    versions: Mapping[str, str] = field(hash=False)
-    options: Mapping[str, Any] = field(hash=False)
-    started: str
-    seconds: float
-    finished: bool
-    note: str
     shapes: tuple[Shape, ...]
 
     @property
@@ -84,12 +76,8 @@ class Transfer:
     def median(self) -> float | None:
         return statistics.median(self.fractions) if self.fractions else None
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values; see the module's docstring."""
-        worst = min(self.fractions, default=None)
-        found = plain({"schema": SCHEMA, **asdict(self), "median": self.median, "worst": worst})
-        assert isinstance(found, dict)
-        return found
+    def figures(self) -> dict[str, float | None]:
+        return {"median": self.median, "worst": min(self.fractions, default=None)}
 
 
 def random_entries(records: Sequence[Record], *, count: int, seed: int) -> list[Entry]:
@@ -149,27 +137,26 @@ def run_transfer(
     records   what the rule may know: read before anything is tuned, so that no winner of this run is among them
     limit_s   begin no shape later than this
     """
-    began, shapes = time.monotonic(), list[Shape]()
-    options = {"shapes": len(entries), "seed": place.seed, "samples": place.samples, "budget_s": budget_s}
-    fixed: dict[str, Any] = {
-        "device": place.facts.as_dict(),
-        "versions": dict(sorted(environment(measured=True).items())),
-        "options": options | {"trials": trials, "records": len(records)},
-        "started": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-    }
+    shapes: list[Shape] = []
 
-    def so_far(note: str) -> Transfer:
-        seconds = time.monotonic() - began
-        return Transfer(**fixed, seconds=seconds, finished=not note, note=note, shapes=tuple(shapes))
+    def found(head: Mapping[str, Any]) -> Transfer:
+        return Transfer(**head, shapes=tuple(shapes))
 
     def measure(entry: Entry) -> str:
         shapes.append(_measure(entry, records, place, progress, budget_s=budget_s, trials=trials))
         return progress_text(shapes[-1])
 
-    def save() -> None:
-        on_results(so_far("still running"))
-
-    return so_far(walk(entries, lambda entry: entry.label, measure, save, progress=progress, limit_s=limit_s))
+    return walk(
+        entries,
+        lambda entry: entry.label,
+        measure,
+        found,
+        place=place,
+        options={"shapes": len(entries), "budget_s": budget_s, "trials": trials, "records": len(records)},
+        progress=progress,
+        limit_s=limit_s,
+        on_results=on_results,
+    )
 
 
 def _measure(

@@ -39,7 +39,7 @@ def device(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
     monkeypatch.setattr("normgen.bench.contest.GpuBench", ModelledBench)
     monkeypatch.setattr(parts, "find_gpu", lambda index: (index, H200))
     monkeypatch.setattr(
-        "normgen.bench.ablation.environment",
+        "normgen.bench.walk.environment",
         lambda *, measured: environment(measured=False),  # noqa: ARG005
     )
     yield

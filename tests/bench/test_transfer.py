@@ -38,7 +38,7 @@ def device(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
     monkeypatch.setattr("normgen.bench.contest.GpuBench", ModelledBench)
     monkeypatch.setattr(parts, "find_gpu", lambda _: (0, H200))
     real = tuner.environment
-    for place in ("normgen.tuning.tuner", "normgen.bench.transfer"):
+    for place in ("normgen.tuning.tuner", "normgen.bench.walk"):
         monkeypatch.setattr(f"{place}.environment", lambda *, measured: real(measured=False))  # noqa: ARG005
     yield
     assert ModelledBench.open_benches == 0
