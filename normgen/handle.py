@@ -22,7 +22,7 @@ from normgen.interop.arguments import Placed, expectations, misfit
 from normgen.interop.outputs import current_stream, new_like
 from normgen.problem import Problem, TensorUse
 from normgen.schedule.schedule import Schedule
-from normgen.spec import Kind
+from normgen.spec import Kind, Spec
 
 if TYPE_CHECKING:
     from normgen.cuda.runtime import DeviceBuffer
@@ -286,29 +286,30 @@ def kernel(
     from normgen.spec_reader import load
 
     spec = load(op)
-    optional = {tensor.name for tensor in spec.tensors if tensor.optional}
-    unknown = set(present or ()) - optional
-    if unknown:
-        raise UsageError(
-            "`present` names optional tensors", received=min(unknown), hint=did_you_mean(min(unknown), optional)
-        )
     problem = problem_for(
         spec,
         shape=shape,
         dtype=dtype,
         dtypes=dtypes or {},
         direction=direction,
-        without=() if present is None else tuple(sorted(optional - set(present))),
+        without=() if present is None else _all_but(present, spec),
         gradients=gradients,
         accumulate=accumulate,
         deterministic=deterministic,
         stable_parameters=stable_parameters,
     )
     facts = device_facts(device)
-    origin = "given by the caller"
-    if schedule is None:
-        schedule, origin = _best_schedule(problem, facts)
-    return _built(problem, schedule, device, origin, lambda: _general(general_schedules(problem, facts), device))
+    chosen, origin = (schedule, "given by the caller") if schedule else _best_schedule(problem, facts)
+    return _built(problem, chosen, device, origin, lambda: _general(general_schedules(problem, facts), device))
+
+
+def _all_but(present: Collection[str], spec: Spec) -> tuple[str, ...]:
+    """The optional tensors that are absent. Raises UsageError for a name that is no optional tensor's."""
+    optional = {tensor.name for tensor in spec.tensors if tensor.optional}
+    for unknown in sorted(set(present) - optional):
+        hint = did_you_mean(unknown, optional)
+        raise UsageError("`present` names optional tensors", received=unknown, hint=hint)
+    return tuple(sorted(optional - set(present)))
 
 
 _warned: set[str] = set()

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import TypedDict
 
 from normgen.dtypes import F32, DType
 from normgen.dtypes import dtype as dtype_named
@@ -131,6 +132,28 @@ class Problem:
         return f"{self.spec.name} {self.direction.value} {self.rows} x {self.cols} {self.dtype.name}"
 
 
+class Question(TypedDict, total=False):
+    """What may be asked of a problem besides its spec and shape; what is left out is as in `make_problem`.
+
+    dtype      stored dtype of the first input; `dtypes` (tensor name -> dtype) where others differ
+    direction  forward | backward
+    without    optional tensors that are not there
+    gradients  backward only: the tensors to differentiate with respect to (default: every input and parameter)
+    pitch, align, accumulate, deterministic, stable_parameters   as in `Problem`
+    """
+
+    dtype: str
+    dtypes: Mapping[str, str] | None
+    direction: str
+    without: Collection[str]
+    gradients: Collection[str] | None
+    pitch: int | None
+    align: int
+    accumulate: bool
+    deterministic: bool
+    stable_parameters: bool
+
+
 _SHAPE = re.compile(r"\d+(x\d+)*")
 
 
@@ -177,8 +200,7 @@ def make_problem(
     dtype      stored dtype of the first input; a tensor that follows another takes that one's dtype
     dtypes     tensor name -> dtype, where it differs (mixed precision)
     without    optional tensors that are not there
-    reads      backward only: the forward's tensors that the kernel reads (default: every input, every
-               parameter and what the spec saves)
+    reads      backward only: the forward's tensors that the kernel reads (default: inputs, parameters, what is saved)
     gradients  backward only: the tensors to differentiate with respect to (default: every input and parameter)
 
     Errors: UsageError for a name, dtype, shape, pitch or alignment that does not fit.
@@ -189,12 +211,9 @@ def make_problem(
     _check_names(spec, (*without, *(dtypes or {}), *(reads or ()), *(gradients or ())), without)
     stored = _stored_dtypes(spec, dtype, dtypes or {})
     here = [t for t in spec.tensors if t.name not in without]
-    if direction == Direction.FORWARD:
-        tensors = _forward_tensors(here, stored)
-    else:
-        tensors = _backward_tensors(spec, here, stored, reads, gradients)
+    is_forward = direction == Direction.FORWARD
+    tensors = _forward_tensors(here, stored) if is_forward else _backward_tensors(spec, here, stored, reads, gradients)
     _check_layout(tensors, cols, pitch, align)
-    sums_columns = any(t.is_written and t.kind is Kind.COL for t in tensors)
     return Problem(
         spec=spec,
         direction=Direction(direction),
@@ -205,7 +224,7 @@ def make_problem(
         align=align,
         any_cols=any_cols,
         accumulate=accumulate,
-        deterministic=deterministic and sums_columns,
+        deterministic=deterministic and any(t.is_written and t.kind is Kind.COL for t in tensors),
         stable_parameters=stable_parameters,
         absent=tuple(sorted(without)),
     )

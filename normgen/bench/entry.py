@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -190,24 +190,9 @@ def conclude(
     problem = entry.problem
     timed_roofs = [key for key in roofs if key in series]
     roof = min(timed_roofs, key=lambda key: statistics.median(series[key]), default=None)
-
-    def provider(name: str) -> Provider:
-        draft, samples = drafts[name], series.get(name)
-        ours = series.get(OURS)
-        is_peer = name != OURS
-        return Provider(
-            times_us=statistics.summarise(samples) if samples else None,
-            to_roof=statistics.paired_ratio(samples, series[roof]) if samples and roof else None,
-            to_copy=statistics.paired_ratio(samples, series[COPY]) if samples and COPY in series else None,
-            failed=draft.failed,
-            error=draft.error,
-            note="" if is_peer else note,
-            schedule={} if is_peer else dict(schedule or {}),
-            overlaps=not is_peer and (schedule or {}).get("dependent_launch") in CHAINED,
-            prepare_s=draft.prepare_s,
-            ours_to_this=statistics.paired_ratio(ours, samples) if is_peer and samples and ours else None,
-        )
-
+    timed = {name: _timed(name, draft, series, roof) for name, draft in drafts.items()}
+    knobs = dict(schedule or {})
+    ours = replace(timed.pop(OURS), note=note, schedule=knobs, overlaps=knobs.get("dependent_launch") in CHAINED)
     return EntryResult(
         label=entry.label,
         op=problem.spec.name,
@@ -222,10 +207,24 @@ def conclude(
         bytes=problem.compulsory_bytes,
         roof_us=statistics.median(series[roof]) if roof else None,
         roof=roof or "",
-        ours=provider(OURS),
-        peers={name: provider(name) for name in drafts if name != OURS},
+        ours=ours,
+        peers=timed,
         seconds=seconds,
         roofs_us={roof_name(key): statistics.median(series[key]) for key in timed_roofs},
+    )
+
+
+def _timed(name: str, draft: _Draft, series: Mapping[str, Sequence[float]], roof: str | None) -> Provider:
+    """A provider's times, beside the roofs and ours."""
+    samples, ours = series.get(name), series.get(OURS)
+    return Provider(
+        times_us=statistics.summarise(samples) if samples else None,
+        to_roof=statistics.paired_ratio(samples, series[roof]) if samples and roof else None,
+        to_copy=statistics.paired_ratio(samples, series[COPY]) if samples and COPY in series else None,
+        failed=draft.failed,
+        error=draft.error,
+        prepare_s=draft.prepare_s,
+        ours_to_this=statistics.paired_ratio(ours, samples) if samples and ours and name != OURS else None,
     )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from functools import cache, partial
+from collections.abc import Collection
+from functools import cache
+from typing import Unpack
 
 from normgen.errors import UsageError
-from normgen.problem import Direction, Problem, make_problem
+from normgen.problem import Direction, Problem, Question, make_problem
 from normgen.program.differentiate import backward_tensors, differentiate
 from normgen.program.ir import RowProgram
 from normgen.program.lower import lower
@@ -31,50 +32,27 @@ def problem_for(
     spec: Spec,
     *,
     shape: str | tuple[int, ...],
-    dtype: str = "f32",
-    dtypes: Mapping[str, str] | None = None,
-    direction: str = "forward",
-    without: Collection[str] = (),
-    gradients: Collection[str] | None = None,
     saved: Collection[str] | None = None,
-    pitch: int | None = None,
-    align: int = 16,
     any_cols: bool = False,
-    accumulate: bool = False,
-    deterministic: bool = False,
-    stable_parameters: bool = False,
+    **question: Unpack[Question],
 ) -> Problem:
     """As `make_problem`; a backward problem reads exactly the tensors its derived program loads.
 
-    gradients  inputs and parameters to differentiate by (default: all that are there)
-    saved      forward values the backward pass is given (default: what the spec saves)
+    saved     forward values the backward pass is given (default: what the spec saves)
+    question  dtype, direction, without, ...: see `Question`
 
     Errors: UsageError for names and sizes that do not fit, ProgramError for a formula without a derivative.
     """
-    make = partial(
-        make_problem,
-        spec,
-        shape=shape,
-        dtype=dtype,
-        dtypes=dtypes,
-        direction=direction,
-        without=without,
-        pitch=pitch,
-        align=align,
-        any_cols=any_cols,
-        accumulate=accumulate,
-        deterministic=deterministic,
-        stable_parameters=stable_parameters,
-    )
+    direction, gradients = question.get("direction", "forward"), question.get("gradients")
     if direction != Direction.BACKWARD:
-        if gradients is not None or saved is not None or accumulate:
+        if gradients is not None or saved is not None or question.get("accumulate"):
             raise UsageError("gradients, saved and accumulate belong to the backward direction", received=direction)
-        return make()
-    there = frozenset(t.name for t in spec.tensors) - set(without)
+        return make_problem(spec, shape=shape, any_cols=any_cols, **question)
+    there = frozenset(t.name for t in spec.tensors) - set(question.get("without", ()))
     kept = tuple(n for n in (spec.saved if saved is None else saved) if n in there)
     wrt = None if gradients is None else tuple(gradients)
     tensors = backward_tensors(lower(spec, present=there), kept, wrt=wrt)
-    return make(
-        reads=[t.name for t in tensors if not t.is_written and t.name in there],
-        gradients=[t.of for t in tensors if t.is_written],
-    )
+    backward = question.copy()
+    backward["gradients"] = [t.of for t in tensors if t.is_written]
+    reads = [t.name for t in tensors if not t.is_written and t.name in there]
+    return make_problem(spec, shape=shape, any_cols=any_cols, reads=reads, **backward)

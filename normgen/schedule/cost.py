@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from normgen.device import Device
 from normgen.problem import Problem
@@ -210,7 +211,37 @@ def _factor(problem: Problem, s: Schedule, c: Constants, *, hot: bool) -> float:
     factor *= 1 + c.side_by_side * math.log2(s.rows_per_block) * (s.threads > 64)
     factor *= 1 + c.few_vectors * (steps_per_lane(problem, s) == 1)
     factor *= c.held_shared if s.hold == "shared" and s.copy == "direct" else 1.0
-    return factor
+    return factor * (c.persistent_penalty if s.persistent and s.stages == 1 and s.copy == "direct" else 1.0)
+
+
+class _Grid(NamedTuple):
+    """How the tiles of rows meet the slots of the chip.
+
+    running  blocks of the fullest SM at once
+    waves    blocks over all slots of the chip
+    rounds   tiles one after another through a slot of the fullest SM
+    """
+
+    blocks: int
+    running: int
+    waves: float
+    rounds: float
+
+
+def _grid(problem: Problem, s: Schedule, device: Device, registers: int, shared_bytes: int | None) -> _Grid:
+    shared = dynamic_shared_bytes(problem, s) if shared_bytes is None else shared_bytes
+    resident = blocks_resident(s, device, registers, shared)
+    tiles = -(-problem.rows // s.rows_per_block)
+    blocks = tiles * s.row_blocks
+    if s.persistent:
+        blocks = min(blocks, s.persistent * device.sm_count)
+    running = min(resident, max(1, -(-blocks // device.sm_count)))
+    return _Grid(
+        blocks=blocks,
+        running=running,
+        waves=blocks / (device.sm_count * resident),
+        rounds=max(1.0, tiles * s.row_blocks / (device.sm_count * running)),
+    )
 
 
 def predict(
@@ -235,26 +266,14 @@ def predict(
     spilled = spill_bytes / 8
     if registers is None:
         registers, spilled = estimated_registers(problem, s, c)
-    if shared_bytes is None:
-        shared_bytes = dynamic_shared_bytes(problem, s)
-    resident = blocks_resident(s, device, registers, shared_bytes)
-    tiles = -(-problem.rows // s.rows_per_block)
-    blocks = tiles * s.row_blocks
-    if s.persistent:
-        blocks = min(blocks, s.persistent * device.sm_count)
-    waves = blocks / (device.sm_count * resident)
-    # The fullest SM decides how many tiles go one after another through a slot.
-    running = min(resident, max(1, -(-blocks // device.sm_count)))
-    rounds = max(1.0, tiles * s.row_blocks / (device.sm_count * running))
+    grid = _grid(problem, s, device, registers, shared_bytes)
     tile_us = _tile_us(problem, s, looks, c, hot=hot)
-    latency = rounds * tile_us
-    memory = _memory_us(problem, s, device, looks, spilled, blocks, c, hot=hot)
-    issue = _issue_us(problem, s, device, looks, blocks, c)
+    latency = grid.rounds * tile_us
+    memory = _memory_us(problem, s, device, looks, spilled, grid.blocks, c, hot=hot)
+    issue = _issue_us(problem, s, device, looks, grid.blocks, c)
     bound = (memory**c.blend + latency**c.blend + issue**c.blend) ** (1 / c.blend)
     factor = _factor(problem, s, c, hot=hot)
-    if s.persistent and s.stages == 1 and s.copy == "direct":
-        factor *= c.persistent_penalty
-    columns = _columns_us(problem, s, device, blocks, c)
+    columns = _columns_us(problem, s, device, grid.blocks, c)
     # While the first tiles load and the last ones end, memory is not busy.
     tail = c.tail_share * tile_us * memory / bound
     launch = c.launch_us * (c.chained if s.chained else 1.0)
@@ -269,8 +288,8 @@ def predict(
         bytes=problem.compulsory_bytes,
         registers=registers,
         spilled=int(spilled),
-        blocks_per_sm=running,
-        occupancy=running * s.threads / device.threads_per_sm,
-        waves=waves,
+        blocks_per_sm=grid.running,
+        occupancy=grid.running * s.threads / device.threads_per_sm,
+        waves=grid.waves,
         looks=looks,
     )

@@ -253,9 +253,7 @@ def open_run(
         study=study,
         storage=storage,
     )
-    lock = _go_on(run) if resume else -1
-    if lock < 0:
-        lock = _begin(run)
+    lock = _folder_of(run, resume=resume)
     try:
         with RecordWriter(run.folder / "candidates.jsonl") as run.writer:
             if study is not None:
@@ -263,6 +261,12 @@ def open_run(
             yield run
     finally:
         os.close(lock)
+
+
+def _folder_of(run: Run, *, resume: bool) -> int:
+    """The lock of the folder to work in: an interrupted run's, where there is one to go on with, or a fresh one."""
+    lock = _go_on(run) if resume else -1
+    return lock if lock >= 0 else _begin(run)
 
 
 def _begin(run: Run) -> int:

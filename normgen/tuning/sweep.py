@@ -324,7 +324,6 @@ def sweep_on_gpu(
     from normgen.tuning.isolated import WorkerBench
     from normgen.tuning.measured import BENCH, processes
     from normgen.tuning.process import Worker
-    from normgen.tuning.tuner import environment
 
     facts = device_facts(index)
     opening = {"problem": problem, "facts": facts, "index": index, "cache": cache, "seed": seed}
@@ -346,21 +345,29 @@ def sweep_on_gpu(
             seed=seed,
             tell=tell,
         )
-        key = asdict(ProblemKey.of(problem)) | {"dtypes": {t.name: t.dtype.name for t in problem.tensors}}
-
-        def header(roof_us: float | None, noise_floor: float) -> Header:
-            return header_of(
-                legal,
-                default=default,
-                problem=key,
-                cache=cache.value,
-                device=facts.as_dict(),
-                versions=environment(measured=True),
-                roof_us=roof_us,
-                noise_floor=noise_floor,
-                bytes=problem.compulsory_bytes,
-                seed=seed,
-            )
-
+        header = _header_maker(problem, legal, default, facts, cache=cache, seed=seed)
         first = called_fastest(problem, legal, facts, cache, count=best)
         return sweep(sweeper, legal, path=path, limit=limit, seed=seed, header=header, first=first)
+
+
+def _header_maker(
+    problem: Problem, legal: Sequence[Schedule], default: Schedule, facts: Device, *, cache: Cache, seed: int
+) -> Callable[[float | None, float], Header]:
+    """What makes the header of a sweep on a GPU, once its roof and its noise are known."""
+    from normgen.tuning.tuner import environment
+
+    def header(roof_us: float | None, noise_floor: float) -> Header:
+        return header_of(
+            legal,
+            default=default,
+            problem=asdict(ProblemKey.of(problem)) | {"dtypes": {t.name: t.dtype.name for t in problem.tensors}},
+            cache=cache.value,
+            device=facts.as_dict(),
+            versions=environment(measured=True),
+            roof_us=roof_us,
+            noise_floor=noise_floor,
+            bytes=problem.compulsory_bytes,
+            seed=seed,
+        )
+
+    return header

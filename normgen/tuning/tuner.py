@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from normgen.device import Device
 from normgen.errors import UsageError, did_you_mean
-from normgen.problem import Problem
+from normgen.problem import Problem, Question
 from normgen.tuning import parts
 from normgen.tuning.progress import Progress, Silent
 from normgen.tuning.records import Cache, Record
@@ -27,95 +27,116 @@ if TYPE_CHECKING:
 DEFAULT_TRIALS = 64  # docs/search.md: the worst of 50 seeds is within 1 % of the optimum after 50
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Terms:
+    """How a kernel is looked for: the arguments of `tune` that do not say which kernel, or where.
+
+    Raises UsageError where there would be no time, or no trial.
+    """
+
+    cache: Cache
+    trials: int
+    budget_s: float
+    seed: int
+    progress: Progress
+    resume: bool
+    reuse: bool
+    study: SharedStudy | None
+    storage: str | None
+
+    def __post_init__(self) -> None:
+        if self.trials < 1:
+            raise UsageError("a run needs at least one trial", received=str(self.trials))
+        if self.budget_s <= 0:
+            raise UsageError("the budget is a positive number of seconds", received=f"{self.budget_s:g}")
+
+
 def tune(
     op: str = "layernorm",
     *,
     shape: str | tuple[int, ...],
-    dtype: str = "f32",
-    dtypes: Mapping[str, str] | None = None,
     device: int | str | None = None,
     target: str = "h200",
     cache: str = "cold",
     trials: int | None = None,
     budget_s: float = 60.0,
     seed: int = 0,
-    direction: str = "forward",
-    without: Collection[str] = (),
-    pitch: int | None = None,
-    align: int = 16,
-    gradients: Collection[str] | None = None,
-    accumulate: bool = False,
-    deterministic: bool = False,
-    stable_parameters: bool = False,
     progress: Progress | None = None,
     output: Path | None = None,
     resume: bool = False,
     reuse: bool = True,
     study: SharedStudy | None = None,
     storage: str | None = None,
+    **question: Unpack[Question],
 ) -> Result:
     """Find the fastest kernel of a spec for one shape [.., cols], on a GPU or, without one, by prediction.
 
     op        a built-in spec's name, or the path of a TOML file
-    dtype     of the first input; `dtypes` (tensor name -> dtype) where others differ; `without`: absent tensors
     device    a GPU's number; "cpu": predict for `target`; None: the first GPU, else predict
-    gradients, accumulate, deterministic  as in `problem_for`: of backward kernels
     cache     "cold": every launch finds its data in DRAM; "hot": in L2
     trials    candidates at most; budget_s: seconds in all
-    stable_parameters  the promise of `Problem.stable_parameters`, for kernels launched early
     output    folder of the header (default: the run's own folder)
     resume    go on with the newest run that asked the same and was killed; nothing it measured is measured again
     reuse     times that other runs measured under the same conditions are taken over; finalists are always re-timed
     study     a study in a shared database that gets every candidate too (`tuning.shared_study`)
     storage   URL of a database for the study of a measured search, for optuna-dashboard: sqlite:///file.db
+    question  which kernel: dtype="bf16", direction="backward", without, gradients, ...; see `problem.Question`
 
     Errors: UsageError, SpecError; NoDeviceError when the GPU asked for is not there; NothingValidError when no
     candidate compiles and is right; VerificationError when a derived backward is not the derivative of its formula.
     Ctrl-C ends the search with the best so far (`Result.interrupted`).
     """
-    policy = _cache_policy(cache)
-    if trials is not None and trials < 1:
-        raise UsageError("a run needs at least one trial", received=str(trials))
-    if budget_s <= 0:
-        raise UsageError("the budget is a positive number of seconds", received=f"{budget_s:g}")
-    clock = Clock(budget_s)
+    terms = _Terms(
+        cache=_cache_policy(cache),
+        trials=DEFAULT_TRIALS if trials is None else trials,
+        budget_s=budget_s,
+        seed=seed,
+        progress=progress or Silent(),
+        resume=resume,
+        reuse=reuse,
+        study=study,
+        storage=storage,
+    )
+    return _tuned(op, shape, _checked(question), terms, device=device, target=target, output=output)
+
+
+def _checked(question: Question) -> Question:
+    """The question. Raises UsageError for a name that is none of its: Python itself takes any."""
+    known = sorted(Question.__annotations__)
+    for name in question:
+        if name not in known:
+            raise UsageError("tune has no such argument", received=name, hint=did_you_mean(name, known))
+    return question
+
+
+def _tuned(
+    op: str,
+    shape: str | tuple[int, ...],
+    question: Question,
+    terms: _Terms,
+    *,
+    device: int | str | None,
+    target: str,
+    output: Path | None,
+) -> Result:
+    """On a GPU its processes start while the spec is read."""
+    clock = Clock(terms.budget_s)
     with clock.phase("find the device"):
         gpu = parts.find_gpu(device)
         facts = gpu[1] if gpu else parts.target_device(target)
     with contextlib.ExitStack() as stack:
         using = stack.enter_context(_processes(gpu[0])) if gpu else None
         with clock.phase("read the spec"):
-            problem = _problem(
-                op,
-                shape=shape,
-                dtype=dtype,
-                dtypes=dtypes,
-                direction=direction,
-                without=without,
-                pitch=pitch,
-                align=align,
-                gradients=gradients,
-                accumulate=accumulate,
-                deterministic=deterministic,
-                stable_parameters=stable_parameters,
-            )
+            problem = _problem(op, shape, question)
         run = stack.enter_context(
             open_run(
                 problem,
                 facts,
-                cache=policy,
-                seed=seed,
-                trials=trials or DEFAULT_TRIALS,
-                budget_s=budget_s,
-                progress=progress or Silent(),
-                command=command_of(op, problem, cache=policy, seed=seed, target=None if gpu else facts),
+                command=command_of(op, problem, cache=terms.cache, seed=terms.seed, target=None if gpu else facts),
                 versions=environment(measured=gpu is not None),
                 clock=clock,
-                storage=storage,
                 measured=gpu is not None,
-                resume=resume,
-                reuse=reuse,
-                study=study,
+                **vars(terms),
             )
         )
         records, interrupted = _finalists(run, using)
@@ -139,7 +160,7 @@ def _processes(index: int) -> contextlib.AbstractContextManager[Processes]:
     return processes(index)
 
 
-def _problem(op: str, **question: Any) -> Problem:
+def _problem(op: str, shape: str | tuple[int, ...], question: Question) -> Problem:
     """The problem of a spec. Raises UsageError, also for a shape that leaves nothing to tune.
 
     A backward that no one wrote by hand is proven here, once for all candidates: VerificationError.
@@ -148,9 +169,9 @@ def _problem(op: str, **question: Any) -> Problem:
     from normgen.program.source import problem_for
     from normgen.spec_reader import load
 
-    problem = problem_for(load(op), **question)
+    problem = problem_for(load(op), shape=shape, **question)
     if problem.rows == 0:
-        raise UsageError("a shape without rows has nothing to tune", received=str(question["shape"]))
+        raise UsageError("a shape without rows has nothing to tune", received=str(shape))
     verify.prove_derivative(problem)
     return problem
 

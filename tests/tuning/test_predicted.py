@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from normgen.device import TARGETS
-from normgen.errors import NothingValidError
+from normgen.errors import NothingValidError, UsageError
 from normgen.problem import Problem
 from normgen.program.source import problem_for
 from normgen.spec_reader import load
@@ -19,7 +19,7 @@ from normgen.tuning.progress import Silent
 from normgen.tuning.records import Cache, Outcome
 from normgen.tuning.run import Candidate, Run, open_run
 from normgen.tuning.store import read
-from normgen.tuning.tuner import command_of, environment
+from normgen.tuning.tuner import command_of, environment, tune
 
 H200 = TARGETS["h200"]
 PROBLEM = problem_for(load("layernorm"), shape="8x1024x768")
@@ -136,3 +136,10 @@ def test_an_interrupt_while_compiling_keeps_what_is_compiled(run: Run, monkeypat
     assert 1 <= len(records) <= 3
     assert {r.schedule.variance for r in records} == {"two_pass"}
     assert any("interrupted" in note for note in run.notes)
+
+
+@pytest.mark.parametrize("name", ["directon", "any_cols", "saved"])
+def test_tune_refuses_an_argument_that_it_does_not_have(name: str) -> None:
+    with pytest.raises(UsageError, match="tune has no such argument") as refused:
+        tune(shape="8x64", device="cpu", **{name: "backward"})
+    assert refused.value.received == name
