@@ -79,7 +79,8 @@ class Formula:
 class Spec:
     """One operation: what a TOML file under specs/ says, checked.
 
-    `knobs` is the default search space: knob name -> values, as the Schedule names them.
+    `knobs` are searched for forward kernels, `backward_knobs` for backward ones: knob name -> values, as the Schedule
+    names them; a knob that is not there takes its default values.
     `saved` names the statistics and outputs the backward pass reads; the rest it recomputes.
     """
 
@@ -90,6 +91,7 @@ class Spec:
     scalars: tuple[tuple[str, float], ...] = ()  # name, default
     formulas: tuple[Formula, ...]
     knobs: dict[str, tuple[Any, ...]] = field(default_factory=dict, hash=False)
+    backward_knobs: dict[str, tuple[Any, ...]] = field(default_factory=dict, hash=False)
     accuracy_rows: tuple[str, ...] = ()  # row families the accuracy contract covers; () = all
     saved: tuple[str, ...] = ()
     file: str = ""

@@ -22,6 +22,7 @@ from normgen.spec_names import refusal
 from normgen.toml_lines import KeyPath, key_lines
 
 _TOP_KEYS = ("name", "summary", "paper", "tensors", "scalars", "formulas", "space", "backward", "accuracy")
+_BACKWARD = "backward"  # within [space]: what is searched for backward kernels
 _TENSOR_KEYS = ("role", "optional", "absent", "dtypes", "follows", "doc")
 _VECTOR_NAME = re.compile(r"(?:float|half|bfloat16)(2|4|8|16)?")
 
@@ -46,7 +47,8 @@ def load(path_or_name: str | Path, folders: Sequence[str | Path] = ()) -> Spec:
     """The checked spec of a TOML file, or of the built-in (or `folders`') spec of that name.
 
     Short forms: `x = "input"` for `x = { role = "input" }`. Defaults: dtypes f32, f16 and bf16; a tensor without
-    `dtypes` follows the first input; statistics are f32; a knob that [space] does not name takes all its values.
+    `dtypes` follows the first input; statistics are f32; a knob that [space], or for
+    backward kernels [space.backward], does not name takes its default values.
 
     Errors: SpecError with file and line; UsageError when there is no such file or name.
     """
@@ -95,7 +97,8 @@ class _Reader:
             tensors=self.tensors(),
             scalars=self.scalars(),
             formulas=self.formulas(),
-            knobs=self.knobs(),
+            knobs=self.knobs(("space",)),
+            backward_knobs=self.knobs(("space", _BACKWARD)),
             accuracy_rows=self.names_list("accuracy", "rows", ROW_FAMILIES),
             saved=self.saved(),
             file=self.file,
@@ -260,13 +263,18 @@ class _Reader:
             found.append(Formula(name=name, text=text, line=self.line(path)))
         return tuple(found)
 
-    def knobs(self) -> dict[str, tuple[Any, ...]]:
-        space = self.table("space")
-        self.known_keys(("space",), space, KNOBS)
-        return {name: self.knob(name, values) for name, values in space.items()}
+    def knobs(self, where: KeyPath) -> dict[str, tuple[Any, ...]]:
+        """The values of [space], or of [space.backward] within it."""
+        space, known = self.table("space"), (*KNOBS, _BACKWARD)
+        if where[1:]:
+            space, known = space.get(_BACKWARD, {}), tuple(KNOBS)
+            if not isinstance(space, dict):
+                raise self.error(f"[{'.'.join(where)}] is a table", where, received=repr(space))
+        self.known_keys(where, space, known)
+        return {name: self.knob((*where, name), values) for name, values in space.items() if name in KNOBS}
 
-    def knob(self, name: str, values: Any) -> tuple[Any, ...]:
-        path = ("space", name)
+    def knob(self, path: KeyPath, values: Any) -> tuple[Any, ...]:
+        name = path[-1]
         listed = values if isinstance(values, list) else [values]
         if not listed:
             raise self.error(f"knob '{name}' has at least one value", path)

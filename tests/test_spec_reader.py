@@ -43,7 +43,12 @@ saved = ["scale"]
 
 [accuracy]
 rows = ["normal", "large_mean"]
+
+[space.backward]
+columns = ["atomic", "partials_two_kernels"]
+vector = "float4"
 """
+FORWARD_ONLY = FULL.partition("[space.backward]")[0]
 
 
 def test_a_short_spec_gets_the_defaults() -> None:
@@ -52,6 +57,7 @@ def test_a_short_spec_gets_the_defaults() -> None:
     assert (x.role, x.kind, x.dtypes, x.follows) == (Role.INPUT, Kind.ELEM, ("f32", "f16", "bf16"), None)
     assert (y.role, y.dtypes, y.follows, y.optional) == (Role.OUTPUT, ("f32", "f16", "bf16"), "x", False)
     assert (spec.summary, spec.scalars, spec.knobs, spec.saved, spec.accuracy_rows) == ("", (), {}, (), ())
+    assert spec.backward_knobs == {}
 
 
 def test_a_full_spec_is_read_as_written() -> None:
@@ -62,6 +68,7 @@ def test_a_full_spec_is_read_as_written() -> None:
     assert spec.scalars == (("eps", 1e-6),)
     assert [(f.name, f.line) for f in spec.formulas] == [("y", 14), ("scale", 15)]
     assert spec.knobs == {"vector": (4, 8, 1, 2), "hold": ("registers",)}
+    assert spec.backward_knobs == {"columns": ("atomic", "partials_two_kernels"), "vector": (4,)}
     assert (spec.saved, spec.accuracy_rows) == (("scale",), ("normal", "large_mean"))
     assert spec.file == "made_up.toml"
 
@@ -175,6 +182,10 @@ BROKEN = [
     (changed("bfloat16", "double2"), 18, "knob 'vector' takes one of"),
     (changed('hold = "registers"', "unroll = [true]"), 19, "knob 'unroll' takes one of"),
     (changed('hold = "registers"', "unroll = []"), 19, "at least one value"),
+    (changed("[space.backward]", "[space.backwards]"), 27, "did you mean 'backward'?"),
+    (changed("columns =", "colums ="), 28, "unknown key 'colums' in [space.backward]"),
+    (changed('"partials_two_kernels"', '"partials"'), 28, "knob 'columns' takes one of"),
+    (FORWARD_ONLY.replace('hold = "registers"', "backward = 2"), 19, "[space.backward] is a table"),
 ]
 
 

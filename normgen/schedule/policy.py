@@ -17,7 +17,7 @@ from normgen.schedule.legality import (
     steps_per_lane,
     unroll,
 )
-from normgen.schedule.schedule import TWO_KERNELS, Schedule
+from normgen.schedule.schedule import Schedule
 
 CHAINED_BYTES = 768 << 20  # an early start gains 0.2 % at 16384x8192 bf16, 1 to 5 % from there down (H200)
 
@@ -96,7 +96,7 @@ def searched_launch(problem: Problem, s: Schedule, device: Device) -> str | None
     The next launch may start at once where a block walks rows, else when the row has been asked for; on an H200 the
     other order loses up to 1 %. With column sums it never loses (8192x768 to 4096x4096): only that is searched.
     """
-    if s.columns in TWO_KERNELS and column_outputs(problem):
+    if s.columns == "partials_two_kernels" and column_outputs(problem):
         if device.arch >= 90 and not s.chained and problem.compulsory_bytes < CHAINED_BYTES:
             return "not searched: two kernels without an early start"
         return None

@@ -10,7 +10,7 @@ from typing import Any
 
 from normgen.device import Device
 from normgen.errors import NothingValidError
-from normgen.problem import Problem
+from normgen.problem import Direction, Problem
 from normgen.program.approximate import has_exponentials
 from normgen.program.rewrites import applicable
 from normgen.program.source import written_program
@@ -108,10 +108,14 @@ class Space:
 
 
 def knob_values(problem: Problem, rewrites: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[Any, ...]]:
-    """The values searched for every knob: the spec's, else the defaults; rewrites where they change the program."""
+    """The values searched for every knob: the spec's of this direction, else the defaults.
+
+    Of knobs that change nothing here, as rewrites do without a variance and `columns` without column sums, one value.
+    """
     default = Schedule()
     values: dict[str, tuple[Any, ...]] = {}
-    chosen = BACKWARD_KNOBS if column_outputs(problem) else {**DEFAULT_KNOBS, **problem.spec.knobs}
+    asked = _asked(problem)
+    chosen = {**(BACKWARD_KNOBS if column_outputs(problem) else DEFAULT_KNOBS), **asked}
     for name in KNOBS:
         searched = chosen.get(name, (getattr(default, name),))
         if name in ("variance", "softmax"):
@@ -119,16 +123,27 @@ def knob_values(problem: Problem, rewrites: Mapping[str, tuple[str, ...]]) -> di
             searched = tuple(v for v in searched if v in applicable) or (getattr(default, name),)
         if name == "params":
             searched = tuple(v for v in searched if v in _params_values(problem)) or (default.params,)
-        if name == "arithmetic" and _approximates(problem):
+        if name == "columns" and not column_outputs(problem):
+            searched = (default.columns,)
+        if name == "arithmetic" and name not in asked and _approximates(problem):
             searched = ("approximate",)
         values[name] = tuple(searched)
     return values
 
 
+def _asked(problem: Problem) -> Mapping[str, tuple[Any, ...]]:
+    """What the spec says of knobs in the problem's direction."""
+    return problem.spec.knobs if problem.direction is Direction.FORWARD else problem.spec.backward_knobs
+
+
 def _approximates(problem: Problem) -> bool:
     """Whether exponentials are approximate: outputs of 16 bits hide it, and it takes 3 instructions instead of 8."""
     narrow = all(t.dtype.bytes <= 2 for t in problem.tensors if t.is_written)
-    return narrow and has_exponentials(written_program(problem))
+    return (
+        narrow
+        and "approximate" in _asked(problem).get("arithmetic", ("approximate",))
+        and has_exponentials(written_program(problem))
+    )
 
 
 def _params_values(problem: Problem) -> tuple[str, ...]:
@@ -175,7 +190,8 @@ def _structures(
 ) -> Iterator[Schedule]:
     """Cuts of a row that are legal by themselves, with every place and number of rows: most of the product is not."""
     places = math.prod(len(values[n]) for n in PLACE_KNOBS)
-    for cut in _points(Schedule(params="late", unroll=1), CUT_KNOBS, values):
+    plainest = Schedule(params="late", unroll=1, columns=values["columns"][0])
+    for cut in _points(plainest, CUT_KNOBS, values):
         reason = refusal(problem, cut, device, CUT)
         if reason is None:
             yield from _points(cut, PLACE_KNOBS, values)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,8 @@ from normgen.program.source import problem_for
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import KNOBS, Schedule, schedule_from
 from normgen.schedule.space import default_schedule, space
-from normgen.spec_reader import list_specs, load
+from normgen.spec import Spec
+from normgen.spec_reader import list_specs, load, parse
 from tests.codegen.layouts import BACKWARD_SETS, SETS, Layout, problem_of
 
 H200 = target("h200")
@@ -144,6 +147,51 @@ def test_refusals_say_why(knobs: dict[str, object], what: dict[str, object], rea
     received = refusal(problem(**{k: v for k, v in what.items() if k != "gpu"}), schedule_from(knobs), gpu)
     assert received is not None
     assert reason in received
+
+
+def with_space(op: str, tables: str) -> Spec:
+    """A built-in spec with other tables for what is searched."""
+    text, _, _ = Path(load(op).file).read_text(encoding="utf-8").partition("[space]")
+    return parse(text + tables)
+
+
+class Searched:
+    """The values of each knob in the search space of a problem."""
+
+    def __init__(self, spec: Spec, shape: str = "8192x1024", **more: Any) -> None:
+        self.legal = space(problem_for(spec, shape=shape, dtype="bf16", **more), H200).legal
+
+    def __getitem__(self, knob: str) -> set[object]:
+        return {getattr(s, knob) for s in self.legal}
+
+
+def test_a_specs_own_values_are_searched_in_the_direction_they_are_given_for() -> None:
+    spec = with_space("rmsnorm", '[space]\nvector = "half8"\n[space.backward]\nstages = 2\nload = "streaming"\n')
+    forward, backward = Searched(spec), Searched(spec, direction="backward")
+    assert forward["vector"] == {8} < backward["vector"]
+    assert backward["stages"] == {2}
+    assert backward["load"] == {"streaming"}  # which no default has: a spec may widen the space
+    assert forward["load"] == {"default", "streaming", "no_allocate"}
+
+
+def test_a_spec_may_ask_for_what_no_search_proposes() -> None:
+    asked = '[space.backward]\ncolumns = "cluster_partials"\nhold = "registers"\n'
+    found = Searched(with_space("layernorm", asked), direction="backward")
+    assert found["columns"] == {"cluster_partials"}
+    assert found["cluster"] == {2, 4, 8}
+
+
+def test_knobs_of_column_sums_do_not_empty_the_space_of_a_backward_without_them() -> None:
+    spec = with_space("rmsnorm", '[space.backward]\ncolumns = "atomic"\n')
+    dx_only = {"shape": "64x256", "direction": "backward", "gradients": ["x"]}
+    assert Searched(spec, **dx_only).legal == Searched(load("rmsnorm"), **dx_only).legal
+
+
+def test_a_spec_may_ask_for_exact_exponentials() -> None:
+    assert Searched(load("softmax"), "64x256")["arithmetic"] == {"approximate"}
+    exact = with_space("softmax", '[space]\narithmetic = "exact"\n')
+    assert Searched(exact, "64x256")["arithmetic"] == {"exact"}
+    assert default_schedule(problem_for(exact, shape="64x256", dtype="bf16"), H200).arithmetic == "exact"
 
 
 def test_every_knob_of_a_schedule_has_its_values_listed() -> None:
