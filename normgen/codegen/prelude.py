@@ -69,8 +69,18 @@ def environment() -> jinja2.Environment:
     )
 
 
-def instructions(*, dtypes: Iterable[str], loads: Iterable[str], stores: Iterable[str], features: Iterable[str]) -> str:
-    """The hardware-instruction part: only what this kernel uses, in a fixed order."""
+def instructions(
+    *,
+    dtypes: Iterable[str],
+    loads: Iterable[str],
+    stores: Iterable[str],
+    features: Iterable[str],
+    bulk_loads: Iterable[str] = (),
+) -> str:
+    """The hardware-instruction part: only what this kernel uses, in a fixed order.
+
+    `bulk_loads` are the L2 priorities of bulk copies, "" for none.
+    """
     return (
         environment()
         .get_template("instructions.cu.j2")
@@ -79,6 +89,7 @@ def instructions(*, dtypes: Iterable[str], loads: Iterable[str], stores: Iterabl
             loads=[h for h in ("default", "streaming", "cache_global", "no_allocate", *POLICIES) if h in set(loads)],
             stores=[h for h in ("default", "streaming", "cache_global", *POLICIES) if h in set(stores)],
             features=sorted(features),
+            bulk_loads=sorted(set(bulk_loads)),
             load_builtins=LOAD_BUILTINS,
             store_builtins=STORE_BUILTINS,
             policies=POLICIES,
@@ -93,7 +104,8 @@ def instructions_of(text: str, dtypes: Iterable[str]) -> str:
     by_name = ("dynamic_shared", "named_barrier", "opaque", "exp_approximate")
     features += [name for name in by_name if f"{name}(" in text]
     features += ["cp_async"] if "cp_async_commit()" in text else []
-    features += ["bulk", "mbarrier"] if "bulk_load(" in text else []
+    bulk_loads = re.findall(r"\bbulk_load_?([a-z_]*)\(", text)
+    features += ["bulk", "mbarrier"] if bulk_loads else []
     features += ["cluster"] if "cluster_rank()" in text else []
     features += ["cluster_load"] if "cluster_load(" in text else []
     features += ["cluster_send", "mbarrier"] if "cluster_send(" in text else []
@@ -102,6 +114,7 @@ def instructions_of(text: str, dtypes: Iterable[str]) -> str:
         dtypes=dtypes,
         loads=re.findall(r"\bload_([a-z_]+)\(", text),
         stores=re.findall(r"\bstore_([a-z_]+)\(", text),
+        bulk_loads=bulk_loads,
         features=features,
     )
 

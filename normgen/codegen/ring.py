@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from normgen.codegen.looks import EDGE
+from normgen.codegen.prelude import POLICIES
 from normgen.codegen.view import Loop, SectionList
 from normgen.program.ir import Load
 
@@ -31,6 +32,7 @@ class Ring:
         self.b = builder
         self.s = builder.schedule
         self.bulk = self.s.copy == "bulk"
+        self.bulk_load = f"bulk_load_{self.s.load}" if self.s.load in POLICIES else "bulk_load"
         self.side_by_side = self.s.rows_per_block > 1
 
     def __bool__(self) -> bool:
@@ -133,7 +135,7 @@ class Ring:
         start = " + kCols - kCopiedCols" if self.s.hold == "hybrid" else ""
         for load, ctype in zip(self.b.held, ctypes, strict=True):
             to, source = f"{load.name}_shared{row}", f"{load.name}_row{start}"
-            lines.append(f"bulk_load({to}, {source}, kCopiedCols * sizeof({ctype}), {self._barrier});")
+            lines.append(f"{self.bulk_load}({to}, {source}, kCopiedCols * sizeof({ctype}), {self._barrier});")
         return lines
 
     def _part_copies(self, size: str) -> list[str]:
@@ -158,7 +160,7 @@ class Ring:
             to = f"{load.name}_shared + {slots} * kThreads * kVector"
             source = f"{load.name}_row + first * kVector"
             count = f"count * sizeof({self.b.ctype(load.name)})"
-            lines.append(f"  bulk_load({to}, {source}, {count}, {self._barrier});")
+            lines.append(f"  {self.bulk_load}({to}, {source}, {count}, {self._barrier});")
         return [*lines, "}"]
 
     # ---- before the row loop -----------------------------------------------------------------------------------

@@ -382,8 +382,11 @@ def _launch_bound(_: Problem, s: Schedule, device: Device) -> str | None:
 def _hints(_: Problem, s: Schedule, device: Device) -> str | None:
     if device.arch < 80 and {s.load, s.store} & {"evict_first", "evict_last"}:
         return "L2 eviction priorities need sm_80"
-    if s.copy != "direct" and s.hold != "hybrid" and s.load != "default":
-        return "asynchronous copies carry no cache hint: load = default"
+    if s.copy == "cp_async" and s.hold != "hybrid" and s.load != "default":
+        # With a cache hint some kernels end in an illegal instruction (NVRTC 13.0, H200).
+        return "cp.async carries no cache hint: load = default"
+    if s.copy == "bulk" and s.hold != "hybrid" and s.load not in ("default", "evict_first", "evict_last"):
+        return "bulk copies take priorities in L2 only: load = default, evict_first or evict_last"
     return None
 
 

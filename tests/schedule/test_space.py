@@ -119,7 +119,8 @@ REFUSED = [
     ({"copy": "bulk", **AHEAD, "vector": 1}, {"shape": "4096x768", "align": 4}, "whole rows of 16-byte units"),
     ({"copy": "bulk", "threads_per_row": 1, "rows_per_block": 32, "hold": "shared"}, {}, "start at 16-byte addresses"),
     ({"copy": "cp_async", **AHEAD, "vector": 1}, {"dtype": "bf16"}, "moves at least 4 bytes"),
-    ({"copy": "cp_async", **AHEAD, "load": "streaming"}, {}, "carry no cache hint"),
+    ({"copy": "bulk", **AHEAD, "vector": 4, "load": "streaming"}, {}, "priorities in L2 only"),
+    ({"copy": "cp_async", **AHEAD, "load": "streaming"}, {}, "carries no cache hint"),
     (
         {"copy": "cp_async", **AHEAD, "stages": 4, "threads_per_row": 1024},
         {"shape": "4096x16384"},

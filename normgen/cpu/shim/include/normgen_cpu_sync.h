@@ -88,6 +88,12 @@ NORMGEN_INLINE void mbarrier_wait(unsigned long long* mbarrier, unsigned parity)
 NORMGEN_INLINE void bulk_load(void* shared, const void* global, unsigned bytes, unsigned long long* mbarrier) {
   normgen_cpu_bulk_load(shared, global, bytes, mbarrier);
 }
+NORMGEN_INLINE void bulk_load_evict_first(void* shared, const void* global, unsigned bytes, unsigned long long* mbarrier) {
+  bulk_load(shared, global, bytes, mbarrier);
+}
+NORMGEN_INLINE void bulk_load_evict_last(void* shared, const void* global, unsigned bytes, unsigned long long* mbarrier) {
+  bulk_load(shared, global, bytes, mbarrier);
+}
 
 NORMGEN_INLINE unsigned cluster_rank() { return normgen_cpu_cluster_rank(); }
 template <typename Value>
