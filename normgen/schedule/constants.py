@@ -52,6 +52,7 @@ class Constants:
     narrow_penalty: float = 0.02
     load_past_l1: float = 0.98
     load_streams_past_l1: float = 1.03
+    load_evict_last: float = 0.975
     store_streaming: float = 0.98
     params_early: float = 0.985
     params_kept: float = 0.985

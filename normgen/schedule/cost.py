@@ -202,7 +202,9 @@ def _factor(problem: Problem, s: Schedule, c: Constants, *, hot: bool) -> float:
     factor = 1.0
     if not hot:
         streams = sum(not t.is_written for t in problem.elem_tensors)
-        if s.load != "default" and s.hold != "reload":
+        if s.load == "evict_last":
+            factor *= c.load_evict_last
+        elif s.load != "default" and s.hold != "reload":
             factor *= c.load_past_l1 if streams == 1 else c.load_streams_past_l1
         factor *= c.store_streaming if s.store == "streaming" and not column_outputs(problem) else 1.0
         factor *= {"early": c.params_early, "kept": c.params_kept, "packed": c.params_kept}.get(s.params, 1.0)

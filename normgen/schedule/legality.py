@@ -379,7 +379,7 @@ def _launch_bound(_: Problem, s: Schedule, device: Device) -> str | None:
     return None
 
 
-def _hints(_: Problem, s: Schedule, device: Device) -> str | None:
+def hints(_: Problem, s: Schedule, device: Device) -> str | None:
     if device.arch < 80 and {s.load, s.store} & {"evict_first", "evict_last"}:
         return "L2 eviction priorities need sm_80"
     if s.copy == "cp_async" and s.hold != "hybrid" and s.load != "default":
@@ -410,7 +410,7 @@ FREE: tuple[Rule, ...] = (
     _cluster,
     unroll,
     _launch_bound,
-    _hints,
+    hints,
 )
 
 

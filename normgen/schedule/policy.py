@@ -12,6 +12,7 @@ from normgen.schedule.legality import (
     column_outputs,
     dependent_launch,
     held_bytes_per_thread,
+    hints,
     params_registers,
     persistent,
     steps_per_lane,
@@ -28,10 +29,11 @@ def searched_tile(problem: Problem, s: Schedule, _: Device) -> str | None:
     if s.rows_per_block > 1 and s.threads > limit:
         return f"not searched: several rows side by side beyond {limit} threads a block"
     forward = not column_outputs(problem)
-    least = 512 if s.edges == "peel" else 1024
+    keeps = _wide_parameters(problem)
+    least = 512 if s.edges == "peel" or keeps else 1024
     if forward and s.persistent and s.cluster == 1 and not least <= s.persistent * s.threads <= 1024:
         return "not searched: a persistent grid with less than 512 or more than 1024 threads an SM"
-    if forward and s.stages > 1 and s.edges != "peel" and s.cluster == 1:
+    if forward and s.stages > 1 and s.edges != "peel" and s.cluster == 1 and not keeps:
         return "not searched: the next row in registers, of aligned rows that leave no column sums"
     if column_outputs(problem) and s.persistent * s.threads > 768 and s.hold == "registers":
         return "not searched: more than 768 resident threads an SM, with column sums in registers"
@@ -85,8 +87,24 @@ def searched_place(problem: Problem, s: Schedule, _: Device) -> str | None:
         return "not searched: asynchronous copies of short rows, or of more than two side by side, with column sums"
     if columns and s.persistent > 2:
         return "not searched: column sums by asynchronous copies, with more than two blocks an SM"
-    if not columns and (s.persistent or s.rows_per_block > 1 or held_bytes_per_thread(problem, s) <= 64):
+    if columns:
+        return None
+    if s.persistent and (problem.cols * problem.dtype.bytes < 32768 or s.hold != "registers"):
+        return "not searched: asynchronous copies of later rows, of rows below 32 KiB or not held in registers"
+    if s.rows_per_block > 1 or (not s.persistent and held_bytes_per_thread(problem, s) <= 64):
         return "not searched: asynchronous copies of rows that registers hold in four vectors a thread"
+    return None
+
+
+def _wide_parameters(problem: Problem) -> bool:
+    """Parameters of more bytes than a row and its output, as f32 ones of 16-bit rows: worth keeping across rows."""
+    return problem.parameter_bytes > 2 * problem.row_input_bytes
+
+
+def searched_hint(problem: Problem, s: Schedule, _: Device) -> str | None:
+    """Search policy: rows that leave column sums are read past L1 only where they meet windows of parameters."""
+    if column_outputs(problem) and s.load == "no_allocate" and s.edges != "peel":
+        return "not searched: aligned rows read past L1, with column sums"
     return None
 
 
@@ -146,6 +164,7 @@ def plain_only(problem: Problem, s: Schedule) -> str | None:
 # Rules that look at one free knob, and else at the structure alone.
 ONE_KNOB: dict[str, tuple[Rule, ...]] = {
     "unroll": (unroll,),
+    "load": (hints, searched_hint),
     "params": (persistent, params_registers),
     "dependent_launch": (dependent_launch, searched_launch),
 }

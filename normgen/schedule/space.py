@@ -30,6 +30,7 @@ from normgen.schedule.policy import (
     plain_only,
     searched_cluster,
     searched_columns,
+    searched_hint,
     searched_launch,
     searched_method,
     searched_place,
@@ -53,7 +54,7 @@ DEFAULT_KNOBS: dict[str, tuple[Any, ...]] = {
     "variance": ("two_pass", "sum_of_squares", "shifted", "welford"),
     "softmax": ("two_pass", "online"),
     "unroll": (0, 1, 4),
-    "load": ("default", "streaming", "no_allocate"),
+    "load": ("default", "no_allocate", "evict_last"),
     "store": ("default", "streaming"),
     "params": ("late", "early", "kept", "packed"),
     "blocks_per_sm": (0,),
@@ -73,7 +74,7 @@ BACKWARD_KNOBS: dict[str, tuple[Any, ...]] = {
     # Not cluster_partials: 1.02 to 1.11 times the time of partials_two_kernels (figures: normgen/codegen/columns.py).
     "columns": ("partials_two_kernels", "partials_last_tile", "register_atomic", "shared_atomic", "atomic"),
     "unroll": (0, 1),
-    "load": ("default", "no_allocate"),
+    "load": ("default", "no_allocate", "evict_last"),
     "store": ("default", "streaming"),
     "params": ("late", "kept"),
     "dependent_launch": ("off", "on", "start", "end"),
@@ -174,15 +175,25 @@ def space(problem: Problem, device: Device) -> Space:
                 _count(refusals, plain, base)
             if plain is not None and base.persistent > (1 if column_outputs(problem) else 0):
                 continue
-            lists = values if plain is None else {n: v[:1] for n, v in values.items()} | {"unroll": values["unroll"]}
+            lists = values if plain is None else _plain(problem, base, device, values)
             for schedule in _points(base, FREE_KNOBS, _promising(problem, base, device, lists, refusals)):
-                reason = refusal(problem, schedule, device, (*FREE, searched_launch, searched_columns))
+                reason = refusal(problem, schedule, device, (*FREE, searched_hint, searched_launch, searched_columns))
                 if reason is None:
                     legal.append(schedule)
                 else:
                     _count(refusals, reason, schedule)
     ordered = sorted(refusals.values(), key=lambda r: (-r.count, r.reason))
     return Space(problem=problem, device=device, legal=tuple(legal), refusals=tuple(ordered))
+
+
+def _plain(
+    problem: Problem, base: Schedule, device: Device, values: Mapping[str, tuple[Any, ...]]
+) -> dict[str, tuple[Any, ...]]:
+    """The values of the free knobs at a point that is searched only once: the first ones that this policy allows."""
+    lists = {n: v[:1] for n, v in values.items()} | {"unroll": values["unroll"]}
+    launches = (replace(base, dependent_launch=v) for v in values["dependent_launch"])
+    allowed = [s.dependent_launch for s in launches if searched_launch(problem, s, device) is None]
+    return lists | {"dependent_launch": tuple(allowed[:1]) or lists["dependent_launch"]}
 
 
 def _structures(
@@ -271,9 +282,10 @@ def _cut(problem: Problem, hold: str, cluster: int, *, few: bool = False) -> Ite
 def _without_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
     """Defaults of programs whose rows have nothing to do with each other.
 
-    Many rows stream past the caches; of fewer rows than SMs the next kernel finds the outputs in L2, and parameters
-    read late win but in clusters (1x4096 to 64x8192 bf16, hot, on an H200). Clusters that walk many long rows, the
-    next one on its way, hide their exchanges (2048x65536 to 2048x262144: 3 to 7 % ahead of one cluster a row).
+    Many rows stream through: inputs that are last to leave L2 make room by its written lines (see docs/techniques.md).
+    Of fewer rows than SMs the next kernel finds the outputs in L2, and parameters read late win but in clusters
+    (1x4096 to 64x8192 bf16, hot, on an H200). Clusters that walk many long rows, the next one on its way, hide their
+    exchanges (2048x65536 to 2048x262144: 3 to 7 % ahead of one cluster a row).
     """
     few = problem.rows < device.sm_count
     clusters = _clusters(problem, device)
@@ -281,9 +293,10 @@ def _without_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
         for cut in _cut(problem, hold, cluster, few=few):
             if hold == "registers" and _crowded(problem, cut, more=len(clusters) > 1):
                 continue
-            hinted = replace(cut, load="streaming", store="default" if few else "streaming")
+            stays = "evict_last" if device.arch >= 80 and not few else "streaming"
+            hinted = replace(cut, load=stays, store="default" if few else "streaming")
             if cluster > 1 and not few and hold == "registers":
-                walking = replace(hinted, load="default", persistent=max(1, 1024 // cut.threads))
+                walking = replace(hinted, persistent=max(1, 1024 // cut.threads))
                 yield replace(walking, stages=2)
                 yield walking
             if hold == "registers" and _has_parameters(problem) and (few == (cluster > 1)):
