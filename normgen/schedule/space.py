@@ -21,6 +21,7 @@ from normgen.schedule.legality import (
     column_outputs,
     held_bytes_per_thread,
     held_register_limit,
+    hints,
     refusal,
     steps_per_lane,
     sums_in_registers,
@@ -54,8 +55,8 @@ DEFAULT_KNOBS: dict[str, tuple[Any, ...]] = {
     "variance": ("two_pass", "sum_of_squares", "shifted", "welford"),
     "softmax": ("two_pass", "online"),
     "unroll": (0, 1, 4),
-    "load": ("default", "no_allocate", "evict_last"),
-    "store": ("default", "streaming"),
+    "load": ("evict_last", "default", "no_allocate"),
+    "store": ("streaming", "default"),
     "params": ("late", "early", "kept", "packed"),
     "blocks_per_sm": (0,),
     "dependent_launch": ("off", *CHAINED),
@@ -191,9 +192,10 @@ def _plain(
 ) -> dict[str, tuple[Any, ...]]:
     """The values of the free knobs at a point that is searched only once: the first ones that this policy allows."""
     lists = {n: v[:1] for n, v in values.items()} | {"unroll": values["unroll"]}
-    launches = (replace(base, dependent_launch=v) for v in values["dependent_launch"])
-    allowed = [s.dependent_launch for s in launches if searched_launch(problem, s, device) is None]
-    return lists | {"dependent_launch": tuple(allowed[:1]) or lists["dependent_launch"]}
+    for name, rule in (("load", hints), ("dependent_launch", searched_launch)):
+        allowed = [v for v in values[name] if rule(problem, replace(base, **{name: v}), device) is None]
+        lists[name] = tuple(allowed[:1]) or lists[name]
+    return lists
 
 
 def _structures(

@@ -172,7 +172,7 @@ def test_a_specs_own_values_are_searched_in_the_direction_they_are_given_for() -
     assert forward["vector"] == {8} < backward["vector"]
     assert backward["stages"] == {2}
     assert backward["load"] == {"streaming"}  # which no default has: a spec may widen the space
-    assert forward["load"] == {"default", "streaming", "no_allocate"}
+    assert forward["load"] == {"default", "no_allocate", "evict_last"}
 
 
 def test_a_spec_may_ask_for_what_no_search_proposes() -> None:
