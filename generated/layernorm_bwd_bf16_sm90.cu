@@ -12,8 +12,8 @@
 //   differentiated: dx, dweight, dbias from the gradients of the outputs
 //   dweight, dbias: the same bits in every run; by atomics, in no fixed order: the general kernel
 //
-// spec      layernorm, sha256:01601c5b7d824437f399d43d4f249c7b69c3030bb4d380b8dfeae0a51a6f499b
-// tuned by  normgen 0.1.0, generator revision 444f24cf40dd
+// spec      layernorm, sha256:c7f98664fa697e8d2c11aca162704a6c7e5feee81c124c1b0764ef3ccc150a41
+// tuned by  normgen 0.1.0, generator revision d55b56d01a69
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 262144x256 --dtype bf16 --direction backward
 //           normgen tune --shape 8192x768 --dtype bf16 --direction backward
@@ -23,17 +23,16 @@
 //           normgen tune --shape 4096x4096 --dtype bf16 --direction backward
 //           normgen tune --shape 16384x8192 --dtype bf16 --direction backward
 //           normgen tune --shape 2048x16384 --dtype bf16 --direction backward
-// note      the text below comes from another generator revision than the one that was tuned
 //
 //   rows x cols   kernel           threads  rows/block  vector        median us  GB/s  of roof  vs default  data
-//   262144 x 256  warp_per_row     512      32          bfloat16 x 8  99.83      4054  102.6 %  1.04x       cold
-//   8192 x 768    warp_per_row     128      4           bfloat16 x 8  13.45      2812  83.6 %   1.31x       cold
-//   8192 x 1023   block_per_row    128      2           bfloat16 x 4  19.02      2647  75.4 %   1.30x       cold
-//   4096 x 1024   block_per_row    256      4           bfloat16 x 8  10.37      2430  71.5 %   1.14x       cold
-//   32768 x 1024  block_per_row    256      4           bfloat16 x 8  54.27      3715  98.4 %   1.15x       cold
-//   4096 x 4096   block_per_row    512      2           bfloat16 x 8  29.86      3373  84.7 %   1.04x       cold
-//   16384 x 8192  block_per_row    512      1           bfloat16 x 8  194.5      4141  98.0 %   1.04x       cold
-//   2048 x 16384  cluster_per_row  256      1           bfloat16 x 8  55.79      3611  88.3 %   1.03x       cold
+//   262144 x 256  warp_per_row     512      32          bfloat16 x 8  99.44      4070  102.7 %  1.05x       cold
+//   8192 x 768    warp_per_row     128      4           bfloat16 x 8  13.39      2825  83.5 %   1.31x       cold
+//   8192 x 1023   block_per_row    256      4           bfloat16 x 4  19.19      2624  74.8 %   1.29x       cold
+//   4096 x 1024   block_per_row    256      4           bfloat16 x 8  10.33      2441  71.4 %   1.14x       cold
+//   32768 x 1024  block_per_row    256      4           bfloat16 x 8  53.78      3749  98.0 %   1.14x       cold
+//   4096 x 4096   block_per_row    256      1           bfloat16 x 8  28.98      3476  87.1 %   1.05x       cold
+//   16384 x 8192  block_per_row    512      1           bfloat16 x 8  188.9      4265  100.8 %  1.06x       cold
+//   2048 x 16384  cluster_per_row  256      1           bfloat16 x 8  53.23      3784  92.4 %   1.06x       cold
 //   (any other)   block_per_row    256      1           bfloat16      -          -     -        -           not tuned
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
@@ -43,20 +42,20 @@
 // `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
 //   262144 x 256: threads_per_row=16 rows_per_block=32 vector=8 hold=registers persistent=1 stages=2 unroll=0
 //                 params=kept dependent_launch=end
-//   8192 x 768: threads_per_row=32 rows_per_block=4 vector=8 hold=registers persistent=3 stages=2 unroll=0 params=kept
-//               dependent_launch=end
-//   8192 x 1023: threads_per_row=64 rows_per_block=2 vector=4 hold=registers edges=peel persistent=4 stages=2 unroll=0
-//                load=no_allocate store=streaming params=kept dependent_launch=end
+//   8192 x 768: threads_per_row=32 rows_per_block=4 vector=8 hold=registers persistent=3 stages=2 unroll=0
+//               load=evict_last params=kept dependent_launch=end
+//   8192 x 1023: threads_per_row=64 rows_per_block=4 vector=4 hold=registers edges=peel persistent=2 stages=2 unroll=0
+//                store=streaming params=kept dependent_launch=end
 //   4096 x 1024: threads_per_row=64 rows_per_block=4 vector=8 hold=registers persistent=2 stages=2 unroll=0
-//                load=no_allocate params=kept dependent_launch=end
+//                params=kept dependent_launch=end
 //   32768 x 1024: threads_per_row=64 rows_per_block=4 vector=8 hold=registers persistent=2 stages=2 unroll=0
 //                 params=kept dependent_launch=end
-//   4096 x 4096: rows_per_block=2 vector=8 hold=registers copy=bulk persistent=1 stages=2 unroll=0 params=kept
-//                dependent_launch=end
-//   16384 x 8192: threads_per_row=512 vector=8 hold=registers copy=bulk persistent=1 stages=4 unroll=0 params=kept
-//                 dependent_launch=end
-//   2048 x 16384: cluster=4 vector=8 hold=registers copy=bulk persistent=2 stages=3 unroll=0 params=kept
-//                 dependent_launch=start
+//   4096 x 4096: vector=8 hold=registers copy=bulk persistent=2 stages=2 unroll=0 load=evict_last store=streaming
+//                params=kept dependent_launch=end
+//   16384 x 8192: threads_per_row=512 vector=8 hold=registers copy=bulk persistent=1 stages=4 unroll=0 load=evict_last
+//                 params=kept dependent_launch=end
+//   2048 x 16384: cluster=2 vector=8 hold=registers copy=bulk persistent=1 stages=3 unroll=0 load=evict_last
+//                 params=kept dependent_launch=start
 #ifndef NORMGEN_LAYERNORM_BWD_BF16_SM90_CU_
 #define NORMGEN_LAYERNORM_BWD_BF16_SM90_CU_
 
@@ -121,29 +120,37 @@ __device__ __forceinline__ Word load_cache_global(const Word* address) {
   return __ldcg(address);
 }
 
-// Leaves no line in L1.
-__device__ __forceinline__ unsigned short load_no_allocate(const unsigned short* address) {
+// Last to leave L2.
+__device__ __forceinline__ unsigned short load_evict_last(const unsigned short* address) {
   unsigned short value;
-  asm("ld.global.L1::no_allocate.u16 %0, [%1];"
-      : "=h"(value) : "l"(address));
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;"
+      : "=h"(value) : "l"(address), "l"(policy));
   return value;
 }
-__device__ __forceinline__ unsigned load_no_allocate(const unsigned* address) {
+__device__ __forceinline__ unsigned load_evict_last(const unsigned* address) {
   unsigned value;
-  asm("ld.global.L1::no_allocate.u32 %0, [%1];"
-      : "=r"(value) : "l"(address));
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;"
+      : "=r"(value) : "l"(address), "l"(policy));
   return value;
 }
-__device__ __forceinline__ uint2 load_no_allocate(const uint2* address) {
+__device__ __forceinline__ uint2 load_evict_last(const uint2* address) {
   uint2 value;
-  asm("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
-      : "=r"(value.x), "=r"(value.y) : "l"(address));
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
+      : "=r"(value.x), "=r"(value.y) : "l"(address), "l"(policy));
   return value;
 }
-__device__ __forceinline__ uint4 load_no_allocate(const uint4* address) {
+__device__ __forceinline__ uint4 load_evict_last(const uint4* address) {
   uint4 value;
-  asm("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-      : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(address));
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+      : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(address), "l"(policy));
   return value;
 }
 
@@ -157,10 +164,6 @@ __device__ __forceinline__ void store_default(Word* address, Word value) {
 template <typename Word>
 __device__ __forceinline__ void store_streaming(Word* address, Word value) {
   __stcs(address, value);
-}
-
-__device__ __forceinline__ void named_barrier(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
 }
 
 // Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
@@ -243,10 +246,13 @@ __device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier, unsig
 __device__ __forceinline__ void mbarrier_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // One copy of a multiple of 16 bytes by the copy engine; its bytes count at the barrier as they arrive.
-__device__ __forceinline__ void bulk_load(void* shared, const void* global, unsigned bytes, unsigned long long* barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+__device__ __forceinline__ void bulk_load_evict_last(void* shared, const void* global, unsigned bytes,
+                                                     unsigned long long* barrier) {
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
                :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(shared))), "l"(global), "r"(bytes),
-                  "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))) : "memory");
+                  "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "l"(policy) : "memory");
 }
 
 __device__ __forceinline__ unsigned char* dynamic_shared() {
@@ -321,12 +327,12 @@ __device__ __forceinline__ Vec<T, N> read_default(const T* elements) {
 }
 
 template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_no_allocate(const T* elements) {
+__device__ __forceinline__ Vec<T, N> read_evict_last(const T* elements) {
   using Word = typename WordOf<Vec<T, N>::kBytes>::type;
   Vec<T, N> vec;
 #pragma unroll
   for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    split(load_no_allocate(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
+    split(load_evict_last(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
   }
   return vec;
 }
@@ -407,15 +413,6 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   s = reduce_lanes<32>(s);
   if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
   __syncthreads();
-  return reduce_lanes<kWarps>(slots[threadIdx.x % kWarps]);
-}
-
-// Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row(State s, State* slots, int slot) {
-  s = reduce_lanes<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  named_barrier(1 + slot, kWarps * 32);  // rows side by side do not wait for each other
   return reduce_lanes<kWarps>(slots[threadIdx.x % kWarps]);
 }
 
@@ -684,7 +681,7 @@ layernorm_bwd_bf16_256_warp_per_row_2c1fce_finish(
 // layernorm backward, 768 columns: 32 lanes of a warp own a row, 4 rows a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(128)
-layernorm_bwd_bf16_768_warp_per_row_bcbfc2(
+layernorm_bwd_bf16_768_warp_per_row_1af8fd(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -741,8 +738,8 @@ layernorm_bwd_bf16_768_warp_per_row_bcbfc2(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      dy_next[step] = read_default<kVector>(dy_row + vector * kVector);
-      x_next[step] = read_default<kVector>(x_row + vector * kVector);
+      dy_next[step] = read_evict_last<kVector>(dy_row + vector * kVector);
+      x_next[step] = read_evict_last<kVector>(x_row + vector * kVector);
     }
   };
   if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
@@ -834,7 +831,7 @@ layernorm_bwd_bf16_768_warp_per_row_bcbfc2(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_768_warp_per_row_bcbfc2_finish(
+layernorm_bwd_bf16_768_warp_per_row_1af8fd_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     const float* partials,
@@ -890,10 +887,10 @@ layernorm_bwd_bf16_768_warp_per_row_bcbfc2_finish(
   }
 }
 
-// layernorm backward, 1023 columns: 64 threads own a row, 2 rows a block; it is read once.
+// layernorm backward, 1023 columns: 64 threads own a row, 4 rows a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(128)
-layernorm_bwd_bf16_1023_block_per_row_f88b94(
+NORMGEN_KERNEL void __launch_bounds__(256)
+layernorm_bwd_bf16_1023_block_per_row_8ecac4(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -910,15 +907,15 @@ layernorm_bwd_bf16_1023_block_per_row_f88b94(
     float* partials) {
   constexpr int kCols = 1023;
   constexpr int kThreadsPerRow = 64;
-  constexpr int kRowsPerBlock = 2;
-  constexpr int kThreads = 128;
+  constexpr int kRowsPerBlock = 4;
+  constexpr int kThreads = 256;
   constexpr int kVector = 4;  // elements per access of 8 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;  // a vector a thread, and one behind it
   constexpr int kPitch = 1024;  // columns of a row of float32 sums, padded
-  __shared__ Look1 look1_slots[2][2][kWarpsPerRow];
+  __shared__ Look1 look1_slots[2][4][kWarpsPerRow];
 
   const int lane = threadIdx.x % kThreadsPerRow;
   const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
@@ -975,13 +972,13 @@ layernorm_bwd_bf16_1023_block_per_row_f88b94(
       const int vector = lane + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         const int column = head + vector * kVector;
-        dy_next[step] = read_no_allocate<kVector>(dy_row + column);
-        x_next[step] = read_no_allocate<kVector>(x_row + column);
+        dy_next[step] = read_default<kVector>(dy_row + column);
+        x_next[step] = read_default<kVector>(x_row + column);
       }
     }
     if (has_edge) {
-      dy_edge_next = read_no_allocate<1>(dy_row + edge);
-      x_edge_next = read_no_allocate<1>(x_row + edge);
+      dy_edge_next = read_default<1>(dy_row + edge);
+      x_edge_next = read_default<1>(x_row + edge);
     }
   };
   if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
@@ -1105,9 +1102,9 @@ layernorm_bwd_bf16_1023_block_per_row_f88b94(
   __syncthreads();
   // ... and are added in a fixed order.
   for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
-    const float dweight_total = column_sums[cell] + column_sums[2 * kPitch + cell];
+    const float dweight_total = column_sums[cell] + column_sums[2 * kPitch + cell] + column_sums[4 * kPitch + cell] + column_sums[6 * kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + cell] = dweight_total;
-    const float dbias_total = column_sums[kPitch + cell] + column_sums[3 * kPitch + cell];
+    const float dbias_total = column_sums[kPitch + cell] + column_sums[3 * kPitch + cell] + column_sums[5 * kPitch + cell] + column_sums[7 * kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + kPitch + cell] = dbias_total;
   }
 
@@ -1116,7 +1113,7 @@ layernorm_bwd_bf16_1023_block_per_row_f88b94(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_1023_block_per_row_f88b94_finish(
+layernorm_bwd_bf16_1023_block_per_row_8ecac4_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     const float* partials,
@@ -1151,220 +1148,6 @@ layernorm_bwd_bf16_1023_block_per_row_f88b94_finish(
   __syncthreads();
 
   const int column = cell;
-  if (threadIdx.x < kCells && cell < kCols) {
-    float total = 0.0f;
-#pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
-    if (tensor == 0) {
-      Vec<bfloat16, 1> dweight_vec = {};
-      const float dweight_value[1] = {total};
-      pack(dweight_vec, dweight_value);
-      write_default(dweight + column, dweight_vec);
-    }
-    if (tensor == 1) {
-      Vec<bfloat16, 1> dbias_vec = {};
-      const float dbias_value[1] = {total};
-      pack(dbias_vec, dbias_value);
-      write_default(dbias + column, dbias_vec);
-    }
-  }
-}
-
-// layernorm backward, 1024 columns: 64 threads own a row, 4 rows a block; it is read once.
-// It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_bf16_1024_block_per_row_94ec30(
-    bfloat16* __restrict__ dx,
-    bfloat16* __restrict__ dweight,
-    bfloat16* __restrict__ dbias,
-    const bfloat16* dy,
-    const bfloat16* x,
-    const bfloat16* weight,
-    const float* mean,
-    const float* rstd,
-    long long dx_pitch,
-    long long dy_pitch,
-    long long x_pitch,
-    int rows,
-    float eps,
-    float* partials) {
-  constexpr int kCols = 1024;
-  constexpr int kThreadsPerRow = 64;
-  constexpr int kRowsPerBlock = 4;
-  constexpr int kThreads = 256;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kPitch = 1024;  // columns of a row of float32 sums, padded
-  __shared__ Look1 look1_slots[2][4][kWarpsPerRow];
-
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
-  int parity = 0;
-
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
-  }
-
-  // Sums over the rows of this thread, column by column.
-  float dweight_sum[kSteps][kVector] = {};
-  float dbias_sum[kSteps][kVector] = {};
-
-  float* column_sums = reinterpret_cast<float*>(dynamic_shared() + 0);
-
-  Vec<bfloat16, kVector> dy_next[kSteps];
-  Vec<bfloat16, kVector> x_next[kSteps];
-  float mean_next;
-  float rstd_next;
-  // The loads of the next row travel while this one is computed.
-  const auto fetch = [&](int first_row) {
-    const int fetched_row = min(first_row + slot, rows - 1);
-    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
-    mean_next = mean[fetched_row];
-    rstd_next = rstd[fetched_row];
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      dy_next[step] = read_no_allocate<kVector>(dy_row + vector * kVector);
-      x_next[step] = read_no_allocate<kVector>(x_row + vector * kVector);
-    }
-  };
-  if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
-
-  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = row < rows;  // idle rows recompute the last row and store nothing
-    const int valid_row = active ? row : rows - 1;
-    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
-    const float row_mean = mean_next;
-    const float row_rstd = rstd_next;
-
-    Vec<bfloat16, kVector> dy_held[kSteps];
-    Vec<bfloat16, kVector> x_held[kSteps];
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      dy_held[step] = dy_next[step];
-      x_held[step] = x_next[step];
-    }
-
-    if (first_row + gridDim.x * kRowsPerBlock < rows) fetch(first_row + gridDim.x * kRowsPerBlock);
-
-    Look1 look1 = {0.0f, 0.0f};
-
-    // Look 1: sum(dxhat*xhat), sum(dxhat)
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_held[step], i);
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float dxhat_i = dy_i * weight_i;
-        const float xhat_i = (x_i - row_mean) * row_rstd;
-        look1.dxhat_xhat_sum += dxhat_i * xhat_i;
-        look1.dxhat_sum += dxhat_i;
-      }
-    }
-
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity][slot]);
-    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
-    const float row_dxhat_mean = look1.dxhat_sum / kCols;
-
-    // Last look: the outputs
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      float dx_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_held[step], i);
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float dxhat_i = dy_i * weight_i;
-        const float xhat_i = (x_i - row_mean) * row_rstd;
-        dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
-        if (active) dweight_sum[step][i] += dy_i * xhat_i;
-        if (active) dbias_sum[step][i] += dy_i;
-      }
-      Vec<bfloat16, kVector> dx_vec;
-      pack(dx_vec, dx_values);
-      if (active) write_default(dx_row + vector * kVector, dx_vec);
-    }
-
-    parity ^= 1;
-  }
-
-  // The row groups of this block leave their sums side by side ...
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      column_sums[slot * 2 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
-      column_sums[slot * 2 * kPitch + kPitch + i * kVectors + vector] = dbias_sum[step][i];
-    }
-  }
-
-  __syncthreads();
-  // ... and are added in a fixed order.
-  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
-    const float dweight_total = column_sums[cell] + column_sums[2 * kPitch + cell] + column_sums[4 * kPitch + cell] + column_sums[6 * kPitch + cell];
-    partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + cell] = dweight_total;
-    const float dbias_total = column_sums[kPitch + cell] + column_sums[3 * kPitch + cell] + column_sums[5 * kPitch + cell] + column_sums[7 * kPitch + cell];
-    partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + kPitch + cell] = dbias_total;
-  }
-
-  dependency_trigger();  // the next kernel may start
-}
-
-// Adds the partial rows of the kernel above, cell by cell and always in the same order.
-NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_1024_block_per_row_94ec30_finish(
-    bfloat16* __restrict__ dweight,
-    bfloat16* __restrict__ dbias,
-    const float* partials,
-    int partial_rows) {
-  constexpr int kCols = 1024;
-  constexpr int kPitch = 1024;
-  constexpr int kVector = 8;
-  constexpr int kVectors = 128;
-  constexpr int kTensors = 2;
-  constexpr int kCells = 8;  // of a block
-  constexpr int kLanes = 512 / kCells;  // threads that share a cell
-  constexpr int kWarps = 512 / 32;
-  constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
-  __shared__ float warp_sums[kWarps][kCells];
-
-  const int tensor = blockIdx.x % kTensors;
-  const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
-  dependency_wait();
-  float sum = 0.0f;
-  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
-    float values[kInFlight];
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      const int row = first + i * kLanes;
-      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
-      values[i] = row < partial_rows ? load_default(partial_row + cell) : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) sum += values[i];
-  }
-#pragma unroll
-  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
-  __syncthreads();
-
-  const int column = cell % kVectors * kVector + cell / kVectors;
   if (threadIdx.x < kCells && cell < kCols) {
     float total = 0.0f;
 #pragma unroll
@@ -1598,10 +1381,10 @@ layernorm_bwd_bf16_1024_block_per_row_af3735_finish(
   }
 }
 
-// layernorm backward, 4096 columns: 256 threads own a row, 2 rows a block; it is read once.
+// layernorm backward, 4096 columns: 256 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_4096_block_per_row_251ce6(
+NORMGEN_KERNEL void __launch_bounds__(256)
+layernorm_bwd_bf16_4096_block_per_row_1d49f4(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1618,8 +1401,7 @@ layernorm_bwd_bf16_4096_block_per_row_251ce6(
     float* partials) {
   constexpr int kCols = 4096;
   constexpr int kThreadsPerRow = 256;
-  constexpr int kRowsPerBlock = 2;
-  constexpr int kThreads = 512;
+  constexpr int kThreads = 256;
   constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
@@ -1627,11 +1409,11 @@ layernorm_bwd_bf16_4096_block_per_row_251ce6(
   constexpr int kStages = 2;  // row tiles in shared memory
   constexpr int kCopiedCols = kCols;  // of a row that the copy engine brings
   constexpr int kPitch = 4096;  // columns of a row of float32 sums, padded
-  __shared__ Look1 look1_slots[2][2][kWarpsPerRow];
-  __shared__ unsigned long long arrived[kStages][kRowsPerBlock];
+  __shared__ Look1 look1_slots[2][1][kWarpsPerRow];
+  __shared__ unsigned long long arrived[kStages];
 
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+  const int lane = threadIdx.x;
+  const int slot = 0;  // this thread's row within the block
   int parity = 0;
 
   bfloat16* dy_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0);
@@ -1639,34 +1421,34 @@ layernorm_bwd_bf16_4096_block_per_row_251ce6(
 
   dependency_wait();  // nothing before it depends on the kernels in front of this one
 
-  if (lane == 0) {
-    for (int stage = 0; stage < kStages; ++stage) mbarrier_init(&arrived[stage][slot], 1);
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < kStages; ++stage) mbarrier_init(&arrived[stage], 1);
     mbarrier_fence();
   }
   __syncthreads();  // others wait only for a barrier that is set up
 
   // One thread a row asks for it; the slot's barrier counts down the bytes that arrive.
   const auto fetch = [&](int first_row, int stage) {
-    const int fetched_row = min(first_row + slot, rows - 1);
+    const int fetched_row = first_row;
     const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
     const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
-    mbarrier_expect_bytes(&arrived[stage][slot], kCopiedCols * (sizeof(bfloat16) + sizeof(bfloat16)));
-    bulk_load(dy_shared + (stage * kRowsPerBlock + slot) * kSteps * kThreadsPerRow * kVector, dy_row, kCopiedCols * sizeof(bfloat16), &arrived[stage][slot]);
-    bulk_load(x_shared + (stage * kRowsPerBlock + slot) * kSteps * kThreadsPerRow * kVector, x_row, kCopiedCols * sizeof(bfloat16), &arrived[stage][slot]);
+    mbarrier_expect_bytes(&arrived[stage], kCopiedCols * (sizeof(bfloat16) + sizeof(bfloat16)));
+    bulk_load_evict_last(dy_shared + (stage) * kSteps * kThreadsPerRow * kVector, dy_row, kCopiedCols * sizeof(bfloat16), &arrived[stage]);
+    bulk_load_evict_last(x_shared + (stage) * kSteps * kThreadsPerRow * kVector, x_row, kCopiedCols * sizeof(bfloat16), &arrived[stage]);
   };
   float mean_next;
   float rstd_next;
   const auto fetch_values = [&](int first_row) {
-    const int fetched_row = min(first_row + slot, rows - 1);
+    const int fetched_row = first_row;
     mean_next = mean[fetched_row];
     rstd_next = rstd[fetched_row];
   };
   #pragma unroll 1
   for (int stage = 0; stage < kStages; ++stage) {
-    const int first_row = blockIdx.x * kRowsPerBlock + stage * gridDim.x * kRowsPerBlock;
-    if (lane == 0 && first_row < rows) fetch(first_row, stage);
+    const int first_row = blockIdx.x + stage * gridDim.x;
+    if (threadIdx.x == 0 && first_row < rows) fetch(first_row, stage);
   }
-  if (blockIdx.x * kRowsPerBlock < rows) fetch_values(blockIdx.x * kRowsPerBlock);
+  if (blockIdx.x < rows) fetch_values(blockIdx.x);
   int stage = 0;
   unsigned phase = 0;
 
@@ -1682,27 +1464,23 @@ layernorm_bwd_bf16_4096_block_per_row_251ce6(
   float dweight_sum[kSteps][kVector] = {};
   float dbias_sum[kSteps][kVector] = {};
 
-  float* column_sums = reinterpret_cast<float*>(dynamic_shared() + 65536);
-
-  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = row < rows;  // idle rows recompute the last row and store nothing
-    const int valid_row = active ? row : rows - 1;
-    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+  for (int first_row = blockIdx.x; first_row < rows; first_row += gridDim.x) {
+    const int row = first_row;
+    bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
     const float row_mean = mean_next;
     const float row_rstd = rstd_next;
 
     Vec<bfloat16, kVector> dy_held[kSteps];
     Vec<bfloat16, kVector> x_held[kSteps];
 
-    if (first_row + gridDim.x * kRowsPerBlock < rows) fetch_values(first_row + gridDim.x * kRowsPerBlock);
+    if (first_row + gridDim.x < rows) fetch_values(first_row + gridDim.x);
 
-    mbarrier_wait(&arrived[stage][slot], phase);
+    mbarrier_wait(&arrived[stage], phase);
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      dy_held[step] = read_default<kVector>(dy_shared + (((stage * kRowsPerBlock + slot) * kSteps + step) * kThreadsPerRow + lane) * kVector);
-      x_held[step] = read_default<kVector>(x_shared + (((stage * kRowsPerBlock + slot) * kSteps + step) * kThreadsPerRow + lane) * kVector);
+      dy_held[step] = read_default<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
+      x_held[step] = read_default<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
     }
 
     Look1 look1 = {0.0f, 0.0f};
@@ -1722,12 +1500,12 @@ layernorm_bwd_bf16_4096_block_per_row_251ce6(
       }
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity][slot], slot);
+    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity][slot]);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
     const float row_dxhat_mean = look1.dxhat_sum / kCols;
 
     // Every thread of the row has passed a barrier since it read its slots.
-    if (lane == 0 && first_row + kStages * gridDim.x * kRowsPerBlock < rows) fetch(first_row + kStages * gridDim.x * kRowsPerBlock, stage);
+    if (threadIdx.x == 0 && first_row + kStages * gridDim.x < rows) fetch(first_row + kStages * gridDim.x, stage);
 
     // Last look: the outputs
     #pragma unroll
@@ -1742,12 +1520,12 @@ layernorm_bwd_bf16_4096_block_per_row_251ce6(
         const float dxhat_i = dy_i * weight_i;
         const float xhat_i = (x_i - row_mean) * row_rstd;
         dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
-        if (active) dweight_sum[step][i] += dy_i * xhat_i;
-        if (active) dbias_sum[step][i] += dy_i;
+        dweight_sum[step][i] += dy_i * xhat_i;
+        dbias_sum[step][i] += dy_i;
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      if (active) write_default(dx_row + vector * kVector, dx_vec);
+      write_streaming(dx_row + vector * kVector, dx_vec);
     }
 
     if (++stage == kStages) { stage = 0; phase ^= 1; }
@@ -1755,24 +1533,15 @@ layernorm_bwd_bf16_4096_block_per_row_251ce6(
     parity ^= 1;
   }
 
-  // The row groups of this block leave their sums side by side ...
+  // One sum per column leaves the block.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
-      column_sums[slot * 2 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
-      column_sums[slot * 2 * kPitch + kPitch + i * kVectors + vector] = dbias_sum[step][i];
+      partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
+      partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + kPitch + i * kVectors + vector] = dbias_sum[step][i];
     }
-  }
-
-  __syncthreads();
-  // ... and are added in a fixed order.
-  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
-    const float dweight_total = column_sums[cell] + column_sums[2 * kPitch + cell];
-    partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + cell] = dweight_total;
-    const float dbias_total = column_sums[kPitch + cell] + column_sums[3 * kPitch + cell];
-    partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + kPitch + cell] = dbias_total;
   }
 
   dependency_trigger();  // the next kernel may start
@@ -1780,7 +1549,7 @@ layernorm_bwd_bf16_4096_block_per_row_251ce6(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_4096_block_per_row_251ce6_finish(
+layernorm_bwd_bf16_4096_block_per_row_1d49f4_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     const float* partials,
@@ -1839,7 +1608,7 @@ layernorm_bwd_bf16_4096_block_per_row_251ce6_finish(
 // layernorm backward, 8192 columns: 512 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_8192_block_per_row_13a422(
+layernorm_bwd_bf16_8192_block_per_row_028aee(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1888,8 +1657,8 @@ layernorm_bwd_bf16_8192_block_per_row_13a422(
     const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
     const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
     mbarrier_expect_bytes(&arrived[stage], kCopiedCols * (sizeof(bfloat16) + sizeof(bfloat16)));
-    bulk_load(dy_shared + (stage) * kSteps * kThreadsPerRow * kVector, dy_row, kCopiedCols * sizeof(bfloat16), &arrived[stage]);
-    bulk_load(x_shared + (stage) * kSteps * kThreadsPerRow * kVector, x_row, kCopiedCols * sizeof(bfloat16), &arrived[stage]);
+    bulk_load_evict_last(dy_shared + (stage) * kSteps * kThreadsPerRow * kVector, dy_row, kCopiedCols * sizeof(bfloat16), &arrived[stage]);
+    bulk_load_evict_last(x_shared + (stage) * kSteps * kThreadsPerRow * kVector, x_row, kCopiedCols * sizeof(bfloat16), &arrived[stage]);
   };
   float mean_next;
   float rstd_next;
@@ -2004,7 +1773,7 @@ layernorm_bwd_bf16_8192_block_per_row_13a422(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_8192_block_per_row_13a422_finish(
+layernorm_bwd_bf16_8192_block_per_row_028aee_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     const float* partials,
@@ -2060,10 +1829,10 @@ layernorm_bwd_bf16_8192_block_per_row_13a422_finish(
   }
 }
 
-// layernorm backward, 16384 columns: 4 blocks of 256 threads own a row; it is read once.
+// layernorm backward, 16384 columns: 2 blocks of 256 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_bf16_16384_cluster_per_row_e9114e(
+layernorm_bwd_bf16_16384_cluster_per_row_93c2f9(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -2079,7 +1848,7 @@ layernorm_bwd_bf16_16384_cluster_per_row_e9114e(
     float eps,
     float* partials) {
   constexpr int kCols = 16384;
-  constexpr int kCluster = 4;  // blocks that share a row
+  constexpr int kCluster = 2;  // blocks that share a row
   constexpr int kThreads = 256;
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
@@ -2129,8 +1898,8 @@ layernorm_bwd_bf16_16384_cluster_per_row_e9114e(
       const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
       if (first >= kVectors) break;
       const int count = min(kThreads, kVectors - first) * kVector;
-      bulk_load(dy_shared + (stage * kSteps + step) * kThreads * kVector, dy_row + first * kVector, count * sizeof(bfloat16), &arrived[stage]);
-      bulk_load(x_shared + (stage * kSteps + step) * kThreads * kVector, x_row + first * kVector, count * sizeof(bfloat16), &arrived[stage]);
+      bulk_load_evict_last(dy_shared + (stage * kSteps + step) * kThreads * kVector, dy_row + first * kVector, count * sizeof(bfloat16), &arrived[stage]);
+      bulk_load_evict_last(x_shared + (stage * kSteps + step) * kThreads * kVector, x_row + first * kVector, count * sizeof(bfloat16), &arrived[stage]);
     }
   };
   float mean_next;
@@ -2246,7 +2015,7 @@ layernorm_bwd_bf16_16384_cluster_per_row_e9114e(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_16384_cluster_per_row_e9114e_finish(
+layernorm_bwd_bf16_16384_cluster_per_row_93c2f9_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     const float* partials,
@@ -2262,7 +2031,7 @@ layernorm_bwd_bf16_16384_cluster_per_row_e9114e_finish(
   constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
   __shared__ float warp_sums[kWarps][kCells];
 
-  const int partial_rows = blocks / 4;  // the blocks of a cluster fill one together
+  const int partial_rows = blocks / 2;  // the blocks of a cluster fill one together
   const int tensor = blockIdx.x % kTensors;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
   dependency_trigger();
@@ -2791,20 +2560,18 @@ struct Launch {
 };
 inline constexpr Launch kLaunch_256_warp_per_row_2c1fce{512, 32, 1, 1, 32768, 0, 1, 1, true};
 inline constexpr Launch kLaunch_256_warp_per_row_2c1fce_finish{512, 1, 1, 0, 0, 64, 1, 0, true};
-inline constexpr Launch kLaunch_768_warp_per_row_bcbfc2{128, 4, 1, 3, 24576, 0, 1, 1, true};
-inline constexpr Launch kLaunch_768_warp_per_row_bcbfc2_finish{512, 1, 1, 0, 0, 192, 1, 0, true};
-inline constexpr Launch kLaunch_1023_block_per_row_f88b94{128, 2, 1, 4, 16384, 0, 2, 1, true};
-inline constexpr Launch kLaunch_1023_block_per_row_f88b94_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
-inline constexpr Launch kLaunch_1024_block_per_row_94ec30{256, 4, 1, 2, 32768, 0, 1, 1, true};
-inline constexpr Launch kLaunch_1024_block_per_row_94ec30_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
+inline constexpr Launch kLaunch_768_warp_per_row_1af8fd{128, 4, 1, 3, 24576, 0, 1, 1, true};
+inline constexpr Launch kLaunch_768_warp_per_row_1af8fd_finish{512, 1, 1, 0, 0, 192, 1, 0, true};
+inline constexpr Launch kLaunch_1023_block_per_row_8ecac4{256, 4, 1, 2, 32768, 0, 1, 1, true};
+inline constexpr Launch kLaunch_1023_block_per_row_8ecac4_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
 inline constexpr Launch kLaunch_1024_block_per_row_af3735{256, 4, 1, 2, 32768, 0, 1, 1, true};
 inline constexpr Launch kLaunch_1024_block_per_row_af3735_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
-inline constexpr Launch kLaunch_4096_block_per_row_251ce6{512, 2, 1, 1, 131072, 0, 1, 1, true};
-inline constexpr Launch kLaunch_4096_block_per_row_251ce6_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
-inline constexpr Launch kLaunch_8192_block_per_row_13a422{512, 1, 1, 1, 131072, 0, 1, 1, true};
-inline constexpr Launch kLaunch_8192_block_per_row_13a422_finish{512, 1, 1, 0, 0, 512, 1, 0, true};
-inline constexpr Launch kLaunch_16384_cluster_per_row_e9114e{256, 1, 4, 2, 49152, 0, 1, 1, true};
-inline constexpr Launch kLaunch_16384_cluster_per_row_e9114e_finish{512, 1, 1, 0, 0, 1024, 1, 0, true};
+inline constexpr Launch kLaunch_4096_block_per_row_1d49f4{256, 1, 1, 2, 32768, 0, 1, 1, true};
+inline constexpr Launch kLaunch_4096_block_per_row_1d49f4_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
+inline constexpr Launch kLaunch_8192_block_per_row_028aee{512, 1, 1, 1, 131072, 0, 1, 1, true};
+inline constexpr Launch kLaunch_8192_block_per_row_028aee_finish{512, 1, 1, 0, 0, 512, 1, 0, true};
+inline constexpr Launch kLaunch_16384_cluster_per_row_93c2f9{256, 1, 2, 1, 98304, 0, 1, 1, true};
+inline constexpr Launch kLaunch_16384_cluster_per_row_93c2f9_finish{512, 1, 1, 0, 0, 1024, 1, 0, true};
 inline constexpr Launch kLaunch_any_cols_block_per_row_bd8bf0{256, 1, 1, 0, 0, 0, 1, 1, false};
 inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_bd8bf0{256, 1, 1, 0, 0, 0, 1, 1, false};
 inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_bd8bf0{256, 1, 1, 0, 0, 0, 1, 1, false};
@@ -2818,14 +2585,14 @@ struct Shape {
   bool alike;       // the rows of all tensors must start at the same offset from a multiple of 16 bytes
 };
 inline constexpr Shape kTuned[] = {
-    {262144, 256, 16, 0u, false},  // 99.83 us: warp_per_row
-    {8192, 768, 16, 0u, false},  // 13.45 us: warp_per_row
-    {8192, 1023, 2, 0u, true},  // 19.02 us: block_per_row
-    {4096, 1024, 16, 0u, false},  // 10.37 us: block_per_row
-    {32768, 1024, 16, 0u, false},  // 54.27 us: block_per_row
-    {4096, 4096, 16, 0u, false},  // 29.86 us: block_per_row
-    {16384, 8192, 16, 0u, false},  // 194.5 us: block_per_row
-    {2048, 16384, 16, 0u, false},  // 55.79 us: cluster_per_row
+    {262144, 256, 16, 0u, false},  // 99.44 us: warp_per_row
+    {8192, 768, 16, 0u, false},  // 13.39 us: warp_per_row
+    {8192, 1023, 2, 0u, true},  // 19.19 us: block_per_row
+    {4096, 1024, 16, 0u, false},  // 10.33 us: block_per_row
+    {32768, 1024, 16, 0u, false},  // 53.78 us: block_per_row
+    {4096, 4096, 16, 0u, false},  // 28.98 us: block_per_row
+    {16384, 8192, 16, 0u, false},  // 188.9 us: block_per_row
+    {2048, 16384, 16, 0u, false},  // 53.23 us: cluster_per_row
 };
 
 // Bits of `absent`: 1u weight, 2u bias.
@@ -2978,17 +2745,12 @@ inline std::size_t layernorm_bwd_bf16_workspace_bytes(int rows, int cols) {
     if (needed > most) most = needed;
   }
   if (cols == 768) {
-    if (k::grid(k::kLaunch_768_warp_per_row_bcbfc2, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_768_warp_per_row_1af8fd, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 6144 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 1023) {
-    if (k::grid(k::kLaunch_1023_block_per_row_f88b94, rows, &blocks) != cudaSuccess) return 0;
-    const std::size_t needed = 0 + 8192 * static_cast<std::size_t>(blocks);
-    if (needed > most) most = needed;
-  }
-  if (cols == 1024) {
-    if (k::grid(k::kLaunch_1024_block_per_row_94ec30, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_1023_block_per_row_8ecac4, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 8192 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
@@ -2998,18 +2760,18 @@ inline std::size_t layernorm_bwd_bf16_workspace_bytes(int rows, int cols) {
     if (needed > most) most = needed;
   }
   if (cols == 4096) {
-    if (k::grid(k::kLaunch_4096_block_per_row_251ce6, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_4096_block_per_row_1d49f4, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 32768 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 8192) {
-    if (k::grid(k::kLaunch_8192_block_per_row_13a422, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_8192_block_per_row_028aee, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 65536 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 16384) {
-    if (k::grid(k::kLaunch_16384_cluster_per_row_e9114e, rows, &blocks) != cudaSuccess) return 0;
-    const std::size_t needed = 0 + 32768 * static_cast<std::size_t>(blocks);
+    if (k::grid(k::kLaunch_16384_cluster_per_row_93c2f9, rows, &blocks) != cudaSuccess) return 0;
+    const std::size_t needed = 0 + 65536 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   return most;
@@ -3057,54 +2819,39 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     case 1:  // 8192 x 768
-      status = k::grid(k::kLaunch_768_warp_per_row_bcbfc2, rows, &blocks);
+      status = k::grid(k::kLaunch_768_warp_per_row_1af8fd, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::layernorm_bwd_bf16_768_warp_per_row_bcbfc2,
-          k::kLaunch_768_warp_per_row_bcbfc2, blocks, stream,
+          k::as_written::layernorm_bwd_bf16_768_warp_per_row_1af8fd,
+          k::kLaunch_768_warp_per_row_1af8fd, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_768_warp_per_row_bcbfc2_finish,
-          k::kLaunch_768_warp_per_row_bcbfc2_finish, k::kLaunch_768_warp_per_row_bcbfc2_finish.blocks, stream,
+          k::as_written::layernorm_bwd_bf16_768_warp_per_row_1af8fd_finish,
+          k::kLaunch_768_warp_per_row_1af8fd_finish, k::kLaunch_768_warp_per_row_1af8fd_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     case 2:  // 8192 x 1023
-      status = k::grid(k::kLaunch_1023_block_per_row_f88b94, rows, &blocks);
+      status = k::grid(k::kLaunch_1023_block_per_row_8ecac4, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::layernorm_bwd_bf16_1023_block_per_row_f88b94,
-          k::kLaunch_1023_block_per_row_f88b94, blocks, stream,
+          k::as_written::layernorm_bwd_bf16_1023_block_per_row_8ecac4,
+          k::kLaunch_1023_block_per_row_8ecac4, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_1023_block_per_row_f88b94_finish,
-          k::kLaunch_1023_block_per_row_f88b94_finish, k::kLaunch_1023_block_per_row_f88b94_finish.blocks, stream,
+          k::as_written::layernorm_bwd_bf16_1023_block_per_row_8ecac4_finish,
+          k::kLaunch_1023_block_per_row_8ecac4_finish, k::kLaunch_1023_block_per_row_8ecac4_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
-    case 3:  // 4096 x 1024
-      status = k::grid(k::kLaunch_1024_block_per_row_94ec30, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      status = k::launch(
-          k::as_written::layernorm_bwd_bf16_1024_block_per_row_94ec30,
-          k::kLaunch_1024_block_per_row_94ec30, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
-          reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
-          reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
-          dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::as_written::layernorm_bwd_bf16_1024_block_per_row_94ec30_finish,
-          k::kLaunch_1024_block_per_row_94ec30_finish, k::kLaunch_1024_block_per_row_94ec30_finish.blocks, stream,
-          reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
-          k::at<float>(workspace, 0), blocks);
-    case 4:  // 32768 x 1024
+    case 3:
+    case 4:  // 4096 x 1024, 32768 x 1024
       status = k::grid(k::kLaunch_1024_block_per_row_af3735, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
@@ -3121,53 +2868,53 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     case 5:  // 4096 x 4096
-      status = k::grid(k::kLaunch_4096_block_per_row_251ce6, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_block_per_row_1d49f4, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::layernorm_bwd_bf16_4096_block_per_row_251ce6,
-          k::kLaunch_4096_block_per_row_251ce6, blocks, stream,
+          k::as_written::layernorm_bwd_bf16_4096_block_per_row_1d49f4,
+          k::kLaunch_4096_block_per_row_1d49f4, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_4096_block_per_row_251ce6_finish,
-          k::kLaunch_4096_block_per_row_251ce6_finish, k::kLaunch_4096_block_per_row_251ce6_finish.blocks, stream,
+          k::as_written::layernorm_bwd_bf16_4096_block_per_row_1d49f4_finish,
+          k::kLaunch_4096_block_per_row_1d49f4_finish, k::kLaunch_4096_block_per_row_1d49f4_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     case 6:  // 16384 x 8192
-      status = k::grid(k::kLaunch_8192_block_per_row_13a422, rows, &blocks);
+      status = k::grid(k::kLaunch_8192_block_per_row_028aee, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::layernorm_bwd_bf16_8192_block_per_row_13a422,
-          k::kLaunch_8192_block_per_row_13a422, blocks, stream,
+          k::as_written::layernorm_bwd_bf16_8192_block_per_row_028aee,
+          k::kLaunch_8192_block_per_row_028aee, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_8192_block_per_row_13a422_finish,
-          k::kLaunch_8192_block_per_row_13a422_finish, k::kLaunch_8192_block_per_row_13a422_finish.blocks, stream,
+          k::as_written::layernorm_bwd_bf16_8192_block_per_row_028aee_finish,
+          k::kLaunch_8192_block_per_row_028aee_finish, k::kLaunch_8192_block_per_row_028aee_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     case 7:  // 2048 x 16384
-      status = k::grid(k::kLaunch_16384_cluster_per_row_e9114e, rows, &blocks);
+      status = k::grid(k::kLaunch_16384_cluster_per_row_93c2f9, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::as_written::layernorm_bwd_bf16_16384_cluster_per_row_e9114e, k::kLaunch_16384_cluster_per_row_e9114e, &blocks);
+      status = k::fit_clusters(k::as_written::layernorm_bwd_bf16_16384_cluster_per_row_93c2f9, k::kLaunch_16384_cluster_per_row_93c2f9, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::layernorm_bwd_bf16_16384_cluster_per_row_e9114e,
-          k::kLaunch_16384_cluster_per_row_e9114e, blocks, stream,
+          k::as_written::layernorm_bwd_bf16_16384_cluster_per_row_93c2f9,
+          k::kLaunch_16384_cluster_per_row_93c2f9, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_16384_cluster_per_row_e9114e_finish,
-          k::kLaunch_16384_cluster_per_row_e9114e_finish, k::kLaunch_16384_cluster_per_row_e9114e_finish.blocks, stream,
+          k::as_written::layernorm_bwd_bf16_16384_cluster_per_row_93c2f9_finish,
+          k::kLaunch_16384_cluster_per_row_93c2f9_finish, k::kLaunch_16384_cluster_per_row_93c2f9_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     default:

@@ -10,8 +10,8 @@
 //   y    = (x - mean) * rstd * weight + bias
 //   weight = 1, bias = 0 where the pointer is null
 //
-// spec      layernorm, sha256:01601c5b7d824437f399d43d4f249c7b69c3030bb4d380b8dfeae0a51a6f499b
-// tuned by  normgen 0.1.0, generator revision 444f24cf40dd
+// spec      layernorm, sha256:c7f98664fa697e8d2c11aca162704a6c7e5feee81c124c1b0764ef3ccc150a41
+// tuned by  normgen 0.1.0, generator revision d55b56d01a69
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x768 --dtype bf16
 //           normgen tune --shape 8192x1000 --dtype bf16
@@ -27,23 +27,22 @@
 //           normgen tune --shape 16384x8192 --dtype bf16
 //           normgen tune --shape 4x16384 --dtype bf16 --without mean,rstd --cache hot
 //           normgen tune --shape 2048x65536 --dtype bf16
-// note      the text below comes from another generator revision than the one that was tuned
 //
 //   rows x cols                kernel           threads  rows/block  vector        median us  GB/s  of roof  vs default  data
-//   8192 x 768                 warp_per_row     64       2           bfloat16 x 8  7.652      3298  97.4 %   1.14x       cold
-//   8192 x 1000                warp_per_row     64       2           bfloat16 x 8  9.624      3412  98.8 %   1.12x       cold
-//   16384 x 1000               warp_per_row     64       2           bfloat16 x 8  17.57      3738  102.5 %  1.11x       cold
-//   16384 x 1023               warp_per_row     64       2           bfloat16 x 8  21.05      3191  86.2 %   1.08x       cold
-//   4096 x 3072                block_per_row    128      1           bfloat16 x 8  13.55      3718  103.6 %  1.12x       cold
-//   1 x 4096 no mean no rstd   block_per_row    256      1           bfloat16 x 4  1.166      28    75.9 %   1.42x       hot
-//   64 x 4096 no mean no rstd  block_per_row    256      1           bfloat16 x 4  1.326      803   79.7 %   1.37x       hot
-//   4096 x 4096                block_per_row    128      1           bfloat16 x 8  17.39      3861  100.4 %  1.07x       cold
-//   8192 x 4097                block_per_row    256      1           bfloat16 x 8  37.52      3581  93.3 %   1.04x       cold
-//   4096 x 6144                block_per_row    128      1           bfloat16 x 4  25.44      3959  98.9 %   1.27x       cold
-//   16 x 8192 no mean no rstd  cluster_per_row  128      1           bfloat16 x 8  1.519      367   65.1 %   1.51x       hot
-//   16384 x 8192               block_per_row    128      1           bfloat16 x 4  131.1      4098  97.8 %   1.05x       cold
-//   4 x 16384 no mean no rstd  cluster_per_row  128      1           bfloat16 x 8  1.646      199   59.3 %   1.49x       hot
-//   2048 x 65536               cluster_per_row  256      1           bfloat16 x 4  139.7      3846  91.5 %   1.00x       cold
+//   8192 x 768                 warp_per_row     128      4           bfloat16 x 8  7.463      3381  98.7 %   1.16x       cold
+//   8192 x 1000                warp_per_row     64       2           bfloat16 x 8  9.529      3446  97.0 %   1.24x       cold
+//   16384 x 1000               warp_per_row     64       2           bfloat16 x 8  17.59      3734  102.0 %  1.18x       cold
+//   16384 x 1023               warp_per_row     32       1           bfloat16 x 4  19.87      3381  91.3 %   1.27x       cold
+//   4096 x 3072                block_per_row    128      1           bfloat16 x 8  13.11      3841  107.0 %  1.19x       cold
+//   1 x 4096 no mean no rstd   block_per_row    256      1           bfloat16 x 4  1.163      28    77.3 %   1.42x       hot
+//   64 x 4096 no mean no rstd  block_per_row    512      1           bfloat16 x 4  1.344      792   79.2 %   1.33x       hot
+//   4096 x 4096                block_per_row    128      1           bfloat16 x 8  17         3950  102.7 %  1.12x       cold
+//   8192 x 4097                block_per_row    256      1           bfloat16 x 8  36.7       3661  96.3 %   1.16x       cold
+//   4096 x 6144                block_per_row    128      1           bfloat16 x 8  25.02      4026  100.7 %  1.30x       cold
+//   16 x 8192 no mean no rstd  cluster_per_row  128      1           bfloat16 x 4  1.517      367   65.3 %   1.51x       hot
+//   16384 x 8192               block_per_row    256      1           bfloat16 x 8  127.5      4213  100.4 %  1.07x       cold
+//   4 x 16384 no mean no rstd  cluster_per_row  128      1           bfloat16 x 8  1.622      202   59.4 %   1.49x       hot
+//   2048 x 65536               cluster_per_row  256      1           bfloat16 x 8  132.1      4065  96.8 %   1.15x       cold
 //   (any other)                block_per_row    256      1           bfloat16      -          -     -        -           not tuned
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
@@ -51,34 +50,33 @@
 //
 // The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
 // `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
-//   8192 x 768: threads_per_row=32 rows_per_block=2 vector=8 variance=sum_of_squares hold=registers unroll=0
-//               load=no_allocate store=streaming params=early dependent_launch=loads
+//   8192 x 768: threads_per_row=32 rows_per_block=4 vector=8 variance=sum_of_squares hold=registers unroll=0
+//               load=evict_last params=early dependent_launch=loads
 //   8192 x 1000: threads_per_row=32 rows_per_block=2 vector=8 variance=sum_of_squares hold=registers unroll=0
-//                load=no_allocate store=streaming params=early dependent_launch=loads
+//                params=early dependent_launch=loads
 //   16384 x 1000: threads_per_row=32 rows_per_block=2 vector=8 variance=sum_of_squares hold=registers unroll=0
-//                 load=no_allocate store=streaming params=early dependent_launch=loads
-//   16384 x 1023: threads_per_row=32 rows_per_block=2 vector=8 hold=registers edges=peel persistent=8 stages=2
-//                 unroll=0 load=no_allocate store=streaming params=packed dependent_launch=start
+//                 params=early dependent_launch=loads
+//   16384 x 1023: threads_per_row=32 vector=4 hold=registers edges=peel persistent=16 stages=2 unroll=0
+//                 load=evict_last params=packed dependent_launch=start
 //   4096 x 3072: threads_per_row=128 vector=8 variance=sum_of_squares hold=registers unroll=0 load=no_allocate
 //                store=streaming params=early dependent_launch=loads
-//   1 x 4096: vector=4 variance=sum_of_squares hold=registers unroll=0 load=streaming params=early
+//   1 x 4096: vector=4 variance=sum_of_squares hold=registers unroll=0 load=no_allocate params=early
 //             dependent_launch=loads
-//   64 x 4096: vector=4 variance=sum_of_squares hold=registers unroll=0 load=streaming params=early
-//              dependent_launch=loads
+//   64 x 4096: threads_per_row=512 vector=4 variance=sum_of_squares hold=registers unroll=0 load=no_allocate
+//              params=early dependent_launch=loads
 //   4096 x 4096: threads_per_row=128 vector=8 variance=sum_of_squares hold=registers unroll=0 load=no_allocate
 //                store=streaming params=early dependent_launch=loads
-//   8192 x 4097: vector=8 hold=registers edges=peel persistent=4 stages=2 unroll=0 load=no_allocate store=streaming
+//   8192 x 4097: vector=8 hold=registers edges=peel persistent=4 stages=2 unroll=0 load=evict_last store=streaming
 //                params=packed dependent_launch=start
-//   4096 x 6144: threads_per_row=128 vector=4 variance=sum_of_squares hold=registers unroll=0 params=early
-//                dependent_launch=loads
-//   16 x 8192: threads_per_row=128 cluster=4 vector=8 variance=sum_of_squares hold=registers unroll=0 params=early
-//              dependent_launch=loads
-//   16384 x 8192: threads_per_row=128 vector=4 variance=sum_of_squares hold=registers unroll=0 params=early
-//                 dependent_launch=loads
+//   4096 x 6144: threads_per_row=128 vector=8 variance=sum_of_squares hold=registers unroll=0 load=evict_last
+//                params=early dependent_launch=loads
+//   16 x 8192: threads_per_row=128 cluster=4 vector=4 variance=sum_of_squares hold=registers unroll=0 load=no_allocate
+//              store=streaming params=early dependent_launch=loads
+//   16384 x 8192: vector=8 variance=sum_of_squares hold=registers unroll=0 load=evict_last dependent_launch=loads
 //   4 x 16384: threads_per_row=128 cluster=8 vector=8 variance=sum_of_squares hold=registers unroll=0 load=no_allocate
 //              store=streaming params=early dependent_launch=loads
-//   2048 x 65536: cluster=8 vector=4 variance=sum_of_squares hold=registers persistent=4 stages=2 unroll=0
-//                 load=streaming store=streaming
+//   2048 x 65536: cluster=8 vector=8 variance=sum_of_squares hold=registers copy=bulk persistent=4 stages=2 unroll=0
+//                 load=evict_last params=packed dependent_launch=start
 #ifndef NORMGEN_LAYERNORM_FWD_BF16_SM90_CU_
 #define NORMGEN_LAYERNORM_FWD_BF16_SM90_CU_
 
@@ -158,12 +156,6 @@ __device__ __forceinline__ Word load_default(const Word* address) {
   return *address;
 }
 
-// Read once: evict first (ld.global.cs).
-template <typename Word>
-__device__ __forceinline__ Word load_streaming(const Word* address) {
-  return __ldcs(address);
-}
-
 // Leaves no line in L1.
 __device__ __forceinline__ unsigned short load_no_allocate(const unsigned short* address) {
   unsigned short value;
@@ -187,6 +179,40 @@ __device__ __forceinline__ uint4 load_no_allocate(const uint4* address) {
   uint4 value;
   asm("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
       : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(address));
+  return value;
+}
+
+// Last to leave L2.
+__device__ __forceinline__ unsigned short load_evict_last(const unsigned short* address) {
+  unsigned short value;
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;"
+      : "=h"(value) : "l"(address), "l"(policy));
+  return value;
+}
+__device__ __forceinline__ unsigned load_evict_last(const unsigned* address) {
+  unsigned value;
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;"
+      : "=r"(value) : "l"(address), "l"(policy));
+  return value;
+}
+__device__ __forceinline__ uint2 load_evict_last(const uint2* address) {
+  uint2 value;
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
+      : "=r"(value.x), "=r"(value.y) : "l"(address), "l"(policy));
+  return value;
+}
+__device__ __forceinline__ uint4 load_evict_last(const uint4* address) {
+  uint4 value;
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+      : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(address), "l"(policy));
   return value;
 }
 
@@ -281,6 +307,24 @@ __device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier, unsig
   } while (done == 0);
 }
 
+// The copy engine sees the barriers that this thread has set up.
+__device__ __forceinline__ void mbarrier_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// One copy of a multiple of 16 bytes by the copy engine; its bytes count at the barrier as they arrive.
+__device__ __forceinline__ void bulk_load_evict_last(void* shared, const void* global, unsigned bytes,
+                                                     unsigned long long* barrier) {
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(shared))), "l"(global), "r"(bytes),
+                  "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "l"(policy) : "memory");
+}
+
+__device__ __forceinline__ unsigned char* dynamic_shared() {
+  extern __shared__ __align__(128) unsigned char bytes[];
+  return bytes;
+}
+
 // ---- vectors of stored elements ---------------------------------------------------------------------------------
 
 // N elements as 32-bit registers, moved by the widest words that fit (at most 16 bytes each).
@@ -348,23 +392,23 @@ __device__ __forceinline__ Vec<T, N> read_default(const T* elements) {
 }
 
 template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> read_evict_last(const T* elements) {
+  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
+  Vec<T, N> vec;
+#pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
+    split(load_evict_last(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
+  }
+  return vec;
+}
+
+template <int N, typename T>
 __device__ __forceinline__ Vec<T, N> read_no_allocate(const T* elements) {
   using Word = typename WordOf<Vec<T, N>::kBytes>::type;
   Vec<T, N> vec;
 #pragma unroll
   for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
     split(load_no_allocate(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
-  }
-  return vec;
-}
-
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_streaming(const T* elements) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-  Vec<T, N> vec;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    split(load_streaming(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
   }
   return vec;
 }
@@ -509,10 +553,10 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
           __shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
 }
 
-// layernorm forward, 768 columns: 32 lanes of a warp own a row, 2 rows a block; it is read once.
+// layernorm forward, 768 columns: 32 lanes of a warp own a row, 4 rows a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(64)
-layernorm_fwd_bf16_768_warp_per_row_365879(
+NORMGEN_KERNEL void __launch_bounds__(128)
+layernorm_fwd_bf16_768_warp_per_row_cd039d(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -525,7 +569,7 @@ layernorm_fwd_bf16_768_warp_per_row_365879(
     float eps) {
   constexpr int kCols = 768;
   constexpr int kThreadsPerRow = 32;
-  constexpr int kRowsPerBlock = 2;
+  constexpr int kRowsPerBlock = 4;
   constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -547,7 +591,7 @@ layernorm_fwd_bf16_768_warp_per_row_365879(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_no_allocate<kVector>(x_row + vector * kVector);
+    x_held[step] = read_evict_last<kVector>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -600,14 +644,14 @@ layernorm_fwd_bf16_768_warp_per_row_365879(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    if (active) write_streaming(y_row + vector * kVector, y_vec);
+    if (active) write_default(y_row + vector * kVector, y_vec);
   }
 }
 
 // layernorm forward, 1000 columns: 32 lanes of a warp own a row, 2 rows a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(64)
-layernorm_fwd_bf16_1000_warp_per_row_365879(
+layernorm_fwd_bf16_1000_warp_per_row_a51af3(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -643,7 +687,7 @@ layernorm_fwd_bf16_1000_warp_per_row_365879(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < kVectors) {
-      x_held[step] = read_no_allocate<kVector>(x_row + vector * kVector);
+      x_held[step] = read_default<kVector>(x_row + vector * kVector);
     }
   }
 
@@ -703,7 +747,7 @@ layernorm_fwd_bf16_1000_warp_per_row_365879(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write_streaming(y_row + vector * kVector, y_vec);
+      if (active) write_default(y_row + vector * kVector, y_vec);
     }
   }
 }
@@ -805,7 +849,7 @@ layernorm_fwd_bf16_3072_block_per_row_7d3bd9(
 // layernorm forward, 4096 columns: 256 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_4096_without_mean_without_rstd_block_per_row_7714d2(
+layernorm_fwd_bf16_4096_without_mean_without_rstd_block_per_row_bf9f6b(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -837,7 +881,94 @@ layernorm_fwd_bf16_4096_without_mean_without_rstd_block_per_row_7714d2(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_streaming<kVector>(x_row + vector * kVector);
+    x_held[step] = read_no_allocate<kVector>(x_row + vector * kVector);
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  Vec<bfloat16, kVector> bias_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    bias_held[step] = read_default<kVector>(bias + vector * kVector);
+  }
+
+  dependency_trigger();  // the next kernel may start: this one has asked for its row
+
+  Look1 look1 = {0.0f, 0.0f};
+
+  // Look 1: sum(x), sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      look1.x_sum += x_i;
+      look1.x_squares += x_i * x_i;
+    }
+  }
+
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  const float row_mean = look1.x_sum / kCols;
+  const float row_var_sum = maximum(look1.x_squares - row_mean * row_mean * kCols, 0.0f);
+  const float row_var = row_var_sum / kCols;
+  const float row_rstd = rsqrtf(eps + row_var);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    float y_values[kVector];
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      const float weight_i = element(weight_held[step], i);
+      const float bias_i = element(bias_held[step], i);
+      y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+    }
+    Vec<bfloat16, kVector> y_vec;
+    pack(y_vec, y_values);
+    write_default(y_row + vector * kVector, y_vec);
+  }
+}
+
+// layernorm forward, 4096 columns: 512 threads own a row; it is read once.
+// It may start while the kernel in front of it in the stream ends.
+NORMGEN_KERNEL void __launch_bounds__(512)
+layernorm_fwd_bf16_4096_without_mean_without_rstd_block_per_row_fdf36b(
+    bfloat16* __restrict__ y,
+    const bfloat16* x,
+    const bfloat16* weight,
+    const bfloat16* bias,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 4096;
+  constexpr int kThreadsPerRow = 512;
+  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+
+  const int lane = threadIdx.x;
+  const int slot = 0;  // this thread's row within the block
+  const int row = blockIdx.x;
+
+  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    x_held[step] = read_no_allocate<kVector>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -986,7 +1117,7 @@ layernorm_fwd_bf16_4096_block_per_row_7d3bd9(
 // layernorm forward, 6144 columns: 128 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(128)
-layernorm_fwd_bf16_6144_block_per_row_8fc459(
+layernorm_fwd_bf16_6144_block_per_row_0a8719(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -999,7 +1130,7 @@ layernorm_fwd_bf16_6144_block_per_row_8fc459(
     float eps) {
   constexpr int kCols = 6144;
   constexpr int kThreadsPerRow = 128;
-  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -1020,7 +1151,7 @@ layernorm_fwd_bf16_6144_block_per_row_8fc459(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_default<kVector>(x_row + vector * kVector);
+    x_held[step] = read_evict_last<kVector>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -1080,7 +1211,7 @@ layernorm_fwd_bf16_6144_block_per_row_8fc459(
 // layernorm forward, 8192 columns: 4 blocks of 128 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(128)
-layernorm_fwd_bf16_8192_without_mean_without_rstd_cluster_per_row_4c3ff2(
+layernorm_fwd_bf16_8192_without_mean_without_rstd_cluster_per_row_4a80e0(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -1094,7 +1225,7 @@ layernorm_fwd_bf16_8192_without_mean_without_rstd_cluster_per_row_4c3ff2(
   constexpr int kThreads = 128;
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kVector = 4;  // elements per access of 8 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   __shared__ Look1 look1_slots[kCluster * kWarps];
@@ -1113,7 +1244,7 @@ layernorm_fwd_bf16_8192_without_mean_without_rstd_cluster_per_row_4c3ff2(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_default<kVector>(x_row + vector * kVector);
+    x_held[step] = read_no_allocate<kVector>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -1164,14 +1295,14 @@ layernorm_fwd_bf16_8192_without_mean_without_rstd_cluster_per_row_4c3ff2(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write_default(y_row + vector * kVector, y_vec);
+    write_streaming(y_row + vector * kVector, y_vec);
   }
 }
 
-// layernorm forward, 8192 columns: 128 threads own a row; it is read once.
+// layernorm forward, 8192 columns: 256 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(128)
-layernorm_fwd_bf16_8192_block_per_row_8fc459(
+NORMGEN_KERNEL void __launch_bounds__(256)
+layernorm_fwd_bf16_8192_block_per_row_f538e9(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1183,8 +1314,8 @@ layernorm_fwd_bf16_8192_block_per_row_8fc459(
     int rows,
     float eps) {
   constexpr int kCols = 8192;
-  constexpr int kThreadsPerRow = 128;
-  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kThreadsPerRow = 256;
+  constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -1205,17 +1336,7 @@ layernorm_fwd_bf16_8192_block_per_row_8fc459(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_default<kVector>(x_row + vector * kVector);
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  Vec<bfloat16, kVector> bias_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
-    bias_held[step] = read_default<kVector>(bias + vector * kVector);
+    x_held[step] = read_evict_last<kVector>(x_row + vector * kVector);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -1248,12 +1369,14 @@ layernorm_fwd_bf16_8192_block_per_row_8fc459(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
+    const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+    const Vec<bfloat16, kVector> bias_vec = read_default<kVector>(bias + vector * kVector);
     float y_values[kVector];
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
       const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_held[step], i);
-      const float bias_i = element(bias_held[step], i);
+      const float weight_i = element(weight_vec, i);
+      const float bias_i = element(bias_vec, i);
       y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
     }
     Vec<bfloat16, kVector> y_vec;
@@ -1354,14 +1477,15 @@ layernorm_fwd_bf16_16384_without_mean_without_rstd_cluster_per_row_5e0842(
 }
 
 // layernorm forward, 65536 columns: 8 blocks of 256 threads own a row; it is read once.
+// It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_65536_cluster_per_row_3924b3(
+layernorm_fwd_bf16_65536_cluster_per_row_88ecdd(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
-    const bfloat16* __restrict__ x,
-    const bfloat16* __restrict__ weight,
-    const bfloat16* __restrict__ bias,
+    const bfloat16* x,
+    const bfloat16* weight,
+    const bfloat16* bias,
     long long y_pitch,
     long long x_pitch,
     int rows,
@@ -1371,11 +1495,13 @@ layernorm_fwd_bf16_65536_cluster_per_row_3924b3(
   constexpr int kThreads = 256;
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
-  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr int kStages = 2;  // row tiles in shared memory
   __shared__ Look1 look1_slots[2][kCluster * kWarps];
   __shared__ unsigned long long look1_full[2];
+  __shared__ unsigned long long arrived[kStages];
 
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
   unsigned trip = 0;
@@ -1386,18 +1512,52 @@ layernorm_fwd_bf16_65536_cluster_per_row_3924b3(
   }
   cluster_arrive();  // a block may write to another only once that one has started
 
-  Vec<bfloat16, kVector> x_next[kSteps];
-  // The loads of the next row travel while this one is computed.
-  const auto fetch = [&](int first_row) {
+  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0);
+
+  dependency_trigger();  // the next kernel may take its place, and waits there
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < kStages; ++stage) mbarrier_init(&arrived[stage], 1);
+    mbarrier_fence();
+  }
+  __syncthreads();  // others wait only for a barrier that is set up
+
+  // One thread a row asks for it; the slot's barrier counts down the bytes that arrive.
+  const auto fetch = [&](int first_row, int stage) {
     const int fetched_row = first_row;
     const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
-    #pragma unroll
+    int own_vectors = 0;
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      x_next[step] = read_streaming<kVector>(x_row + vector * kVector);
+      const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
+      if (first < kVectors) own_vectors += min(kThreads, kVectors - first);
+    }
+    mbarrier_expect_bytes(&arrived[stage], own_vectors * kVector * sizeof(bfloat16));
+    for (int step = 0; step < kSteps; ++step) {
+      const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
+      if (first >= kVectors) break;
+      const int count = min(kThreads, kVectors - first) * kVector;
+      bulk_load_evict_last(x_shared + (stage * kSteps + step) * kThreads * kVector, x_row + first * kVector, count * sizeof(bfloat16), &arrived[stage]);
     }
   };
-  if (blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
+  #pragma unroll 1
+  for (int stage = 0; stage < kStages; ++stage) {
+    const int first_row = blockIdx.x / kCluster + stage * gridDim.x / kCluster;
+    if (threadIdx.x == 0 && first_row < rows) fetch(first_row, stage);
+  }
+  int stage = 0;
+  unsigned phase = 0;
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  Vec<bfloat16, kVector> bias_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    bias_held[step] = read_default<kVector>(bias + vector * kVector);
+  }
 
   cluster_wait();
 
@@ -1407,12 +1567,18 @@ layernorm_fwd_bf16_65536_cluster_per_row_3924b3(
 
     Vec<bfloat16, kVector> x_held[kSteps];
 
+    mbarrier_wait(&arrived[stage], phase);
+
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      x_held[step] = x_next[step];
+      x_held[step] = read_default<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
     }
 
-    if (first_row + gridDim.x / kCluster < rows) fetch(first_row + gridDim.x / kCluster);
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      stay_packed(weight_held[step]);
+      stay_packed(bias_held[step]);
+    }
 
     Look1 look1 = {0.0f, 0.0f};
 
@@ -1433,6 +1599,9 @@ layernorm_fwd_bf16_65536_cluster_per_row_3924b3(
     const float row_var = row_var_sum / kCols;
     const float row_rstd = rsqrtf(eps + row_var);
 
+    // Every thread of the row has passed a barrier since it read its slots.
+    if (threadIdx.x == 0 && first_row + kStages * gridDim.x / kCluster < rows) fetch(first_row + kStages * gridDim.x / kCluster, stage);
+
     if (lane == 0) {
       if (mean != nullptr) mean[row] = row_mean;
       if (rstd != nullptr) rstd[row] = row_rstd;
@@ -1442,20 +1611,20 @@ layernorm_fwd_bf16_65536_cluster_per_row_3924b3(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
-      const Vec<bfloat16, kVector> bias_vec = read_default<kVector>(bias + vector * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_vec, i);
-        const float bias_i = element(bias_vec, i);
+        const float weight_i = element(weight_held[step], i);
+        const float bias_i = element(bias_held[step], i);
         y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write_streaming(y_row + vector * kVector, y_vec);
+      write_default(y_row + vector * kVector, y_vec);
     }
+
+    if (++stage == kStages) { stage = 0; phase ^= 1; }
 
     ++trip;
   }
@@ -1493,10 +1662,10 @@ __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
   return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
 }
 
-// layernorm forward, 1023 columns: 32 lanes of a warp own a row, 2 rows a block; it is read once.
+// layernorm forward, 1023 columns: 32 lanes of a warp own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(64)
-layernorm_fwd_bf16_1023_warp_per_row_f93f81(
+NORMGEN_KERNEL void __launch_bounds__(32)
+layernorm_fwd_bf16_1023_warp_per_row_fdb548(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1509,16 +1678,14 @@ layernorm_fwd_bf16_1023_warp_per_row_f93f81(
     float eps) {
   constexpr int kCols = 1023;
   constexpr int kThreadsPerRow = 32;
-  constexpr int kRowsPerBlock = 2;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kVector = 4;  // elements per access of 8 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;  // a vector a thread, and one behind it
 
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+  const int lane = threadIdx.x;
   // The grid's stride is a multiple of the vector: all rows of this lane shift alike.
-  const int own_row = min(static_cast<int>(blockIdx.x * kRowsPerBlock + slot), rows - 1);
+  const int own_row = blockIdx.x;
   // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x + static_cast<long long>(own_row) * x_pitch) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
@@ -1553,27 +1720,25 @@ layernorm_fwd_bf16_1023_warp_per_row_f93f81(
   Vec<bfloat16, 1> x_edge_next = {};
   // The loads of the next row travel while this one is computed.
   const auto fetch = [&](int first_row) {
-    const int fetched_row = first_row + slot < rows ? first_row + slot : own_row;
+    const int fetched_row = first_row;
     const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         const int column = head + vector * kVector;
-        x_next[step] = read_no_allocate<kVector>(x_row + column);
+        x_next[step] = read_evict_last<kVector>(x_row + column);
       }
     }
     if (has_edge) {
-      x_edge_next = read_no_allocate<1>(x_row + edge);
+      x_edge_next = read_evict_last<1>(x_row + edge);
     }
   };
-  if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
+  if (blockIdx.x < rows) fetch(blockIdx.x);
 
-  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = row < rows;  // idle rows recompute their lane's first row and store nothing
-    const int valid_row = active ? row : own_row;
-    bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  for (int first_row = blockIdx.x; first_row < rows; first_row += gridDim.x) {
+    const int row = first_row;
+    bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
 
     Vec<bfloat16, kVector> x_held[kSteps];
     Vec<bfloat16, 1> x_edge = {};
@@ -1585,7 +1750,7 @@ layernorm_fwd_bf16_1023_warp_per_row_f93f81(
 
     x_edge = x_edge_next;
 
-    if (first_row + gridDim.x * kRowsPerBlock < rows) fetch(first_row + gridDim.x * kRowsPerBlock);
+    if (first_row + gridDim.x < rows) fetch(first_row + gridDim.x);
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -1638,7 +1803,7 @@ layernorm_fwd_bf16_1023_warp_per_row_f93f81(
     const float row_var = look2.var_sum / kCols;
     const float row_rstd = rsqrtf(eps + row_var);
 
-    if (lane == 0 && active) {
+    if (lane == 0) {
       if (mean != nullptr) mean[row] = row_mean;
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
@@ -1659,7 +1824,7 @@ layernorm_fwd_bf16_1023_warp_per_row_f93f81(
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
-        if (active) write_streaming(y_row + column, y_vec);
+        write_default(y_row + column, y_vec);
       }
     }
     if (has_edge) {
@@ -1670,7 +1835,7 @@ layernorm_fwd_bf16_1023_warp_per_row_f93f81(
       y_values[0] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
       Vec<bfloat16, 1> y_vec;
       pack(y_vec, y_values);
-      if (active) write_streaming(y_row + edge, y_vec);
+      write_default(y_row + edge, y_vec);
     }
   }
 }
@@ -1678,7 +1843,7 @@ layernorm_fwd_bf16_1023_warp_per_row_f93f81(
 // layernorm forward, 4097 columns: 256 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_4097_block_per_row_290054(
+layernorm_fwd_bf16_4097_block_per_row_58303f(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1744,11 +1909,11 @@ layernorm_fwd_bf16_4097_block_per_row_290054(
       const int vector = lane + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         const int column = head + vector * kVector;
-        x_next[step] = read_no_allocate<kVector>(x_row + column);
+        x_next[step] = read_evict_last<kVector>(x_row + column);
       }
     }
     if (has_edge) {
-      x_edge_next = read_no_allocate<1>(x_row + edge);
+      x_edge_next = read_evict_last<1>(x_row + edge);
     }
   };
   if (blockIdx.x < rows) fetch(blockIdx.x);
@@ -2255,18 +2420,19 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_768_warp_per_row_365879{64, 2, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_1000_warp_per_row_365879{64, 2, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_1023_warp_per_row_f93f81{64, 2, 1, 8, 0, 0, 4, 0, true};
+inline constexpr Launch kLaunch_768_warp_per_row_cd039d{128, 4, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_1000_warp_per_row_a51af3{64, 2, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_1023_warp_per_row_fdb548{32, 1, 1, 16, 0, 0, 4, 0, true};
 inline constexpr Launch kLaunch_3072_block_per_row_7d3bd9{128, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_4096_without_mean_without_rstd_block_per_row_7714d2{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_4096_without_mean_without_rstd_block_per_row_bf9f6b{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_4096_without_mean_without_rstd_block_per_row_fdf36b{512, 1, 1, 0, 0, 0, 1, 0, true};
 inline constexpr Launch kLaunch_4096_block_per_row_7d3bd9{128, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_4097_block_per_row_290054{256, 1, 1, 4, 0, 0, 8, 0, true};
-inline constexpr Launch kLaunch_6144_block_per_row_8fc459{128, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_8192_without_mean_without_rstd_cluster_per_row_4c3ff2{128, 1, 4, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_8192_block_per_row_8fc459{128, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_4097_block_per_row_58303f{256, 1, 1, 4, 0, 0, 8, 0, true};
+inline constexpr Launch kLaunch_6144_block_per_row_0a8719{128, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_8192_without_mean_without_rstd_cluster_per_row_4a80e0{128, 1, 4, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_8192_block_per_row_f538e9{256, 1, 1, 0, 0, 0, 1, 0, true};
 inline constexpr Launch kLaunch_16384_without_mean_without_rstd_cluster_per_row_5e0842{128, 1, 8, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_65536_cluster_per_row_3924b3{256, 1, 8, 4, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_65536_cluster_per_row_88ecdd{256, 1, 8, 4, 32768, 0, 1, 0, true};
 inline constexpr Launch kLaunch_any_cols_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
@@ -2280,20 +2446,20 @@ struct Shape {
   bool alike;       // the rows of all tensors must start at the same offset from a multiple of 16 bytes
 };
 inline constexpr Shape kTuned[] = {
-    {8192, 768, 16, 0u, false},  // 7.652 us: warp_per_row
-    {8192, 1000, 16, 0u, false},  // 9.624 us: warp_per_row
-    {16384, 1000, 16, 0u, false},  // 17.57 us: warp_per_row
-    {16384, 1023, 2, 0u, true},  // 21.05 us: warp_per_row
-    {4096, 3072, 16, 0u, false},  // 13.55 us: block_per_row
-    {1, 4096, 8, 12u, false},  // 1.166 us: block_per_row
-    {64, 4096, 8, 12u, false},  // 1.326 us: block_per_row
-    {4096, 4096, 16, 0u, false},  // 17.39 us: block_per_row
-    {8192, 4097, 2, 0u, true},  // 37.52 us: block_per_row
-    {4096, 6144, 16, 0u, false},  // 25.44 us: block_per_row
-    {16, 8192, 16, 12u, false},  // 1.519 us: cluster_per_row
-    {16384, 8192, 16, 0u, false},  // 131.1 us: block_per_row
-    {4, 16384, 16, 12u, false},  // 1.646 us: cluster_per_row
-    {2048, 65536, 16, 0u, false},  // 139.7 us: cluster_per_row
+    {8192, 768, 16, 0u, false},  // 7.463 us: warp_per_row
+    {8192, 1000, 16, 0u, false},  // 9.529 us: warp_per_row
+    {16384, 1000, 16, 0u, false},  // 17.59 us: warp_per_row
+    {16384, 1023, 2, 0u, true},  // 19.87 us: warp_per_row
+    {4096, 3072, 16, 0u, false},  // 13.11 us: block_per_row
+    {1, 4096, 8, 12u, false},  // 1.163 us: block_per_row
+    {64, 4096, 8, 12u, false},  // 1.344 us: block_per_row
+    {4096, 4096, 16, 0u, false},  // 17 us: block_per_row
+    {8192, 4097, 2, 0u, true},  // 36.7 us: block_per_row
+    {4096, 6144, 16, 0u, false},  // 25.02 us: block_per_row
+    {16, 8192, 8, 12u, false},  // 1.517 us: cluster_per_row
+    {16384, 8192, 16, 0u, false},  // 127.5 us: block_per_row
+    {4, 16384, 16, 12u, false},  // 1.622 us: cluster_per_row
+    {2048, 65536, 16, 0u, false},  // 132.1 us: cluster_per_row
 };
 
 // Bits of `absent`: 1u weight, 2u bias, 4u mean, 8u rstd.
@@ -2451,30 +2617,30 @@ inline cudaError_t layernorm_fwd_bf16_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent, alike)) {
     case 0:  // 8192 x 768
-      status = k::grid(k::kLaunch_768_warp_per_row_365879, rows, &blocks);
+      status = k::grid(k::kLaunch_768_warp_per_row_cd039d, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::sum_of_squares::layernorm_fwd_bf16_768_warp_per_row_365879,
-          k::kLaunch_768_warp_per_row_365879, blocks, stream,
+          k::sum_of_squares::layernorm_fwd_bf16_768_warp_per_row_cd039d,
+          k::kLaunch_768_warp_per_row_cd039d, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 1:
     case 2:  // 8192 x 1000, 16384 x 1000
-      status = k::grid(k::kLaunch_1000_warp_per_row_365879, rows, &blocks);
+      status = k::grid(k::kLaunch_1000_warp_per_row_a51af3, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::sum_of_squares::layernorm_fwd_bf16_1000_warp_per_row_365879,
-          k::kLaunch_1000_warp_per_row_365879, blocks, stream,
+          k::sum_of_squares::layernorm_fwd_bf16_1000_warp_per_row_a51af3,
+          k::kLaunch_1000_warp_per_row_a51af3, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 3:  // 16384 x 1023
-      status = k::grid(k::kLaunch_1023_warp_per_row_f93f81, rows, &blocks);
+      status = k::grid(k::kLaunch_1023_warp_per_row_fdb548, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::two_pass::layernorm_fwd_bf16_1023_warp_per_row_f93f81,
-          k::kLaunch_1023_warp_per_row_f93f81, blocks, stream,
+          k::two_pass::layernorm_fwd_bf16_1023_warp_per_row_fdb548,
+          k::kLaunch_1023_warp_per_row_fdb548, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
@@ -2487,13 +2653,21 @@ inline cudaError_t layernorm_fwd_bf16_pitched(
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
-    case 5:
-    case 6:  // 1 x 4096, 64 x 4096
-      status = k::grid(k::kLaunch_4096_without_mean_without_rstd_block_per_row_7714d2, rows, &blocks);
+    case 5:  // 1 x 4096
+      status = k::grid(k::kLaunch_4096_without_mean_without_rstd_block_per_row_bf9f6b, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::sum_of_squares::layernorm_fwd_bf16_4096_without_mean_without_rstd_block_per_row_7714d2,
-          k::kLaunch_4096_without_mean_without_rstd_block_per_row_7714d2, blocks, stream,
+          k::sum_of_squares::layernorm_fwd_bf16_4096_without_mean_without_rstd_block_per_row_bf9f6b,
+          k::kLaunch_4096_without_mean_without_rstd_block_per_row_bf9f6b, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
+          reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
+          x_pitch, rows, eps);
+    case 6:  // 64 x 4096
+      status = k::grid(k::kLaunch_4096_without_mean_without_rstd_block_per_row_fdf36b, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::sum_of_squares::layernorm_fwd_bf16_4096_without_mean_without_rstd_block_per_row_fdf36b,
+          k::kLaunch_4096_without_mean_without_rstd_block_per_row_fdf36b, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
@@ -2507,38 +2681,38 @@ inline cudaError_t layernorm_fwd_bf16_pitched(
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 8:  // 8192 x 4097
-      status = k::grid(k::kLaunch_4097_block_per_row_290054, rows, &blocks);
+      status = k::grid(k::kLaunch_4097_block_per_row_58303f, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::two_pass::layernorm_fwd_bf16_4097_block_per_row_290054,
-          k::kLaunch_4097_block_per_row_290054, blocks, stream,
+          k::two_pass::layernorm_fwd_bf16_4097_block_per_row_58303f,
+          k::kLaunch_4097_block_per_row_58303f, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 9:  // 4096 x 6144
-      status = k::grid(k::kLaunch_6144_block_per_row_8fc459, rows, &blocks);
+      status = k::grid(k::kLaunch_6144_block_per_row_0a8719, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::sum_of_squares::layernorm_fwd_bf16_6144_block_per_row_8fc459,
-          k::kLaunch_6144_block_per_row_8fc459, blocks, stream,
+          k::sum_of_squares::layernorm_fwd_bf16_6144_block_per_row_0a8719,
+          k::kLaunch_6144_block_per_row_0a8719, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 10:  // 16 x 8192
-      status = k::grid(k::kLaunch_8192_without_mean_without_rstd_cluster_per_row_4c3ff2, rows, &blocks);
+      status = k::grid(k::kLaunch_8192_without_mean_without_rstd_cluster_per_row_4a80e0, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::sum_of_squares::layernorm_fwd_bf16_8192_without_mean_without_rstd_cluster_per_row_4c3ff2,
-          k::kLaunch_8192_without_mean_without_rstd_cluster_per_row_4c3ff2, blocks, stream,
+          k::sum_of_squares::layernorm_fwd_bf16_8192_without_mean_without_rstd_cluster_per_row_4a80e0,
+          k::kLaunch_8192_without_mean_without_rstd_cluster_per_row_4a80e0, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 11:  // 16384 x 8192
-      status = k::grid(k::kLaunch_8192_block_per_row_8fc459, rows, &blocks);
+      status = k::grid(k::kLaunch_8192_block_per_row_f538e9, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::sum_of_squares::layernorm_fwd_bf16_8192_block_per_row_8fc459,
-          k::kLaunch_8192_block_per_row_8fc459, blocks, stream,
+          k::sum_of_squares::layernorm_fwd_bf16_8192_block_per_row_f538e9,
+          k::kLaunch_8192_block_per_row_f538e9, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
@@ -2552,13 +2726,13 @@ inline cudaError_t layernorm_fwd_bf16_pitched(
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 13:  // 2048 x 65536
-      status = k::grid(k::kLaunch_65536_cluster_per_row_3924b3, rows, &blocks);
+      status = k::grid(k::kLaunch_65536_cluster_per_row_88ecdd, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::sum_of_squares::layernorm_fwd_bf16_65536_cluster_per_row_3924b3, k::kLaunch_65536_cluster_per_row_3924b3, &blocks);
+      status = k::fit_clusters(k::sum_of_squares::layernorm_fwd_bf16_65536_cluster_per_row_88ecdd, k::kLaunch_65536_cluster_per_row_88ecdd, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::sum_of_squares::layernorm_fwd_bf16_65536_cluster_per_row_3924b3,
-          k::kLaunch_65536_cluster_per_row_3924b3, blocks, stream,
+          k::sum_of_squares::layernorm_fwd_bf16_65536_cluster_per_row_88ecdd,
+          k::kLaunch_65536_cluster_per_row_88ecdd, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);

@@ -10,8 +10,8 @@
 //   differentiated: dx, dweight from the gradients of the outputs
 //   dweight: the same bits in every run; by atomics, in no fixed order: the general kernel
 //
-// spec      rmsnorm, sha256:b7b8183805aee90abb97a402f3890d079496a48e98c3f31ad9aa5665d42141e3
-// tuned by  normgen 0.1.0, generator revision 444f24cf40dd
+// spec      rmsnorm, sha256:61a22f77ec2c7cf69458a8cff26c11e0af021fb40a8c559ca9ee24a2d364721e
+// tuned by  normgen 0.1.0, generator revision d55b56d01a69
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 65536x128 --op rmsnorm --dtype bf16 --direction backward
 //           normgen tune --shape 1048576x128 --op rmsnorm --dtype bf16 --direction backward
@@ -21,17 +21,16 @@
 //           normgen tune --shape 4096x4097 --op rmsnorm --dtype bf16 --direction backward
 //           normgen tune --shape 16384x8192 --op rmsnorm --dtype bf16 --direction backward
 //           normgen tune --shape 2048x32768 --op rmsnorm --dtype bf16 --direction backward
-// note      the text below comes from another generator revision than the one that was tuned
 //
 //   rows x cols    kernel           threads  rows/block  vector        median us  GB/s  of roof  vs default  data
-//   65536 x 128    warp_per_row     256      32          bfloat16 x 8  15.28      3310  93.9 %   1.04x       cold
-//   1048576 x 128  warp_per_row     128      16          bfloat16 x 8  197.4      4101  102.4 %  1.02x       cold
-//   8192 x 768     warp_per_row     512      16          bfloat16 x 8  12.32      3067  90.1 %   1.29x       cold
-//   65536 x 1024   block_per_row    128      2           bfloat16 x 4  100.8      3997  103.6 %  1.12x       cold
-//   4096 x 4096    block_per_row    512      2           bfloat16 x 8  27.93      3605  89.9 %   1.03x       cold
-//   4096 x 4097    block_per_row    512      2           bfloat16 x 4  31.05      3244  88.2 %   1.01x       cold
-//   16384 x 8192   block_per_row    512      1           bfloat16 x 8  190.1      4236  99.9 %   1.04x       cold
-//   2048 x 32768   cluster_per_row  128      1           bfloat16 x 8  101        3990  94.9 %   1.35x       cold
+//   65536 x 128    warp_per_row     256      32          bfloat16 x 8  15.29      3310  94.2 %   1.05x       cold
+//   1048576 x 128  warp_per_row     128      16          bfloat16 x 8  197.1      4107  102.5 %  1.02x       cold
+//   8192 x 768     warp_per_row     512      16          bfloat16 x 8  12.05      3134  92.9 %   1.32x       cold
+//   65536 x 1024   block_per_row    128      2           bfloat16 x 4  99.05      4068  102.8 %  1.13x       cold
+//   4096 x 4096    block_per_row    256      1           bfloat16 x 8  27.25      3695  92.4 %   1.04x       cold
+//   4096 x 4097    block_per_row    512      2           bfloat16 x 4  30.96      3253  88.3 %   1.02x       cold
+//   16384 x 8192   block_per_row    512      1           bfloat16 x 8  189.9      4241  100.2 %  1.04x       cold
+//   2048 x 32768   cluster_per_row  128      1           bfloat16 x 8  100.1      4025  95.8 %   1.35x       cold
 //   (any other)    block_per_row    256      1           bfloat16      -          -     -        -           not tuned
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
@@ -42,18 +41,17 @@
 //   65536 x 128: threads_per_row=8 rows_per_block=32 vector=8 hold=registers persistent=3 unroll=0 params=kept
 //                dependent_launch=end
 //   1048576 x 128: threads_per_row=8 rows_per_block=16 vector=8 hold=registers persistent=4 stages=2 unroll=0
-//                  store=streaming params=kept dependent_launch=on
-//   8192 x 768: threads_per_row=32 rows_per_block=16 vector=8 hold=registers persistent=1 unroll=0 store=streaming
-//               params=kept dependent_launch=end
+//                  store=streaming params=kept dependent_launch=start
+//   8192 x 768: threads_per_row=32 rows_per_block=16 vector=8 hold=registers persistent=1 unroll=0 params=kept
+//               dependent_launch=end
 //   65536 x 1024: threads_per_row=64 rows_per_block=2 vector=4 hold=registers persistent=4 stages=2 unroll=0
 //                 params=kept dependent_launch=end
-//   4096 x 4096: rows_per_block=2 vector=8 hold=registers copy=cp_async persistent=1 stages=2 unroll=0 params=kept
-//                dependent_launch=end
-//   4096 x 4097: rows_per_block=2 vector=4 hold=registers edges=peel persistent=1 stages=2 unroll=0 store=streaming
-//                params=kept dependent_launch=start
-//   16384 x 8192: threads_per_row=512 vector=8 hold=registers copy=cp_async persistent=1 stages=2 unroll=0
-//                 store=streaming params=kept dependent_launch=start
-//   2048 x 32768: threads_per_row=128 cluster=8 vector=8 hold=registers persistent=3 stages=2 unroll=0
+//   4096 x 4096: vector=8 hold=registers copy=cp_async persistent=2 stages=2 unroll=0 params=kept dependent_launch=end
+//   4096 x 4097: rows_per_block=2 vector=4 hold=registers edges=peel persistent=1 stages=2 unroll=0 params=kept
+//                dependent_launch=start
+//   16384 x 8192: threads_per_row=512 vector=8 hold=registers copy=cp_async persistent=1 stages=4 unroll=0 params=kept
+//                 dependent_launch=end
+//   2048 x 32768: threads_per_row=128 cluster=8 vector=8 hold=registers persistent=4 stages=2 unroll=0
 //                 dependent_launch=end
 #ifndef NORMGEN_RMSNORM_BWD_BF16_SM90_CU_
 #define NORMGEN_RMSNORM_BWD_BF16_SM90_CU_
@@ -624,20 +622,21 @@ rmsnorm_bwd_bf16_128_warp_per_row_5387b3_finish(
 }
 
 // rmsnorm backward, 128 columns: 8 lanes of a warp own a row, 16 rows a block; it is read once.
+// It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(128)
-rmsnorm_bwd_bf16_128_warp_per_row_c0a223(
+rmsnorm_bwd_bf16_128_warp_per_row_259d90(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
-    const bfloat16* __restrict__ dy,
-    const bfloat16* __restrict__ x,
-    const bfloat16* __restrict__ weight,
-    const float* __restrict__ rstd,
+    const bfloat16* dy,
+    const bfloat16* x,
+    const bfloat16* weight,
+    const float* rstd,
     long long dx_pitch,
     long long dy_pitch,
     long long x_pitch,
     int rows,
     float eps,
-    float* __restrict__ partials) {
+    float* partials) {
   constexpr int kCols = 128;
   constexpr int kThreadsPerRow = 8;
   constexpr int kRowsPerBlock = 16;
@@ -650,6 +649,10 @@ rmsnorm_bwd_bf16_128_warp_per_row_c0a223(
   const int lane = threadIdx.x % kThreadsPerRow;
   const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
 
+  dependency_trigger();  // the next kernel may take its place, and waits there
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
   Vec<bfloat16, kVector> weight_held[kSteps];
 
   #pragma unroll
@@ -657,8 +660,6 @@ rmsnorm_bwd_bf16_128_warp_per_row_c0a223(
     const int vector = lane + step * kThreadsPerRow;
     weight_held[step] = read_default<kVector>(weight + vector * kVector);
   }
-
-  dependency_trigger();  // the finishing kernel may take its place as blocks end
 
   // Sums over the rows of this thread, column by column.
   float dweight_sum[kSteps][kVector] = {};
@@ -775,9 +776,9 @@ rmsnorm_bwd_bf16_128_warp_per_row_c0a223(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_128_warp_per_row_c0a223_finish(
+rmsnorm_bwd_bf16_128_warp_per_row_259d90_finish(
     bfloat16* __restrict__ dweight,
-    const float* __restrict__ partials,
+    const float* partials,
     int partial_rows) {
   constexpr int kCols = 128;
   constexpr int kPitch = 128;
@@ -792,6 +793,7 @@ rmsnorm_bwd_bf16_128_warp_per_row_c0a223_finish(
 
   constexpr int tensor = 0;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+  dependency_trigger();
   dependency_wait();
   float sum = 0.0f;
   for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
@@ -827,7 +829,7 @@ rmsnorm_bwd_bf16_128_warp_per_row_c0a223_finish(
 // rmsnorm backward, 768 columns: 32 lanes of a warp own a row, 16 rows a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_768_warp_per_row_0ab4b4(
+rmsnorm_bwd_bf16_768_warp_per_row_2e27c5(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* dy,
@@ -923,7 +925,7 @@ rmsnorm_bwd_bf16_768_warp_per_row_0ab4b4(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      if (active) write_streaming(dx_row + vector * kVector, dx_vec);
+      if (active) write_default(dx_row + vector * kVector, dx_vec);
     }
   }
 
@@ -949,7 +951,7 @@ rmsnorm_bwd_bf16_768_warp_per_row_0ab4b4(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_768_warp_per_row_0ab4b4_finish(
+rmsnorm_bwd_bf16_768_warp_per_row_2e27c5_finish(
     bfloat16* __restrict__ dweight,
     const float* partials,
     int partial_rows) {
@@ -1193,10 +1195,10 @@ rmsnorm_bwd_bf16_1024_block_per_row_c6930f_finish(
   }
 }
 
-// rmsnorm backward, 4096 columns: 256 threads own a row, 2 rows a block; it is read once.
+// rmsnorm backward, 4096 columns: 256 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_4096_block_per_row_fc16cd(
+NORMGEN_KERNEL void __launch_bounds__(256)
+rmsnorm_bwd_bf16_4096_block_per_row_75ed94(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* dy,
@@ -1211,18 +1213,17 @@ rmsnorm_bwd_bf16_4096_block_per_row_fc16cd(
     float* partials) {
   constexpr int kCols = 4096;
   constexpr int kThreadsPerRow = 256;
-  constexpr int kRowsPerBlock = 2;
-  constexpr int kThreads = 512;
+  constexpr int kThreads = 256;
   constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   constexpr int kStages = 2;  // row tiles in shared memory
   constexpr int kPitch = 4096;  // columns of a row of float32 sums, padded
-  __shared__ Look1 look1_slots[2][2][kWarpsPerRow];
+  __shared__ Look1 look1_slots[2][1][kWarpsPerRow];
 
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+  const int lane = threadIdx.x;
+  const int slot = 0;  // this thread's row within the block
   int parity = 0;
 
   bfloat16* dy_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0);
@@ -1232,7 +1233,7 @@ rmsnorm_bwd_bf16_4096_block_per_row_fc16cd(
 
   // Each thread copies its own vectors to its own slots, so that no barrier is needed to read them.
   const auto fetch = [&](int first_row, int stage) {
-    const int fetched_row = min(first_row + slot, rows - 1);
+    const int fetched_row = first_row;
     const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
     const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
     #pragma unroll
@@ -1244,16 +1245,16 @@ rmsnorm_bwd_bf16_4096_block_per_row_fc16cd(
   };
   float rstd_next;
   const auto fetch_values = [&](int first_row) {
-    const int fetched_row = min(first_row + slot, rows - 1);
+    const int fetched_row = first_row;
     rstd_next = rstd[fetched_row];
   };
   #pragma unroll 1
   for (int stage = 0; stage < kStages; ++stage) {
-    const int first_row = blockIdx.x * kRowsPerBlock + stage * gridDim.x * kRowsPerBlock;
+    const int first_row = blockIdx.x + stage * gridDim.x;
     if (first_row < rows) fetch(first_row, stage);
     cp_async_commit();
   }
-  if (blockIdx.x * kRowsPerBlock < rows) fetch_values(blockIdx.x * kRowsPerBlock);
+  if (blockIdx.x < rows) fetch_values(blockIdx.x);
   int stage = 0;
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -1267,19 +1268,15 @@ rmsnorm_bwd_bf16_4096_block_per_row_fc16cd(
   // Sums over the rows of this thread, column by column.
   float dweight_sum[kSteps][kVector] = {};
 
-  float* column_sums = reinterpret_cast<float*>(dynamic_shared() + 65536);
-
-  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = row < rows;  // idle rows recompute the last row and store nothing
-    const int valid_row = active ? row : rows - 1;
-    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+  for (int first_row = blockIdx.x; first_row < rows; first_row += gridDim.x) {
+    const int row = first_row;
+    bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
     const float row_rstd = rstd_next;
 
     Vec<bfloat16, kVector> dy_held[kSteps];
     Vec<bfloat16, kVector> x_held[kSteps];
 
-    if (first_row + gridDim.x * kRowsPerBlock < rows) fetch_values(first_row + gridDim.x * kRowsPerBlock);
+    if (first_row + gridDim.x < rows) fetch_values(first_row + gridDim.x);
 
     cp_async_wait<kStages - 1>();
 
@@ -1289,7 +1286,7 @@ rmsnorm_bwd_bf16_4096_block_per_row_fc16cd(
       x_held[step] = read_default<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
     }
 
-    if (first_row + kStages * gridDim.x * kRowsPerBlock < rows) fetch(first_row + kStages * gridDim.x * kRowsPerBlock, stage);
+    if (first_row + kStages * gridDim.x < rows) fetch(first_row + kStages * gridDim.x, stage);
     cp_async_commit();
 
     Look1 look1 = {0.0f};
@@ -1308,7 +1305,7 @@ rmsnorm_bwd_bf16_4096_block_per_row_fc16cd(
       }
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity][slot], slot);
+    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity][slot]);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
 
     // Last look: the outputs
@@ -1324,11 +1321,11 @@ rmsnorm_bwd_bf16_4096_block_per_row_fc16cd(
         const float dxhat_i = dy_i * weight_i;
         const float xhat_i = x_i * row_rstd;
         dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
-        if (active) dweight_sum[step][i] += dy_i * xhat_i;
+        dweight_sum[step][i] += dy_i * xhat_i;
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      if (active) write_default(dx_row + vector * kVector, dx_vec);
+      write_default(dx_row + vector * kVector, dx_vec);
     }
 
     stage = (stage + 1) % kStages;
@@ -1336,21 +1333,14 @@ rmsnorm_bwd_bf16_4096_block_per_row_fc16cd(
     parity ^= 1;
   }
 
-  // The row groups of this block leave their sums side by side ...
+  // One sum per column leaves the block.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
-      column_sums[slot * 1 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
+      partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
     }
-  }
-
-  __syncthreads();
-  // ... and are added in a fixed order.
-  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
-    const float dweight_total = column_sums[cell] + column_sums[kPitch + cell];
-    partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + cell] = dweight_total;
   }
 
   dependency_trigger();  // the next kernel may start
@@ -1358,7 +1348,7 @@ rmsnorm_bwd_bf16_4096_block_per_row_fc16cd(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_4096_block_per_row_fc16cd_finish(
+rmsnorm_bwd_bf16_4096_block_per_row_75ed94_finish(
     bfloat16* __restrict__ dweight,
     const float* partials,
     int partial_rows) {
@@ -1410,7 +1400,7 @@ rmsnorm_bwd_bf16_4096_block_per_row_fc16cd_finish(
 // rmsnorm backward, 4097 columns: 256 threads own a row, 2 rows a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_4097_block_per_row_b9508e(
+rmsnorm_bwd_bf16_4097_block_per_row_7e2b8e(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* dy,
@@ -1571,7 +1561,7 @@ rmsnorm_bwd_bf16_4097_block_per_row_b9508e(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        if (active) write_streaming(dx_row + column, dx_vec);
+        if (active) write_default(dx_row + column, dx_vec);
       }
     }
     if (has_edge) {
@@ -1585,7 +1575,7 @@ rmsnorm_bwd_bf16_4097_block_per_row_b9508e(
       if (active) dweight_edge_sum += dy_i * xhat_i;
       Vec<bfloat16, 1> dx_vec;
       pack(dx_vec, dx_values);
-      if (active) write_streaming(dx_row + edge, dx_vec);
+      if (active) write_default(dx_row + edge, dx_vec);
     }
 
     parity ^= 1;
@@ -1617,7 +1607,7 @@ rmsnorm_bwd_bf16_4097_block_per_row_b9508e(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_4097_block_per_row_b9508e_finish(
+rmsnorm_bwd_bf16_4097_block_per_row_7e2b8e_finish(
     bfloat16* __restrict__ dweight,
     const float* partials,
     int partial_rows) {
@@ -1668,7 +1658,7 @@ rmsnorm_bwd_bf16_4097_block_per_row_b9508e_finish(
 // rmsnorm backward, 8192 columns: 512 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_8192_block_per_row_267ee9(
+rmsnorm_bwd_bf16_8192_block_per_row_24cace(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* dy,
@@ -1688,7 +1678,7 @@ rmsnorm_bwd_bf16_8192_block_per_row_267ee9(
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kStages = 2;  // row tiles in shared memory
+  constexpr int kStages = 4;  // row tiles in shared memory
   constexpr int kPitch = 8192;  // columns of a row of float32 sums, padded
   __shared__ Look1 look1_slots[2][1][kWarpsPerRow];
 
@@ -1698,8 +1688,6 @@ rmsnorm_bwd_bf16_8192_block_per_row_267ee9(
 
   bfloat16* dy_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0);
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0 + kStages * kSteps * kThreads * kVector * static_cast<int>(sizeof(bfloat16)));
-
-  dependency_trigger();  // the next kernel may take its place, and waits there
 
   dependency_wait();  // nothing before it depends on the kernels in front of this one
 
@@ -1797,7 +1785,7 @@ rmsnorm_bwd_bf16_8192_block_per_row_267ee9(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write_streaming(dx_row + vector * kVector, dx_vec);
+      write_default(dx_row + vector * kVector, dx_vec);
     }
 
     stage = (stage + 1) % kStages;
@@ -1814,11 +1802,13 @@ rmsnorm_bwd_bf16_8192_block_per_row_267ee9(
       partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
     }
   }
+
+  dependency_trigger();  // the next kernel may start
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_8192_block_per_row_267ee9_finish(
+rmsnorm_bwd_bf16_8192_block_per_row_24cace_finish(
     bfloat16* __restrict__ dweight,
     const float* partials,
     int partial_rows) {
@@ -1835,7 +1825,6 @@ rmsnorm_bwd_bf16_8192_block_per_row_267ee9_finish(
 
   constexpr int tensor = 0;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
-  dependency_trigger();
   dependency_wait();
   float sum = 0.0f;
   for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
@@ -1871,7 +1860,7 @@ rmsnorm_bwd_bf16_8192_block_per_row_267ee9_finish(
 // rmsnorm backward, 32768 columns: 8 blocks of 128 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(128)
-rmsnorm_bwd_bf16_32768_cluster_per_row_c32499(
+rmsnorm_bwd_bf16_32768_cluster_per_row_8743d9(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* dy,
@@ -2006,7 +1995,7 @@ rmsnorm_bwd_bf16_32768_cluster_per_row_c32499(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_32768_cluster_per_row_c32499_finish(
+rmsnorm_bwd_bf16_32768_cluster_per_row_8743d9_finish(
     bfloat16* __restrict__ dweight,
     const float* partials,
     int blocks) {
@@ -2285,20 +2274,20 @@ struct Launch {
 };
 inline constexpr Launch kLaunch_128_warp_per_row_5387b3{256, 32, 1, 3, 4096, 0, 1, 1, true};
 inline constexpr Launch kLaunch_128_warp_per_row_5387b3_finish{512, 1, 1, 0, 0, 16, 1, 0, true};
-inline constexpr Launch kLaunch_128_warp_per_row_c0a223{128, 16, 1, 4, 2048, 0, 1, 1, false};
-inline constexpr Launch kLaunch_128_warp_per_row_c0a223_finish{512, 1, 1, 0, 0, 16, 1, 0, true};
-inline constexpr Launch kLaunch_768_warp_per_row_0ab4b4{512, 16, 1, 1, 49152, 0, 1, 1, true};
-inline constexpr Launch kLaunch_768_warp_per_row_0ab4b4_finish{512, 1, 1, 0, 0, 96, 1, 0, true};
+inline constexpr Launch kLaunch_128_warp_per_row_259d90{128, 16, 1, 4, 2048, 0, 1, 1, true};
+inline constexpr Launch kLaunch_128_warp_per_row_259d90_finish{512, 1, 1, 0, 0, 16, 1, 0, true};
+inline constexpr Launch kLaunch_768_warp_per_row_2e27c5{512, 16, 1, 1, 49152, 0, 1, 1, true};
+inline constexpr Launch kLaunch_768_warp_per_row_2e27c5_finish{512, 1, 1, 0, 0, 96, 1, 0, true};
 inline constexpr Launch kLaunch_1024_block_per_row_c6930f{128, 2, 1, 4, 8192, 0, 1, 1, true};
 inline constexpr Launch kLaunch_1024_block_per_row_c6930f_finish{512, 1, 1, 0, 0, 128, 1, 0, true};
-inline constexpr Launch kLaunch_4096_block_per_row_fc16cd{512, 2, 1, 1, 98304, 0, 1, 1, true};
-inline constexpr Launch kLaunch_4096_block_per_row_fc16cd_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
-inline constexpr Launch kLaunch_4097_block_per_row_b9508e{512, 2, 1, 1, 33024, 0, 2, 1, true};
-inline constexpr Launch kLaunch_4097_block_per_row_b9508e_finish{512, 1, 1, 0, 0, 258, 1, 0, true};
-inline constexpr Launch kLaunch_8192_block_per_row_267ee9{512, 1, 1, 1, 65536, 0, 1, 1, true};
-inline constexpr Launch kLaunch_8192_block_per_row_267ee9_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
-inline constexpr Launch kLaunch_32768_cluster_per_row_c32499{128, 1, 8, 3, 0, 0, 1, 1, true};
-inline constexpr Launch kLaunch_32768_cluster_per_row_c32499_finish{512, 1, 1, 0, 0, 1024, 1, 0, true};
+inline constexpr Launch kLaunch_4096_block_per_row_75ed94{256, 1, 1, 2, 32768, 0, 1, 1, true};
+inline constexpr Launch kLaunch_4096_block_per_row_75ed94_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
+inline constexpr Launch kLaunch_4097_block_per_row_7e2b8e{512, 2, 1, 1, 33024, 0, 2, 1, true};
+inline constexpr Launch kLaunch_4097_block_per_row_7e2b8e_finish{512, 1, 1, 0, 0, 258, 1, 0, true};
+inline constexpr Launch kLaunch_8192_block_per_row_24cace{512, 1, 1, 1, 131072, 0, 1, 1, true};
+inline constexpr Launch kLaunch_8192_block_per_row_24cace_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
+inline constexpr Launch kLaunch_32768_cluster_per_row_8743d9{128, 1, 8, 4, 0, 0, 1, 1, true};
+inline constexpr Launch kLaunch_32768_cluster_per_row_8743d9_finish{512, 1, 1, 0, 0, 1024, 1, 0, true};
 inline constexpr Launch kLaunch_any_cols_block_per_row_bd8bf0{256, 1, 1, 0, 0, 0, 1, 1, false};
 inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 
@@ -2310,14 +2299,14 @@ struct Shape {
   bool alike;       // the rows of all tensors must start at the same offset from a multiple of 16 bytes
 };
 inline constexpr Shape kTuned[] = {
-    {65536, 128, 16, 0u, false},  // 15.28 us: warp_per_row
-    {1048576, 128, 16, 0u, false},  // 197.4 us: warp_per_row
-    {8192, 768, 16, 0u, false},  // 12.32 us: warp_per_row
-    {65536, 1024, 16, 0u, false},  // 100.8 us: block_per_row
-    {4096, 4096, 16, 0u, false},  // 27.93 us: block_per_row
-    {4096, 4097, 2, 0u, true},  // 31.05 us: block_per_row
-    {16384, 8192, 16, 0u, false},  // 190.1 us: block_per_row
-    {2048, 32768, 16, 0u, false},  // 101 us: cluster_per_row
+    {65536, 128, 16, 0u, false},  // 15.29 us: warp_per_row
+    {1048576, 128, 16, 0u, false},  // 197.1 us: warp_per_row
+    {8192, 768, 16, 0u, false},  // 12.05 us: warp_per_row
+    {65536, 1024, 16, 0u, false},  // 99.05 us: block_per_row
+    {4096, 4096, 16, 0u, false},  // 27.25 us: block_per_row
+    {4096, 4097, 2, 0u, true},  // 30.96 us: block_per_row
+    {16384, 8192, 16, 0u, false},  // 189.9 us: block_per_row
+    {2048, 32768, 16, 0u, false},  // 100.1 us: cluster_per_row
 };
 
 // Bits of `absent`: 1u weight.
@@ -2470,12 +2459,12 @@ inline std::size_t rmsnorm_bwd_bf16_workspace_bytes(int rows, int cols) {
     if (needed > most) most = needed;
   }
   if (cols == 128) {
-    if (k::grid(k::kLaunch_128_warp_per_row_c0a223, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_128_warp_per_row_259d90, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 512 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 768) {
-    if (k::grid(k::kLaunch_768_warp_per_row_0ab4b4, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_768_warp_per_row_2e27c5, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 3072 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
@@ -2485,22 +2474,22 @@ inline std::size_t rmsnorm_bwd_bf16_workspace_bytes(int rows, int cols) {
     if (needed > most) most = needed;
   }
   if (cols == 4096) {
-    if (k::grid(k::kLaunch_4096_block_per_row_fc16cd, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_4096_block_per_row_75ed94, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 16384 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 4097) {
-    if (k::grid(k::kLaunch_4097_block_per_row_b9508e, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_4097_block_per_row_7e2b8e, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 16512 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 8192) {
-    if (k::grid(k::kLaunch_8192_block_per_row_267ee9, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_8192_block_per_row_24cace, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 32768 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 32768) {
-    if (k::grid(k::kLaunch_32768_cluster_per_row_c32499, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_32768_cluster_per_row_8743d9, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 16384 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
@@ -2545,34 +2534,34 @@ inline cudaError_t rmsnorm_bwd_bf16_pitched(
           k::kLaunch_128_warp_per_row_5387b3_finish, k::kLaunch_128_warp_per_row_5387b3_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 1:  // 1048576 x 128
-      status = k::grid(k::kLaunch_128_warp_per_row_c0a223, rows, &blocks);
+      status = k::grid(k::kLaunch_128_warp_per_row_259d90, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_c0a223,
-          k::kLaunch_128_warp_per_row_c0a223, blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_259d90,
+          k::kLaunch_128_warp_per_row_259d90, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_c0a223_finish,
-          k::kLaunch_128_warp_per_row_c0a223_finish, k::kLaunch_128_warp_per_row_c0a223_finish.blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_259d90_finish,
+          k::kLaunch_128_warp_per_row_259d90_finish, k::kLaunch_128_warp_per_row_259d90_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 2:  // 8192 x 768
-      status = k::grid(k::kLaunch_768_warp_per_row_0ab4b4, rows, &blocks);
+      status = k::grid(k::kLaunch_768_warp_per_row_2e27c5, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_768_warp_per_row_0ab4b4,
-          k::kLaunch_768_warp_per_row_0ab4b4, blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_768_warp_per_row_2e27c5,
+          k::kLaunch_768_warp_per_row_2e27c5, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_768_warp_per_row_0ab4b4_finish,
-          k::kLaunch_768_warp_per_row_0ab4b4_finish, k::kLaunch_768_warp_per_row_0ab4b4_finish.blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_768_warp_per_row_2e27c5_finish,
+          k::kLaunch_768_warp_per_row_2e27c5_finish, k::kLaunch_768_warp_per_row_2e27c5_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 3:  // 65536 x 1024
       status = k::grid(k::kLaunch_1024_block_per_row_c6930f, rows, &blocks);
@@ -2590,66 +2579,66 @@ inline cudaError_t rmsnorm_bwd_bf16_pitched(
           k::kLaunch_1024_block_per_row_c6930f_finish, k::kLaunch_1024_block_per_row_c6930f_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 4:  // 4096 x 4096
-      status = k::grid(k::kLaunch_4096_block_per_row_fc16cd, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_block_per_row_75ed94, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_4096_block_per_row_fc16cd,
-          k::kLaunch_4096_block_per_row_fc16cd, blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_4096_block_per_row_75ed94,
+          k::kLaunch_4096_block_per_row_75ed94, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_4096_block_per_row_fc16cd_finish,
-          k::kLaunch_4096_block_per_row_fc16cd_finish, k::kLaunch_4096_block_per_row_fc16cd_finish.blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_4096_block_per_row_75ed94_finish,
+          k::kLaunch_4096_block_per_row_75ed94_finish, k::kLaunch_4096_block_per_row_75ed94_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 5:  // 4096 x 4097
-      status = k::grid(k::kLaunch_4097_block_per_row_b9508e, rows, &blocks);
+      status = k::grid(k::kLaunch_4097_block_per_row_7e2b8e, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_4097_block_per_row_b9508e,
-          k::kLaunch_4097_block_per_row_b9508e, blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_4097_block_per_row_7e2b8e,
+          k::kLaunch_4097_block_per_row_7e2b8e, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_4097_block_per_row_b9508e_finish,
-          k::kLaunch_4097_block_per_row_b9508e_finish, k::kLaunch_4097_block_per_row_b9508e_finish.blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_4097_block_per_row_7e2b8e_finish,
+          k::kLaunch_4097_block_per_row_7e2b8e_finish, k::kLaunch_4097_block_per_row_7e2b8e_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 6:  // 16384 x 8192
-      status = k::grid(k::kLaunch_8192_block_per_row_267ee9, rows, &blocks);
+      status = k::grid(k::kLaunch_8192_block_per_row_24cace, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_8192_block_per_row_267ee9,
-          k::kLaunch_8192_block_per_row_267ee9, blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_8192_block_per_row_24cace,
+          k::kLaunch_8192_block_per_row_24cace, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_8192_block_per_row_267ee9_finish,
-          k::kLaunch_8192_block_per_row_267ee9_finish, k::kLaunch_8192_block_per_row_267ee9_finish.blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_8192_block_per_row_24cace_finish,
+          k::kLaunch_8192_block_per_row_24cace_finish, k::kLaunch_8192_block_per_row_24cace_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 7:  // 2048 x 32768
-      status = k::grid(k::kLaunch_32768_cluster_per_row_c32499, rows, &blocks);
+      status = k::grid(k::kLaunch_32768_cluster_per_row_8743d9, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::as_written::rmsnorm_bwd_bf16_32768_cluster_per_row_c32499, k::kLaunch_32768_cluster_per_row_c32499, &blocks);
+      status = k::fit_clusters(k::as_written::rmsnorm_bwd_bf16_32768_cluster_per_row_8743d9, k::kLaunch_32768_cluster_per_row_8743d9, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_32768_cluster_per_row_c32499,
-          k::kLaunch_32768_cluster_per_row_c32499, blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_32768_cluster_per_row_8743d9,
+          k::kLaunch_32768_cluster_per_row_8743d9, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_32768_cluster_per_row_c32499_finish,
-          k::kLaunch_32768_cluster_per_row_c32499_finish, k::kLaunch_32768_cluster_per_row_c32499_finish.blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_32768_cluster_per_row_8743d9_finish,
+          k::kLaunch_32768_cluster_per_row_8743d9_finish, k::kLaunch_32768_cluster_per_row_8743d9_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     default:
       break;

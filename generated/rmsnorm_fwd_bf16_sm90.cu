@@ -8,8 +8,8 @@
 //   y    = x * rstd * weight
 //   weight = 1 where the pointer is null
 //
-// spec      rmsnorm, sha256:b7b8183805aee90abb97a402f3890d079496a48e98c3f31ad9aa5665d42141e3
-// tuned by  normgen 0.1.0, generator revision 444f24cf40dd
+// spec      rmsnorm, sha256:61a22f77ec2c7cf69458a8cff26c11e0af021fb40a8c559ca9ee24a2d364721e
+// tuned by  normgen 0.1.0, generator revision d55b56d01a69
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 524288x64 --op rmsnorm --dtype bf16 --without rstd
 //           normgen tune --shape 65536x128 --op rmsnorm --dtype bf16 --without rstd
@@ -38,36 +38,35 @@
 //           normgen tune --shape 4096x16384 --op rmsnorm --dtype bf16 --without rstd
 //           normgen tune --shape 8192x32768 --op rmsnorm --dtype bf16 --without rstd
 //           normgen tune --shape 4096x131072 --op rmsnorm --dtype bf16 --without rstd
-// note      the text below comes from another generator revision than the one that was tuned
 //
 //   rows x cols                     kernel           threads  rows/block  vector        median us  GB/s  of roof  vs default  data
-//   524288 x 64 no rstd             warp_per_row     256      32          bfloat16 x 4  33         4067  106.7 %  1.18x       cold
-//   65536 x 128 no rstd             warp_per_row     128      16          bfloat16 x 4  9.452      3550  100.9 %  1.04x       cold
-//   262144 x 128 no rstd            warp_per_row     256      16          bfloat16 x 8  32.88      4082  105.8 %  1.03x       cold
-//   32768 x 256 no rstd             warp_per_row     128      8           bfloat16 x 8  9.511      3528  100.9 %  1.05x       cold
-//   1 x 2048 no rstd                block_per_row    256      1           bfloat16 x 4  0.8748     14    99.2 %   1.34x       hot
-//   64 x 2048 no rstd               block_per_row    256      1           bfloat16 x 4  0.9894     534   100.0 %  1.30x       hot
-//   16384 x 4095 no rstd            block_per_row    256      1           bfloat16 x 8  66.33      4046  98.3 %   1.04x       cold
-//   1 x 4096 no rstd                block_per_row    256      1           bfloat16 x 4  1.095      22    80.9 %   1.19x       hot
-//   8 x 4096 no rstd                block_per_row    256      1           bfloat16 x 4  1.175      119   81.0 %   1.17x       hot
-//   16 x 4096 no rstd               block_per_row    256      1           bfloat16 x 4  1.115      242   87.1 %   1.25x       hot
-//   4096 x 4096 no rstd             block_per_row    256      1           bfloat16 x 8  17.33      3873  100.5 %  1.07x       cold
-//   8192 x 4096 no rstd pitch 5120  block_per_row    256      1           bfloat16 x 8  33.53      4003  99.1 %   1.03x       cold
-//   8192 x 4096 no rstd             block_per_row    256      1           bfloat16 x 8  36.74      3653  90.4 %   1.01x       cold
-//   32 x 5120 no rstd               block_per_row    256      1           bfloat16 x 8  1.25       533   80.2 %   1.65x       hot
-//   2048 x 5120 no rstd             block_per_row    256      1           bfloat16 x 8  11.34      3698  107.5 %  1.08x       cold
-//   1 x 7168 no rstd                block_per_row    512      1           bfloat16 x 4  1.202      36    75.3 %   1.87x       hot
-//   8192 x 7168 no rstd             block_per_row    512      1           bfloat16 x 8  57.26      4103  103.8 %  1.02x       cold
-//   8192 x 8191 no rstd             block_per_row    256      1           bfloat16 x 8  70.53      3806  92.5 %   0.98x       cold
-//   1 x 8192 no rstd                block_per_row    512      1           bfloat16 x 4  1.3        38    69.7 %   1.37x       hot
-//   16 x 8192 no rstd               block_per_row    512      1           bfloat16 x 4  1.412      383   70.9 %   1.37x       hot
-//   64 x 8192 no rstd               block_per_row    512      1           bfloat16 x 4  1.562      1353  77.2 %   1.34x       hot
-//   16384 x 8192 no rstd            block_per_row    512      1           bfloat16 x 8  130.7      4108  98.2 %   1.04x       cold
-//   1 x 16384 no rstd               cluster_per_row  1024     1           bfloat16 x 4  1.433      69    65.5 %   1.28x       hot
-//   64 x 16384 no rstd              block_per_row    1024     1           bfloat16 x 8  2.112      2002  70.2 %   1.26x       hot
-//   4096 x 16384 no rstd            block_per_row    512      1           bfloat16 x 8  65.83      4078  99.0 %   1.03x       cold
-//   8192 x 32768 no rstd            block_per_row    512      1           bfloat16 x 4  261.7      4103  106.0 %  1.10x       cold
-//   4096 x 131072 no rstd           cluster_per_row  256      1           bfloat16 x 4  543.6      3951  102.1 %  1.02x       cold
+//   524288 x 64 no rstd             warp_per_row     256      32          bfloat16 x 8  32.35      4149  111.1 %  1.20x       cold
+//   65536 x 128 no rstd             warp_per_row     256      16          bfloat16 x 4  9.282      3615  99.9 %   1.03x       cold
+//   262144 x 128 no rstd            warp_per_row     256      16          bfloat16 x 4  32.42      4140  108.4 %  1.02x       cold
+//   32768 x 256 no rstd             warp_per_row     64       8           bfloat16 x 8  9.188      3652  101.7 %  1.08x       cold
+//   1 x 2048 no rstd                block_per_row    256      1           bfloat16 x 4  0.8754     14    99.0 %   1.33x       hot
+//   64 x 2048 no rstd               block_per_row    256      1           bfloat16 x 4  0.9925     532   99.6 %   1.29x       hot
+//   16384 x 4095 no rstd            block_per_row    128      1           bfloat16 x 8  65.14      4120  100.2 %  1.01x       cold
+//   1 x 4096 no rstd                block_per_row    256      1           bfloat16 x 4  1.091      23    81.1 %   1.19x       hot
+//   8 x 4096 no rstd                block_per_row    1024     1           bfloat16 x 4  1.142      122   81.9 %   1.19x       hot
+//   16 x 4096 no rstd               block_per_row    256      1           bfloat16 x 4  1.107      244   88.6 %   1.24x       hot
+//   4096 x 4096 no rstd             block_per_row    256      1           bfloat16 x 8  16.95      3959  102.9 %  1.07x       cold
+//   8192 x 4096 no rstd pitch 5120  block_per_row    256      1           bfloat16 x 8  32.84      4087  101.4 %  1.04x       cold
+//   8192 x 4096 no rstd             block_per_row    256      1           bfloat16 x 8  34.51      3890  97.4 %   1.05x       cold
+//   32 x 5120 no rstd               block_per_row    256      1           bfloat16 x 8  1.222      545   81.8 %   1.68x       hot
+//   2048 x 5120 no rstd             block_per_row    256      1           bfloat16 x 8  10.91      3847  111.7 %  1.13x       cold
+//   1 x 7168 no rstd                block_per_row    512      1           bfloat16 x 4  1.199      36    75.1 %   1.86x       hot
+//   8192 x 7168 no rstd             block_per_row    256      1           bfloat16 x 4  55.59      4226  106.0 %  1.01x       cold
+//   8192 x 8191 no rstd             block_per_row    512      1           bfloat16 x 8  64.78      4144  101.0 %  1.03x       cold
+//   1 x 8192 no rstd                block_per_row    512      1           bfloat16 x 4  1.288      38    70.0 %   1.37x       hot
+//   16 x 8192 no rstd               block_per_row    1024     1           bfloat16 x 4  1.39       389   71.5 %   1.35x       hot
+//   64 x 8192 no rstd               block_per_row    1024     1           bfloat16 x 4  1.534      1378  78.9 %   1.36x       hot
+//   16384 x 8192 no rstd            block_per_row    256      2           bfloat16 x 8  126.3      4250  101.1 %  1.01x       cold
+//   1 x 16384 no rstd               cluster_per_row  1024     1           bfloat16 x 4  1.419      69    65.9 %   1.28x       hot
+//   64 x 16384 no rstd              block_per_row    1024     1           bfloat16 x 8  2.094      2019  69.8 %   1.27x       hot
+//   4096 x 16384 no rstd            block_per_row    512      1           bfloat16 x 4  64.58      4157  101.3 %  1.03x       cold
+//   8192 x 32768 no rstd            block_per_row    512      1           bfloat16 x 8  254.4      4221  103.7 %  1.07x       cold
+//   4096 x 131072 no rstd           block_per_row    512      1           bfloat16 x 8  515        4171  103.3 %  1.02x       cold
 //   (any other)                     block_per_row    256      1           bfloat16      -          -     -        -           not tuned
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
@@ -75,41 +74,43 @@
 //
 // The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
 // `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
-//   524288 x 64: threads_per_row=8 rows_per_block=32 vector=4 hold=registers unroll=0 load=streaming store=streaming
-//                params=early dependent_launch=loads
-//   65536 x 128: threads_per_row=8 rows_per_block=16 vector=4 hold=registers unroll=0 load=streaming store=streaming
-//                params=early dependent_launch=loads
-//   262144 x 128: threads_per_row=16 rows_per_block=16 vector=8 hold=registers unroll=0 load=streaming store=streaming
-//                 params=early dependent_launch=loads
-//   32768 x 256: threads_per_row=16 rows_per_block=8 vector=8 hold=registers unroll=0 load=streaming store=streaming
-//                params=early dependent_launch=loads
+//   524288 x 64: threads_per_row=8 rows_per_block=32 vector=8 hold=registers unroll=0 params=early
+//                dependent_launch=loads
+//   65536 x 128: threads_per_row=16 rows_per_block=16 vector=4 hold=registers unroll=0 params=early
+//                dependent_launch=loads
+//   262144 x 128: threads_per_row=16 rows_per_block=16 vector=4 hold=registers unroll=0 params=early
+//                 dependent_launch=loads
+//   32768 x 256: threads_per_row=8 rows_per_block=8 vector=8 hold=registers unroll=0 load=evict_last params=early
+//                dependent_launch=loads
 //   1 x 2048: vector=4 hold=registers unroll=0 params=early dependent_launch=loads
 //   64 x 2048: vector=4 hold=registers unroll=0 params=early dependent_launch=loads
-//   16384 x 4095: vector=8 hold=registers edges=peel unroll=0 load=no_allocate store=streaming params=early
-//                 dependent_launch=loads
+//   16384 x 4095: threads_per_row=128 vector=8 hold=registers edges=peel unroll=0 load=no_allocate store=streaming
+//                 params=early dependent_launch=loads
 //   1 x 4096: vector=4 hold=registers unroll=0 params=early dependent_launch=loads
-//   8 x 4096: vector=4 hold=registers unroll=0 load=no_allocate params=early dependent_launch=loads
+//   8 x 4096: threads_per_row=1024 vector=4 hold=registers unroll=0 load=no_allocate dependent_launch=loads
 //   16 x 4096: vector=4 hold=registers unroll=0 params=early dependent_launch=loads
-//   4096 x 4096: vector=8 hold=registers unroll=0 load=streaming store=streaming params=early dependent_launch=loads
-//   8192 x 4096: vector=8 hold=registers unroll=0 load=streaming store=streaming params=early dependent_launch=loads
+//   4096 x 4096: vector=8 hold=registers unroll=0 load=evict_last store=streaming params=early dependent_launch=loads
+//   8192 x 4096: vector=8 hold=registers unroll=0 load=no_allocate store=streaming params=early dependent_launch=loads
 //   8192 x 4096: vector=8 hold=registers edges=peel unroll=0 load=no_allocate store=streaming params=early
 //                dependent_launch=loads
-//   32 x 5120: vector=8 hold=registers unroll=0 params=early dependent_launch=loads
-//   2048 x 5120: vector=8 hold=registers unroll=0 params=early dependent_launch=loads
+//   32 x 5120: vector=8 hold=registers unroll=0 load=evict_last params=early dependent_launch=loads
+//   2048 x 5120: vector=8 hold=registers unroll=0 load=evict_last params=early dependent_launch=loads
 //   1 x 7168: threads_per_row=512 vector=4 hold=registers unroll=0 params=early dependent_launch=loads
-//   8192 x 7168: threads_per_row=512 vector=8 hold=registers unroll=0 params=early dependent_launch=loads
-//   8192 x 8191: vector=8 hold=registers edges=peel unroll=0 load=streaming store=streaming params=early
+//   8192 x 7168: vector=4 hold=registers unroll=0 load=no_allocate store=streaming params=early dependent_launch=loads
+//   8192 x 8191: threads_per_row=512 vector=8 hold=registers edges=peel unroll=0 load=evict_last
 //                dependent_launch=loads
 //   1 x 8192: threads_per_row=512 vector=4 hold=registers unroll=0 params=early dependent_launch=loads
-//   16 x 8192: threads_per_row=512 vector=4 hold=registers unroll=0 params=early dependent_launch=loads
-//   64 x 8192: threads_per_row=512 vector=4 hold=registers unroll=0 params=early dependent_launch=loads
-//   16384 x 8192: threads_per_row=512 vector=8 hold=registers unroll=0 params=early dependent_launch=loads
-//   1 x 16384: threads_per_row=1024 cluster=4 vector=4 hold=registers persistent=1 stages=2 unroll=0 load=streaming
+//   16 x 8192: threads_per_row=1024 vector=4 hold=registers unroll=0 params=early dependent_launch=loads
+//   64 x 8192: threads_per_row=1024 vector=4 hold=registers unroll=0 params=early dependent_launch=loads
+//   16384 x 8192: threads_per_row=128 rows_per_block=2 vector=8 hold=registers unroll=0 load=evict_last
+//                 store=streaming params=early dependent_launch=loads
+//   1 x 16384: threads_per_row=1024 cluster=4 vector=4 hold=registers persistent=1 unroll=0 store=streaming
 //              params=packed dependent_launch=start
 //   64 x 16384: threads_per_row=1024 vector=8 hold=registers unroll=0 store=streaming dependent_launch=loads
-//   4096 x 16384: threads_per_row=512 vector=8 hold=registers unroll=0 params=early dependent_launch=loads
-//   8192 x 32768: threads_per_row=512 reduce_with=shared_tree vector=4 hold=registers unroll=0
-//   4096 x 131072: cluster=16 vector=4 hold=registers persistent=4 stages=2 unroll=0 params=packed
+//   4096 x 16384: threads_per_row=512 vector=4 hold=registers unroll=0 load=evict_last store=streaming params=early
+//                 dependent_launch=loads
+//   8192 x 32768: threads_per_row=512 vector=8 hold=shared copy=bulk unroll=4 load=evict_last store=streaming
+//   4096 x 131072: threads_per_row=512 vector=8 hold=hybrid copy=bulk unroll=0 load=evict_last store=streaming
 #ifndef NORMGEN_RMSNORM_FWD_BF16_SM90_CU_
 #define NORMGEN_RMSNORM_FWD_BF16_SM90_CU_
 
@@ -168,12 +169,6 @@ __device__ __forceinline__ Word load_default(const Word* address) {
   return *address;
 }
 
-// Read once: evict first (ld.global.cs).
-template <typename Word>
-__device__ __forceinline__ Word load_streaming(const Word* address) {
-  return __ldcs(address);
-}
-
 // Leaves no line in L1.
 __device__ __forceinline__ unsigned short load_no_allocate(const unsigned short* address) {
   unsigned short value;
@@ -197,6 +192,40 @@ __device__ __forceinline__ uint4 load_no_allocate(const uint4* address) {
   uint4 value;
   asm("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
       : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(address));
+  return value;
+}
+
+// Last to leave L2.
+__device__ __forceinline__ unsigned short load_evict_last(const unsigned short* address) {
+  unsigned short value;
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;"
+      : "=h"(value) : "l"(address), "l"(policy));
+  return value;
+}
+__device__ __forceinline__ unsigned load_evict_last(const unsigned* address) {
+  unsigned value;
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;"
+      : "=r"(value) : "l"(address), "l"(policy));
+  return value;
+}
+__device__ __forceinline__ uint2 load_evict_last(const uint2* address) {
+  uint2 value;
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
+      : "=r"(value.x), "=r"(value.y) : "l"(address), "l"(policy));
+  return value;
+}
+__device__ __forceinline__ uint4 load_evict_last(const uint4* address) {
+  uint4 value;
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+      : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(address), "l"(policy));
   return value;
 }
 
@@ -291,6 +320,24 @@ __device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier, unsig
   } while (done == 0);
 }
 
+// The copy engine sees the barriers that this thread has set up.
+__device__ __forceinline__ void mbarrier_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// One copy of a multiple of 16 bytes by the copy engine; its bytes count at the barrier as they arrive.
+__device__ __forceinline__ void bulk_load_evict_last(void* shared, const void* global, unsigned bytes,
+                                                     unsigned long long* barrier) {
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(shared))), "l"(global), "r"(bytes),
+                  "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "l"(policy) : "memory");
+}
+
+__device__ __forceinline__ unsigned char* dynamic_shared() {
+  extern __shared__ __align__(128) unsigned char bytes[];
+  return bytes;
+}
+
 // ---- vectors of stored elements ---------------------------------------------------------------------------------
 
 // N elements as 32-bit registers, moved by the widest words that fit (at most 16 bytes each).
@@ -358,23 +405,23 @@ __device__ __forceinline__ Vec<T, N> read_default(const T* elements) {
 }
 
 template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> read_evict_last(const T* elements) {
+  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
+  Vec<T, N> vec;
+#pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
+    split(load_evict_last(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
+  }
+  return vec;
+}
+
+template <int N, typename T>
 __device__ __forceinline__ Vec<T, N> read_no_allocate(const T* elements) {
   using Word = typename WordOf<Vec<T, N>::kBytes>::type;
   Vec<T, N> vec;
 #pragma unroll
   for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
     split(load_no_allocate(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
-  }
-  return vec;
-}
-
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_streaming(const T* elements) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-  Vec<T, N> vec;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    split(load_streaming(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
   }
   return vec;
 }
@@ -485,21 +532,6 @@ __device__ __forceinline__ State exchange_cluster(State s, State* slots, unsigne
   return reduce_lanes<(kStates < 32 ? kStates : 32)>(total);
 }
 
-// Halving tree in shared memory, one slot a thread.
-template <int kThreads, typename State>
-__device__ __forceinline__ State reduce_tree(State s, State* slots) {
-  const int lane = threadIdx.x % kThreads;
-  slots[lane] = s;
-  __syncthreads();
-  for (int stride = kThreads / 2; stride > 0; stride /= 2) {
-    if (lane < stride) slots[lane] = combine(slots[lane], slots[lane + stride]);
-    __syncthreads();
-  }
-  s = slots[0];
-  __syncthreads();  // the next reduction reuses the slots
-  return s;
-}
-
 // ---- row reduction ----------------------------------------------------------------------------------------------
 
 // Look 1: sum(x**2)
@@ -518,7 +550,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 // rmsnorm forward, 64 columns: 8 lanes of a warp own a row, 32 rows a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_64_without_rstd_warp_per_row_89449d(
+rmsnorm_fwd_bf16_64_without_rstd_warp_per_row_3ab017(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -529,166 +561,6 @@ rmsnorm_fwd_bf16_64_without_rstd_warp_per_row_89449d(
   constexpr int kCols = 64;
   constexpr int kThreadsPerRow = 8;
   constexpr int kRowsPerBlock = 32;
-  constexpr int kVector = 4;  // elements per access of 8 bytes
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
-  const int row = blockIdx.x * kRowsPerBlock + slot;
-
-  const bool active = row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_streaming<kVector>(x_row + vector * kVector);
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
-  }
-
-  dependency_trigger();  // the next kernel may start: this one has asked for its row
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look1.x_squares += x_i * x_i;
-    }
-  }
-
-  look1 = reduce_lanes<kThreadsPerRow>(look1);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_held[step], i);
-      y_values[i] = x_i * row_rstd * weight_i;
-    }
-    Vec<bfloat16, kVector> y_vec;
-    pack(y_vec, y_values);
-    if (active) write_streaming(y_row + vector * kVector, y_vec);
-  }
-}
-
-// rmsnorm forward, 128 columns: 8 lanes of a warp own a row, 16 rows a block; it is read once.
-// It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(128)
-rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_5f3c37(
-    bfloat16* __restrict__ y,
-    const bfloat16* x,
-    const bfloat16* weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  constexpr int kCols = 128;
-  constexpr int kThreadsPerRow = 8;
-  constexpr int kRowsPerBlock = 16;
-  constexpr int kVector = 4;  // elements per access of 8 bytes
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
-  const int row = blockIdx.x * kRowsPerBlock + slot;
-
-  const bool active = row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_streaming<kVector>(x_row + vector * kVector);
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
-  }
-
-  dependency_trigger();  // the next kernel may start: this one has asked for its row
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look1.x_squares += x_i * x_i;
-    }
-  }
-
-  look1 = reduce_lanes<kThreadsPerRow>(look1);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_held[step], i);
-      y_values[i] = x_i * row_rstd * weight_i;
-    }
-    Vec<bfloat16, kVector> y_vec;
-    pack(y_vec, y_values);
-    if (active) write_streaming(y_row + vector * kVector, y_vec);
-  }
-}
-
-// rmsnorm forward, 128 columns: 16 lanes of a warp own a row, 16 rows a block; it is read once.
-// It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_483a2c(
-    bfloat16* __restrict__ y,
-    const bfloat16* x,
-    const bfloat16* weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  constexpr int kCols = 128;
-  constexpr int kThreadsPerRow = 16;
-  constexpr int kRowsPerBlock = 16;
   constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -710,7 +582,7 @@ rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_483a2c(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_streaming<kVector>(x_row + vector * kVector);
+    x_held[step] = read_default<kVector>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -751,14 +623,94 @@ rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_483a2c(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    if (active) write_streaming(y_row + vector * kVector, y_vec);
+    if (active) write_default(y_row + vector * kVector, y_vec);
   }
 }
 
-// rmsnorm forward, 256 columns: 16 lanes of a warp own a row, 8 rows a block; it is read once.
+// rmsnorm forward, 128 columns: 16 lanes of a warp own a row, 16 rows a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(128)
-rmsnorm_fwd_bf16_256_without_rstd_warp_per_row_6d2d25(
+NORMGEN_KERNEL void __launch_bounds__(256)
+rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_23e13f(
+    bfloat16* __restrict__ y,
+    const bfloat16* x,
+    const bfloat16* weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 128;
+  constexpr int kThreadsPerRow = 16;
+  constexpr int kRowsPerBlock = 16;
+  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+
+  const int lane = threadIdx.x % kThreadsPerRow;
+  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+  const int row = blockIdx.x * kRowsPerBlock + slot;
+
+  const bool active = row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    x_held[step] = read_default<kVector>(x_row + vector * kVector);
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+  }
+
+  dependency_trigger();  // the next kernel may start: this one has asked for its row
+
+  Look1 look1 = {0.0f};
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      look1.x_squares += x_i * x_i;
+    }
+  }
+
+  look1 = reduce_lanes<kThreadsPerRow>(look1);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    float y_values[kVector];
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      const float weight_i = element(weight_held[step], i);
+      y_values[i] = x_i * row_rstd * weight_i;
+    }
+    Vec<bfloat16, kVector> y_vec;
+    pack(y_vec, y_values);
+    if (active) write_default(y_row + vector * kVector, y_vec);
+  }
+}
+
+// rmsnorm forward, 256 columns: 8 lanes of a warp own a row, 8 rows a block; it is read once.
+// It may start while the kernel in front of it in the stream ends.
+NORMGEN_KERNEL void __launch_bounds__(64)
+rmsnorm_fwd_bf16_256_without_rstd_warp_per_row_48129f(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -767,7 +719,7 @@ rmsnorm_fwd_bf16_256_without_rstd_warp_per_row_6d2d25(
     int rows,
     float eps) {
   constexpr int kCols = 256;
-  constexpr int kThreadsPerRow = 16;
+  constexpr int kThreadsPerRow = 8;
   constexpr int kRowsPerBlock = 8;
   constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kVectors = kCols / kVector;  // per row
@@ -790,7 +742,7 @@ rmsnorm_fwd_bf16_256_without_rstd_warp_per_row_6d2d25(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_streaming<kVector>(x_row + vector * kVector);
+    x_held[step] = read_evict_last<kVector>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -831,7 +783,7 @@ rmsnorm_fwd_bf16_256_without_rstd_warp_per_row_6d2d25(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    if (active) write_streaming(y_row + vector * kVector, y_vec);
+    if (active) write_default(y_row + vector * kVector, y_vec);
   }
 }
 
@@ -914,10 +866,10 @@ rmsnorm_fwd_bf16_2048_without_rstd_block_per_row_390002(
   }
 }
 
-// rmsnorm forward, 4095 columns: 256 threads own a row; it is read once.
+// rmsnorm forward, 4095 columns: 128 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_4095_without_rstd_block_per_row_6a0e17(
+NORMGEN_KERNEL void __launch_bounds__(128)
+rmsnorm_fwd_bf16_4095_without_rstd_block_per_row_0e75bd(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -926,7 +878,7 @@ rmsnorm_fwd_bf16_4095_without_rstd_block_per_row_6a0e17(
     int rows,
     float eps) {
   constexpr int kCols = 4095;
-  constexpr int kThreadsPerRow = 256;
+  constexpr int kThreadsPerRow = 128;
   constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
@@ -1112,10 +1064,10 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_390002(
   }
 }
 
-// rmsnorm forward, 4096 columns: 256 threads own a row; it is read once.
+// rmsnorm forward, 4096 columns: 1024 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_a92488(
+NORMGEN_KERNEL void __launch_bounds__(1024)
+rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_7ac077(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -1124,7 +1076,7 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_a92488(
     int rows,
     float eps) {
   constexpr int kCols = 4096;
-  constexpr int kThreadsPerRow = 256;
+  constexpr int kThreadsPerRow = 1024;
   constexpr int kVector = 4;  // elements per access of 8 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
@@ -1147,6 +1099,78 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_a92488(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     x_held[step] = read_no_allocate<kVector>(x_row + vector * kVector);
+  }
+
+  dependency_trigger();  // the next kernel may start: this one has asked for its row
+
+  Look1 look1 = {0.0f};
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      look1.x_squares += x_i * x_i;
+    }
+  }
+
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+    float y_values[kVector];
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      const float weight_i = element(weight_vec, i);
+      y_values[i] = x_i * row_rstd * weight_i;
+    }
+    Vec<bfloat16, kVector> y_vec;
+    pack(y_vec, y_values);
+    write_default(y_row + vector * kVector, y_vec);
+  }
+}
+
+// rmsnorm forward, 4096 columns: 256 threads own a row; it is read once.
+// It may start while the kernel in front of it in the stream ends.
+NORMGEN_KERNEL void __launch_bounds__(256)
+rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_924ad9(
+    bfloat16* __restrict__ y,
+    const bfloat16* x,
+    const bfloat16* weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 4096;
+  constexpr int kThreadsPerRow = 256;
+  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+
+  const int lane = threadIdx.x;
+  const int slot = 0;  // this thread's row within the block
+  const int row = blockIdx.x;
+
+  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    x_held[step] = read_evict_last<kVector>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -1187,14 +1211,14 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_a92488(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write_default(y_row + vector * kVector, y_vec);
+    write_streaming(y_row + vector * kVector, y_vec);
   }
 }
 
 // rmsnorm forward, 4096 columns: 256 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_0bfee2(
+rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_cfe334(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -1225,7 +1249,7 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_0bfee2(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_streaming<kVector>(x_row + vector * kVector);
+    x_held[step] = read_no_allocate<kVector>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -1392,7 +1416,7 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_6a0e17(
 // rmsnorm forward, 5120 columns: 256 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_5120_without_rstd_block_per_row_37d031(
+rmsnorm_fwd_bf16_5120_without_rstd_block_per_row_587b0e(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -1424,7 +1448,7 @@ rmsnorm_fwd_bf16_5120_without_rstd_block_per_row_37d031(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < kVectors) {
-      x_held[step] = read_default<kVector>(x_row + vector * kVector);
+      x_held[step] = read_evict_last<kVector>(x_row + vector * kVector);
     }
   }
 
@@ -1565,10 +1589,10 @@ rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_de05ef(
   }
 }
 
-// rmsnorm forward, 7168 columns: 512 threads own a row; it is read once.
+// rmsnorm forward, 7168 columns: 256 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_657f9f(
+NORMGEN_KERNEL void __launch_bounds__(256)
+rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_e7be70(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -1577,8 +1601,8 @@ rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_657f9f(
     int rows,
     float eps) {
   constexpr int kCols = 7168;
-  constexpr int kThreadsPerRow = 512;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kThreadsPerRow = 256;
+  constexpr int kVector = 4;  // elements per access of 8 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -1599,9 +1623,7 @@ rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_657f9f(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
-      x_held[step] = read_default<kVector>(x_row + vector * kVector);
-    }
+    x_held[step] = read_no_allocate<kVector>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -1609,9 +1631,7 @@ rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_657f9f(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
-      weight_held[step] = read_default<kVector>(weight + vector * kVector);
-    }
+    weight_held[step] = read_default<kVector>(weight + vector * kVector);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -1621,13 +1641,10 @@ rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_657f9f(
   // Look 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1.x_squares += x_i * x_i;
-      }
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      look1.x_squares += x_i * x_i;
     }
   }
 
@@ -1638,25 +1655,23 @@ rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_657f9f(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        y_values[i] = x_i * row_rstd * weight_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write_default(y_row + vector * kVector, y_vec);
+    float y_values[kVector];
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      const float weight_i = element(weight_held[step], i);
+      y_values[i] = x_i * row_rstd * weight_i;
     }
+    Vec<bfloat16, kVector> y_vec;
+    pack(y_vec, y_values);
+    write_streaming(y_row + vector * kVector, y_vec);
   }
 }
 
-// rmsnorm forward, 8191 columns: 256 threads own a row; it is read once.
+// rmsnorm forward, 8191 columns: 512 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_8191_without_rstd_block_per_row_8c6d5f(
+NORMGEN_KERNEL void __launch_bounds__(512)
+rmsnorm_fwd_bf16_8191_without_rstd_block_per_row_b946be(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -1665,7 +1680,7 @@ rmsnorm_fwd_bf16_8191_without_rstd_block_per_row_8c6d5f(
     int rows,
     float eps) {
   constexpr int kCols = 8191;
-  constexpr int kThreadsPerRow = 256;
+  constexpr int kThreadsPerRow = 512;
   constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
@@ -1697,26 +1712,11 @@ rmsnorm_fwd_bf16_8191_without_rstd_block_per_row_8c6d5f(
     const int vector = lane + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
       const int column = head + vector * kVector;
-      x_held[step] = read_streaming<kVector>(x_row + column);
+      x_held[step] = read_evict_last<kVector>(x_row + column);
     }
   }
   if (has_edge) {
-    x_edge = read_streaming<1>(x_row + edge);
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  Vec<bfloat16, 1> weight_edge = {};
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (step < kWholeSteps || vector < vectors) {
-      const int column = head + vector * kVector;
-      weight_held[step] = read_window<kVector>(weight, column, kCols, step < kWholeSteps);
-    }
-  }
-  if (has_edge) {
-    weight_edge = read_default<1>(weight + edge);
+    x_edge = read_evict_last<1>(x_row + edge);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -1749,26 +1749,28 @@ rmsnorm_fwd_bf16_8191_without_rstd_block_per_row_8c6d5f(
     const int vector = lane + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
       const int column = head + vector * kVector;
+      const Vec<bfloat16, kVector> weight_vec = read_window<kVector>(weight, column, kCols, step < kWholeSteps);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
+        const float weight_i = element(weight_vec, i);
         y_values[i] = x_i * row_rstd * weight_i;
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write_streaming(y_row + column, y_vec);
+      write_default(y_row + column, y_vec);
     }
   }
   if (has_edge) {
+    const Vec<bfloat16, 1> weight_vec = read_default<1>(weight + edge);
     float y_values[1];
     const float x_i = element(x_edge, 0);
-    const float weight_i = element(weight_edge, 0);
+    const float weight_i = element(weight_vec, 0);
     y_values[0] = x_i * row_rstd * weight_i;
     Vec<bfloat16, 1> y_vec;
     pack(y_vec, y_values);
-    write_streaming(y_row + edge, y_vec);
+    write_default(y_row + edge, y_vec);
   }
 }
 
@@ -1851,10 +1853,10 @@ rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_de05ef(
   }
 }
 
-// rmsnorm forward, 8192 columns: 512 threads own a row; it is read once.
+// rmsnorm forward, 8192 columns: 1024 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_657f9f(
+NORMGEN_KERNEL void __launch_bounds__(1024)
+rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_f3e33e(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -1863,8 +1865,8 @@ rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_657f9f(
     int rows,
     float eps) {
   constexpr int kCols = 8192;
-  constexpr int kThreadsPerRow = 512;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kThreadsPerRow = 1024;
+  constexpr int kVector = 4;  // elements per access of 8 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -1930,10 +1932,92 @@ rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_657f9f(
   }
 }
 
+// rmsnorm forward, 8192 columns: 128 threads own a row, 2 rows a block; it is read once.
+// It may start while the kernel in front of it in the stream ends.
+NORMGEN_KERNEL void __launch_bounds__(256)
+rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_c3d4bb(
+    bfloat16* __restrict__ y,
+    const bfloat16* x,
+    const bfloat16* weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 8192;
+  constexpr int kThreadsPerRow = 128;
+  constexpr int kRowsPerBlock = 2;
+  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  __shared__ Look1 look1_slots[2][kWarpsPerRow];
+
+  const int lane = threadIdx.x % kThreadsPerRow;
+  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+  const int row = blockIdx.x * kRowsPerBlock + slot;
+
+  const bool active = row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    x_held[step] = read_evict_last<kVector>(x_row + vector * kVector);
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+  }
+
+  dependency_trigger();  // the next kernel may start: this one has asked for its row
+
+  Look1 look1 = {0.0f};
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      look1.x_squares += x_i * x_i;
+    }
+  }
+
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    float y_values[kVector];
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      const float weight_i = element(weight_held[step], i);
+      y_values[i] = x_i * row_rstd * weight_i;
+    }
+    Vec<bfloat16, kVector> y_vec;
+    pack(y_vec, y_values);
+    if (active) write_streaming(y_row + vector * kVector, y_vec);
+  }
+}
+
 // rmsnorm forward, 16384 columns: 4 blocks of 1024 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(1024)
-rmsnorm_fwd_bf16_16384_without_rstd_cluster_per_row_7e8202(
+rmsnorm_fwd_bf16_16384_without_rstd_cluster_per_row_f7087d(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -1973,33 +2057,21 @@ rmsnorm_fwd_bf16_16384_without_rstd_cluster_per_row_7e8202(
     weight_held[step] = read_default<kVector>(weight + vector * kVector);
   }
 
-  Vec<bfloat16, kVector> x_next[kSteps];
-  // The loads of the next row travel while this one is computed.
-  const auto fetch = [&](int first_row) {
-    const int fetched_row = first_row;
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      x_next[step] = read_streaming<kVector>(x_row + vector * kVector);
-    }
-  };
-  if (blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
-
   cluster_wait();
 
   for (int first_row = blockIdx.x / kCluster; first_row < rows; first_row += gridDim.x / kCluster) {
     const int row = first_row;
     bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
     Vec<bfloat16, kVector> x_held[kSteps];
 
+    // The row of x is read once and waits in registers; each thread reads back its own part.
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      x_held[step] = x_next[step];
+      const int vector = lane + step * kThreadsPerRow;
+      x_held[step] = read_default<kVector>(x_row + vector * kVector);
     }
-
-    if (first_row + gridDim.x / kCluster < rows) fetch(first_row + gridDim.x / kCluster);
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -2034,7 +2106,7 @@ rmsnorm_fwd_bf16_16384_without_rstd_cluster_per_row_7e8202(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write_default(y_row + vector * kVector, y_vec);
+      write_streaming(y_row + vector * kVector, y_vec);
     }
 
     ++trip;
@@ -2116,7 +2188,7 @@ rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_3dc3b8(
 // rmsnorm forward, 16384 columns: 512 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_657f9f(
+rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_2eda49(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -2126,7 +2198,7 @@ rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_657f9f(
     float eps) {
   constexpr int kCols = 16384;
   constexpr int kThreadsPerRow = 512;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kVector = 4;  // elements per access of 8 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -2147,7 +2219,7 @@ rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_657f9f(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_default<kVector>(x_row + vector * kVector);
+    x_held[step] = read_evict_last<kVector>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -2188,13 +2260,13 @@ rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_657f9f(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write_default(y_row + vector * kVector, y_vec);
+    write_streaming(y_row + vector * kVector, y_vec);
   }
 }
 
 // rmsnorm forward, 32768 columns: 512 threads own a row; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_fwd_bf16_32768_without_rstd_block_per_row_d2b438(
+rmsnorm_fwd_bf16_32768_without_rstd_block_per_row_8165dd(
     bfloat16* __restrict__ y,
     const bfloat16* __restrict__ x,
     const bfloat16* __restrict__ weight,
@@ -2204,32 +2276,124 @@ rmsnorm_fwd_bf16_32768_without_rstd_block_per_row_d2b438(
     float eps) {
   constexpr int kCols = 32768;
   constexpr int kThreadsPerRow = 512;
-  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kThreads = 512;
+  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[1][kThreadsPerRow];
+  constexpr int kCopiedCols = kCols;  // of a row that the copy engine brings
+  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+  __shared__ unsigned long long arrived;
 
   const int lane = threadIdx.x;
   const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
 
+  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0);
+
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
-  Vec<bfloat16, kVector> x_held[kSteps];
+  // One thread a row asks for it; the barrier counts down the bytes that arrive.
+  if (threadIdx.x == 0) {
+    mbarrier_init(&arrived, 1);
+    mbarrier_fence();
+    mbarrier_expect_bytes(&arrived, kCopiedCols * sizeof(bfloat16));
+    bulk_load_evict_last(x_shared, x_row, kCopiedCols * sizeof(bfloat16), &arrived);
+  }
+  __syncthreads();  // others wait only for a barrier that is set up
+
+  mbarrier_wait(&arrived, 0);
+
+  Look1 look1 = {0.0f};
+
+  // Look 1: sum(x**2)
+  #pragma unroll 4
+  for (int step = 0; step < kSteps; ++step) {
+    const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_vec, i);
+      look1.x_squares += x_i * x_i;
+    }
+  }
+
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll 4
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+    const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+    float y_values[kVector];
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_vec, i);
+      const float weight_i = element(weight_vec, i);
+      y_values[i] = x_i * row_rstd * weight_i;
+    }
+    Vec<bfloat16, kVector> y_vec;
+    pack(y_vec, y_values);
+    write_streaming(y_row + vector * kVector, y_vec);
+  }
+}
+
+// rmsnorm forward, 131072 columns: 512 threads own a row; it is read once.
+NORMGEN_KERNEL void __launch_bounds__(512)
+rmsnorm_fwd_bf16_131072_without_rstd_block_per_row_312af2(
+    bfloat16* __restrict__ y,
+    const bfloat16* __restrict__ x,
+    const bfloat16* __restrict__ weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 131072;
+  constexpr int kThreadsPerRow = 512;
+  constexpr int kThreads = 512;
+  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr int kHeldSteps = 19;  // of them in registers
+  constexpr int kCopiedCols = kCols - kHeldSteps * kThreadsPerRow * kVector;  // of a row that the copy engine brings
+  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+  __shared__ unsigned long long arrived;
+
+  const int lane = threadIdx.x;
+  const int slot = 0;  // this thread's row within the block
+  const int row = blockIdx.x;
+
+  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0);
+
+  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+
+  Vec<bfloat16, kVector> x_held[kHeldSteps];
+
+  // One thread a row asks for it; the barrier counts down the bytes that arrive.
+  if (threadIdx.x == 0) {
+    mbarrier_init(&arrived, 1);
+    mbarrier_fence();
+    mbarrier_expect_bytes(&arrived, kCopiedCols * sizeof(bfloat16));
+    bulk_load_evict_last(x_shared, x_row + kCols - kCopiedCols, kCopiedCols * sizeof(bfloat16), &arrived);
+  }
+  __syncthreads();  // others wait only for a barrier that is set up
 
   // The row of x is read once and waits in registers; each thread reads back its own part.
   #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < kHeldSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_default<kVector>(x_row + vector * kVector);
+    x_held[step] = read_evict_last<kVector>(x_row + vector * kVector);
   }
 
   Look1 look1 = {0.0f};
 
   // Look 1: sum(x**2)
   #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < kHeldSteps; ++step) {
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
       const float x_i = element(x_held[step], i);
@@ -2237,12 +2401,24 @@ rmsnorm_fwd_bf16_32768_without_rstd_block_per_row_d2b438(
     }
   }
 
-  look1 = reduce_tree<kThreadsPerRow>(look1, look1_slots[slot]);
+  mbarrier_wait(&arrived, 0);
+
+  #pragma unroll
+  for (int step = kHeldSteps; step < kSteps; ++step) {
+    const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_vec, i);
+      look1.x_squares += x_i * x_i;
+    }
+  }
+
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
   // Last look: the outputs
   #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < kHeldSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
     float y_values[kVector];
@@ -2254,113 +2430,24 @@ rmsnorm_fwd_bf16_32768_without_rstd_block_per_row_d2b438(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write_default(y_row + vector * kVector, y_vec);
+    write_streaming(y_row + vector * kVector, y_vec);
   }
-}
-
-// rmsnorm forward, 131072 columns: 16 blocks of 256 threads own a row; it is read once.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_131072_without_rstd_cluster_per_row_7136f5(
-    bfloat16* __restrict__ y,
-    const bfloat16* __restrict__ x,
-    const bfloat16* __restrict__ weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  constexpr int kCols = 131072;
-  constexpr int kCluster = 16;  // blocks that share a row
-  constexpr int kThreads = 256;
-  constexpr int kWarps = kThreads / 32;
-  constexpr int kThreadsPerRow = kCluster * kThreads;
-  constexpr int kVector = 4;  // elements per access of 8 bytes
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[2][kCluster * kWarps];
-  __shared__ unsigned long long look1_full[2];
-
-  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
-  unsigned trip = 0;
-  if (threadIdx.x == 0) {
-    mbarrier_init(look1_full + 0, 1);
-    mbarrier_init(look1_full + 1, 1);
-    mbarrier_cluster_fence();
-  }
-  cluster_arrive();  // a block may write to another only once that one has started
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
 
   #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = kHeldSteps; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
-  }
-
-  Vec<bfloat16, kVector> x_next[kSteps];
-  // The loads of the next row travel while this one is computed.
-  const auto fetch = [&](int first_row) {
-    const int fetched_row = first_row;
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
+    const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+    float y_values[kVector];
     #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      x_next[step] = read_default<kVector>(x_row + vector * kVector);
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_vec, i);
+      const float weight_i = element(weight_vec, i);
+      y_values[i] = x_i * row_rstd * weight_i;
     }
-  };
-  if (blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
-
-  cluster_wait();
-
-  for (int first_row = blockIdx.x / kCluster; first_row < rows; first_row += gridDim.x / kCluster) {
-    const int row = first_row;
-    bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-
-    Vec<bfloat16, kVector> x_held[kSteps];
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      x_held[step] = x_next[step];
-    }
-
-    if (first_row + gridDim.x / kCluster < rows) fetch(first_row + gridDim.x / kCluster);
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      stay_packed(weight_held[step]);
-    }
-
-    Look1 look1 = {0.0f};
-
-    // Look 1: sum(x**2)
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1.x_squares += x_i * x_i;
-      }
-    }
-
-    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots[trip % 2], &look1_full[trip % 2], trip / 2 % 2);
-    const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-    // Last look: the outputs
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        y_values[i] = x_i * row_rstd * weight_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write_default(y_row + vector * kVector, y_vec);
-    }
-
-    ++trip;
+    Vec<bfloat16, kVector> y_vec;
+    pack(y_vec, y_values);
+    write_streaming(y_row + vector * kVector, y_vec);
   }
 }
 
@@ -2525,27 +2612,28 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_64_without_rstd_warp_per_row_89449d{256, 32, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_128_without_rstd_warp_per_row_5f3c37{128, 16, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_128_without_rstd_warp_per_row_483a2c{256, 16, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_256_without_rstd_warp_per_row_6d2d25{128, 8, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_64_without_rstd_warp_per_row_3ab017{256, 32, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_128_without_rstd_warp_per_row_23e13f{256, 16, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_256_without_rstd_warp_per_row_48129f{64, 8, 1, 0, 0, 0, 1, 0, true};
 inline constexpr Launch kLaunch_2048_without_rstd_block_per_row_390002{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_4095_without_rstd_block_per_row_6a0e17{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_4095_without_rstd_block_per_row_0e75bd{128, 1, 1, 0, 0, 0, 1, 0, true};
 inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_390002{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_a92488{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_0bfee2{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_7ac077{1024, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_924ad9{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_cfe334{256, 1, 1, 0, 0, 0, 1, 0, true};
 inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_6a0e17{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_5120_without_rstd_block_per_row_37d031{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_5120_without_rstd_block_per_row_587b0e{256, 1, 1, 0, 0, 0, 1, 0, true};
 inline constexpr Launch kLaunch_7168_without_rstd_block_per_row_de05ef{512, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_7168_without_rstd_block_per_row_657f9f{512, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_8191_without_rstd_block_per_row_8c6d5f{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_7168_without_rstd_block_per_row_e7be70{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_8191_without_rstd_block_per_row_b946be{512, 1, 1, 0, 0, 0, 1, 0, true};
 inline constexpr Launch kLaunch_8192_without_rstd_block_per_row_de05ef{512, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_8192_without_rstd_block_per_row_657f9f{512, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_16384_without_rstd_cluster_per_row_7e8202{1024, 1, 4, 1, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_8192_without_rstd_block_per_row_f3e33e{1024, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_8192_without_rstd_block_per_row_c3d4bb{256, 2, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_16384_without_rstd_cluster_per_row_f7087d{1024, 1, 4, 1, 0, 0, 1, 0, true};
 inline constexpr Launch kLaunch_16384_without_rstd_block_per_row_3dc3b8{1024, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_16384_without_rstd_block_per_row_657f9f{512, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_32768_without_rstd_block_per_row_d2b438{512, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_131072_without_rstd_cluster_per_row_7136f5{256, 1, 16, 4, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_16384_without_rstd_block_per_row_2eda49{512, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_32768_without_rstd_block_per_row_8165dd{512, 1, 1, 0, 65536, 0, 1, 0, false};
+inline constexpr Launch kLaunch_131072_without_rstd_block_per_row_312af2{512, 1, 1, 0, 106496, 0, 1, 0, false};
 inline constexpr Launch kLaunch_any_cols_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 
@@ -2557,33 +2645,33 @@ struct Shape {
   bool alike;       // the rows of all tensors must start at the same offset from a multiple of 16 bytes
 };
 inline constexpr Shape kTuned[] = {
-    {524288, 64, 8, 2u, false},  // 33 us: warp_per_row
-    {65536, 128, 8, 2u, false},  // 9.452 us: warp_per_row
-    {262144, 128, 16, 2u, false},  // 32.88 us: warp_per_row
-    {32768, 256, 16, 2u, false},  // 9.511 us: warp_per_row
-    {1, 2048, 8, 2u, false},  // 0.8748 us: block_per_row
-    {64, 2048, 8, 2u, false},  // 0.9894 us: block_per_row
-    {16384, 4095, 2, 2u, true},  // 66.33 us: block_per_row
-    {1, 4096, 8, 2u, false},  // 1.095 us: block_per_row
-    {8, 4096, 8, 2u, false},  // 1.175 us: block_per_row
-    {16, 4096, 8, 2u, false},  // 1.115 us: block_per_row
-    {4096, 4096, 16, 2u, false},  // 17.33 us: block_per_row
-    {8192, 4096, 16, 2u, false},  // 33.53 us: block_per_row
-    {8192, 4096, 2, 2u, true},  // 36.74 us: block_per_row
-    {32, 5120, 16, 2u, false},  // 1.25 us: block_per_row
-    {2048, 5120, 16, 2u, false},  // 11.34 us: block_per_row
-    {1, 7168, 8, 2u, false},  // 1.202 us: block_per_row
-    {8192, 7168, 16, 2u, false},  // 57.26 us: block_per_row
-    {8192, 8191, 2, 2u, true},  // 70.53 us: block_per_row
-    {1, 8192, 8, 2u, false},  // 1.3 us: block_per_row
-    {16, 8192, 8, 2u, false},  // 1.412 us: block_per_row
-    {64, 8192, 8, 2u, false},  // 1.562 us: block_per_row
-    {16384, 8192, 16, 2u, false},  // 130.7 us: block_per_row
-    {1, 16384, 8, 2u, false},  // 1.433 us: cluster_per_row
-    {64, 16384, 16, 2u, false},  // 2.112 us: block_per_row
-    {4096, 16384, 16, 2u, false},  // 65.83 us: block_per_row
-    {8192, 32768, 8, 2u, false},  // 261.7 us: block_per_row
-    {4096, 131072, 8, 2u, false},  // 543.6 us: cluster_per_row
+    {524288, 64, 16, 2u, false},  // 32.35 us: warp_per_row
+    {65536, 128, 8, 2u, false},  // 9.282 us: warp_per_row
+    {262144, 128, 8, 2u, false},  // 32.42 us: warp_per_row
+    {32768, 256, 16, 2u, false},  // 9.188 us: warp_per_row
+    {1, 2048, 8, 2u, false},  // 0.8754 us: block_per_row
+    {64, 2048, 8, 2u, false},  // 0.9925 us: block_per_row
+    {16384, 4095, 2, 2u, true},  // 65.14 us: block_per_row
+    {1, 4096, 8, 2u, false},  // 1.091 us: block_per_row
+    {8, 4096, 8, 2u, false},  // 1.142 us: block_per_row
+    {16, 4096, 8, 2u, false},  // 1.107 us: block_per_row
+    {4096, 4096, 16, 2u, false},  // 16.95 us: block_per_row
+    {8192, 4096, 16, 2u, false},  // 32.84 us: block_per_row
+    {8192, 4096, 2, 2u, true},  // 34.51 us: block_per_row
+    {32, 5120, 16, 2u, false},  // 1.222 us: block_per_row
+    {2048, 5120, 16, 2u, false},  // 10.91 us: block_per_row
+    {1, 7168, 8, 2u, false},  // 1.199 us: block_per_row
+    {8192, 7168, 8, 2u, false},  // 55.59 us: block_per_row
+    {8192, 8191, 2, 2u, true},  // 64.78 us: block_per_row
+    {1, 8192, 8, 2u, false},  // 1.288 us: block_per_row
+    {16, 8192, 8, 2u, false},  // 1.39 us: block_per_row
+    {64, 8192, 8, 2u, false},  // 1.534 us: block_per_row
+    {16384, 8192, 16, 2u, false},  // 126.3 us: block_per_row
+    {1, 16384, 8, 2u, false},  // 1.419 us: cluster_per_row
+    {64, 16384, 16, 2u, false},  // 2.094 us: block_per_row
+    {4096, 16384, 8, 2u, false},  // 64.58 us: block_per_row
+    {8192, 32768, 16, 2u, false},  // 254.4 us: block_per_row
+    {4096, 131072, 16, 2u, false},  // 515 us: block_per_row
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.
@@ -2737,35 +2825,28 @@ inline cudaError_t rmsnorm_fwd_bf16_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent, alike)) {
     case 0:  // 524288 x 64
-      status = k::grid(k::kLaunch_64_without_rstd_warp_per_row_89449d, rows, &blocks);
+      status = k::grid(k::kLaunch_64_without_rstd_warp_per_row_3ab017, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_64_without_rstd_warp_per_row_89449d,
-          k::kLaunch_64_without_rstd_warp_per_row_89449d, blocks, stream,
+          k::rmsnorm_fwd_bf16_64_without_rstd_warp_per_row_3ab017,
+          k::kLaunch_64_without_rstd_warp_per_row_3ab017, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
-    case 1:  // 65536 x 128
-      status = k::grid(k::kLaunch_128_without_rstd_warp_per_row_5f3c37, rows, &blocks);
+    case 1:
+    case 2:  // 65536 x 128, 262144 x 128
+      status = k::grid(k::kLaunch_128_without_rstd_warp_per_row_23e13f, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_5f3c37,
-          k::kLaunch_128_without_rstd_warp_per_row_5f3c37, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
-    case 2:  // 262144 x 128
-      status = k::grid(k::kLaunch_128_without_rstd_warp_per_row_483a2c, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_483a2c,
-          k::kLaunch_128_without_rstd_warp_per_row_483a2c, blocks, stream,
+          k::rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_23e13f,
+          k::kLaunch_128_without_rstd_warp_per_row_23e13f, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 3:  // 32768 x 256
-      status = k::grid(k::kLaunch_256_without_rstd_warp_per_row_6d2d25, rows, &blocks);
+      status = k::grid(k::kLaunch_256_without_rstd_warp_per_row_48129f, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_256_without_rstd_warp_per_row_6d2d25,
-          k::kLaunch_256_without_rstd_warp_per_row_6d2d25, blocks, stream,
+          k::rmsnorm_fwd_bf16_256_without_rstd_warp_per_row_48129f,
+          k::kLaunch_256_without_rstd_warp_per_row_48129f, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 4:
@@ -2778,11 +2859,11 @@ inline cudaError_t rmsnorm_fwd_bf16_pitched(
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 6:  // 16384 x 4095
-      status = k::grid(k::kLaunch_4095_without_rstd_block_per_row_6a0e17, rows, &blocks);
+      status = k::grid(k::kLaunch_4095_without_rstd_block_per_row_0e75bd, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_4095_without_rstd_block_per_row_6a0e17,
-          k::kLaunch_4095_without_rstd_block_per_row_6a0e17, blocks, stream,
+          k::rmsnorm_fwd_bf16_4095_without_rstd_block_per_row_0e75bd,
+          k::kLaunch_4095_without_rstd_block_per_row_0e75bd, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 7:
@@ -2795,20 +2876,27 @@ inline cudaError_t rmsnorm_fwd_bf16_pitched(
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 8:  // 8 x 4096
-      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_a92488, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_7ac077, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_a92488,
-          k::kLaunch_4096_without_rstd_block_per_row_a92488, blocks, stream,
+          k::rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_7ac077,
+          k::kLaunch_4096_without_rstd_block_per_row_7ac077, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
-    case 10:
-    case 11:  // 4096 x 4096, 8192 x 4096
-      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_0bfee2, rows, &blocks);
+    case 10:  // 4096 x 4096
+      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_924ad9, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_0bfee2,
-          k::kLaunch_4096_without_rstd_block_per_row_0bfee2, blocks, stream,
+          k::rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_924ad9,
+          k::kLaunch_4096_without_rstd_block_per_row_924ad9, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
+          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
+    case 11:  // 8192 x 4096
+      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_cfe334, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_cfe334,
+          k::kLaunch_4096_without_rstd_block_per_row_cfe334, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 12:  // 8192 x 4096
@@ -2821,11 +2909,11 @@ inline cudaError_t rmsnorm_fwd_bf16_pitched(
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 13:
     case 14:  // 32 x 5120, 2048 x 5120
-      status = k::grid(k::kLaunch_5120_without_rstd_block_per_row_37d031, rows, &blocks);
+      status = k::grid(k::kLaunch_5120_without_rstd_block_per_row_587b0e, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_5120_without_rstd_block_per_row_37d031,
-          k::kLaunch_5120_without_rstd_block_per_row_37d031, blocks, stream,
+          k::rmsnorm_fwd_bf16_5120_without_rstd_block_per_row_587b0e,
+          k::kLaunch_5120_without_rstd_block_per_row_587b0e, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 15:  // 1 x 7168
@@ -2837,24 +2925,22 @@ inline cudaError_t rmsnorm_fwd_bf16_pitched(
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 16:  // 8192 x 7168
-      status = k::grid(k::kLaunch_7168_without_rstd_block_per_row_657f9f, rows, &blocks);
+      status = k::grid(k::kLaunch_7168_without_rstd_block_per_row_e7be70, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_657f9f,
-          k::kLaunch_7168_without_rstd_block_per_row_657f9f, blocks, stream,
+          k::rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_e7be70,
+          k::kLaunch_7168_without_rstd_block_per_row_e7be70, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 17:  // 8192 x 8191
-      status = k::grid(k::kLaunch_8191_without_rstd_block_per_row_8c6d5f, rows, &blocks);
+      status = k::grid(k::kLaunch_8191_without_rstd_block_per_row_b946be, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_8191_without_rstd_block_per_row_8c6d5f,
-          k::kLaunch_8191_without_rstd_block_per_row_8c6d5f, blocks, stream,
+          k::rmsnorm_fwd_bf16_8191_without_rstd_block_per_row_b946be,
+          k::kLaunch_8191_without_rstd_block_per_row_b946be, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
-    case 18:
-    case 19:
-    case 20:  // 1 x 8192, 16 x 8192, 64 x 8192
+    case 18:  // 1 x 8192
       status = k::grid(k::kLaunch_8192_without_rstd_block_per_row_de05ef, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
@@ -2862,22 +2948,31 @@ inline cudaError_t rmsnorm_fwd_bf16_pitched(
           k::kLaunch_8192_without_rstd_block_per_row_de05ef, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
-    case 21:  // 16384 x 8192
-      status = k::grid(k::kLaunch_8192_without_rstd_block_per_row_657f9f, rows, &blocks);
+    case 19:
+    case 20:  // 16 x 8192, 64 x 8192
+      status = k::grid(k::kLaunch_8192_without_rstd_block_per_row_f3e33e, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_657f9f,
-          k::kLaunch_8192_without_rstd_block_per_row_657f9f, blocks, stream,
+          k::rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_f3e33e,
+          k::kLaunch_8192_without_rstd_block_per_row_f3e33e, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
+          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
+    case 21:  // 16384 x 8192
+      status = k::grid(k::kLaunch_8192_without_rstd_block_per_row_c3d4bb, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_c3d4bb,
+          k::kLaunch_8192_without_rstd_block_per_row_c3d4bb, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 22:  // 1 x 16384
-      status = k::grid(k::kLaunch_16384_without_rstd_cluster_per_row_7e8202, rows, &blocks);
+      status = k::grid(k::kLaunch_16384_without_rstd_cluster_per_row_f7087d, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::rmsnorm_fwd_bf16_16384_without_rstd_cluster_per_row_7e8202, k::kLaunch_16384_without_rstd_cluster_per_row_7e8202, &blocks);
+      status = k::fit_clusters(k::rmsnorm_fwd_bf16_16384_without_rstd_cluster_per_row_f7087d, k::kLaunch_16384_without_rstd_cluster_per_row_f7087d, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_16384_without_rstd_cluster_per_row_7e8202,
-          k::kLaunch_16384_without_rstd_cluster_per_row_7e8202, blocks, stream,
+          k::rmsnorm_fwd_bf16_16384_without_rstd_cluster_per_row_f7087d,
+          k::kLaunch_16384_without_rstd_cluster_per_row_f7087d, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 23:  // 64 x 16384
@@ -2889,29 +2984,27 @@ inline cudaError_t rmsnorm_fwd_bf16_pitched(
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 24:  // 4096 x 16384
-      status = k::grid(k::kLaunch_16384_without_rstd_block_per_row_657f9f, rows, &blocks);
+      status = k::grid(k::kLaunch_16384_without_rstd_block_per_row_2eda49, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_657f9f,
-          k::kLaunch_16384_without_rstd_block_per_row_657f9f, blocks, stream,
+          k::rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_2eda49,
+          k::kLaunch_16384_without_rstd_block_per_row_2eda49, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 25:  // 8192 x 32768
-      status = k::grid(k::kLaunch_32768_without_rstd_block_per_row_d2b438, rows, &blocks);
+      status = k::grid(k::kLaunch_32768_without_rstd_block_per_row_8165dd, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_32768_without_rstd_block_per_row_d2b438,
-          k::kLaunch_32768_without_rstd_block_per_row_d2b438, blocks, stream,
+          k::rmsnorm_fwd_bf16_32768_without_rstd_block_per_row_8165dd,
+          k::kLaunch_32768_without_rstd_block_per_row_8165dd, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 26:  // 4096 x 131072
-      status = k::grid(k::kLaunch_131072_without_rstd_cluster_per_row_7136f5, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::rmsnorm_fwd_bf16_131072_without_rstd_cluster_per_row_7136f5, k::kLaunch_131072_without_rstd_cluster_per_row_7136f5, &blocks);
+      status = k::grid(k::kLaunch_131072_without_rstd_block_per_row_312af2, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_131072_without_rstd_cluster_per_row_7136f5,
-          k::kLaunch_131072_without_rstd_cluster_per_row_7136f5, blocks, stream,
+          k::rmsnorm_fwd_bf16_131072_without_rstd_block_per_row_312af2,
+          k::kLaunch_131072_without_rstd_block_per_row_312af2, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     default:

@@ -8,16 +8,15 @@
 //   y    = x * rstd * weight
 //   weight = 1 where the pointer is null
 //
-// spec      rmsnorm, sha256:b7b8183805aee90abb97a402f3890d079496a48e98c3f31ad9aa5665d42141e3
-// tuned by  normgen 0.1.0, generator revision 444f24cf40dd
+// spec      rmsnorm, sha256:61a22f77ec2c7cf69458a8cff26c11e0af021fb40a8c559ca9ee24a2d364721e
+// tuned by  normgen 0.1.0, generator revision d55b56d01a69
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x4096 --op rmsnorm --without rstd
 //           normgen tune --shape 2048x262144 --op rmsnorm --without rstd
-// note      the text below comes from another generator revision than the one that was tuned
 //
 //   rows x cols            kernel           threads  rows/block  vector  median us  GB/s  of roof  vs default  data
-//   8192 x 4096 no rstd    block_per_row    128      2           float2  68.13      3940  95.8 %   1.01x       cold
-//   2048 x 262144 no rstd  cluster_per_row  1024     1           float2  1061       4049  103.3 %  1.05x       cold
+//   8192 x 4096 no rstd    block_per_row    256      1           float4  64.03      4192  102.1 %  1.01x       cold
+//   2048 x 262144 no rstd  cluster_per_row  256      1           float4  1056       4070  101.1 %  1.06x       cold
 //   (any other)            block_per_row    256      1           float   -          -     -        -           not tuned
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
@@ -25,9 +24,8 @@
 //
 // The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
 // `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
-//   8192 x 4096: threads_per_row=64 rows_per_block=2 vector=2 hold=registers unroll=0 load=no_allocate store=streaming
-//                params=early dependent_launch=loads
-//   2048 x 262144: threads_per_row=1024 cluster=16 vector=2 hold=registers persistent=1 stages=2 unroll=0
+//   8192 x 4096: vector=4 hold=registers unroll=0 load=evict_last store=streaming params=early dependent_launch=loads
+//   2048 x 262144: cluster=16 vector=4 hold=registers persistent=4 stages=2 unroll=0 load=evict_last
 #ifndef NORMGEN_RMSNORM_FWD_F32_SM90_CU_
 #define NORMGEN_RMSNORM_FWD_F32_SM90_CU_
 
@@ -59,29 +57,37 @@ __device__ __forceinline__ Word load_default(const Word* address) {
   return *address;
 }
 
-// Leaves no line in L1.
-__device__ __forceinline__ unsigned short load_no_allocate(const unsigned short* address) {
+// Last to leave L2.
+__device__ __forceinline__ unsigned short load_evict_last(const unsigned short* address) {
   unsigned short value;
-  asm("ld.global.L1::no_allocate.u16 %0, [%1];"
-      : "=h"(value) : "l"(address));
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;"
+      : "=h"(value) : "l"(address), "l"(policy));
   return value;
 }
-__device__ __forceinline__ unsigned load_no_allocate(const unsigned* address) {
+__device__ __forceinline__ unsigned load_evict_last(const unsigned* address) {
   unsigned value;
-  asm("ld.global.L1::no_allocate.u32 %0, [%1];"
-      : "=r"(value) : "l"(address));
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;"
+      : "=r"(value) : "l"(address), "l"(policy));
   return value;
 }
-__device__ __forceinline__ uint2 load_no_allocate(const uint2* address) {
+__device__ __forceinline__ uint2 load_evict_last(const uint2* address) {
   uint2 value;
-  asm("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
-      : "=r"(value.x), "=r"(value.y) : "l"(address));
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
+      : "=r"(value.x), "=r"(value.y) : "l"(address), "l"(policy));
   return value;
 }
-__device__ __forceinline__ uint4 load_no_allocate(const uint4* address) {
+__device__ __forceinline__ uint4 load_evict_last(const uint4* address) {
   uint4 value;
-  asm("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-      : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(address));
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+      : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(address), "l"(policy));
   return value;
 }
 
@@ -224,12 +230,12 @@ __device__ __forceinline__ Vec<T, N> read_default(const T* elements) {
 }
 
 template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_no_allocate(const T* elements) {
+__device__ __forceinline__ Vec<T, N> read_evict_last(const T* elements) {
   using Word = typename WordOf<Vec<T, N>::kBytes>::type;
   Vec<T, N> vec;
 #pragma unroll
   for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    split(load_no_allocate(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
+    split(load_evict_last(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
   }
   return vec;
 }
@@ -307,10 +313,10 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
   return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
 }
 
-// rmsnorm forward, 4096 columns: 64 threads own a row, 2 rows a block; it is read once.
+// rmsnorm forward, 4096 columns: 256 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(128)
-rmsnorm_fwd_f32_4096_without_rstd_block_per_row_d82e3e(
+NORMGEN_KERNEL void __launch_bounds__(256)
+rmsnorm_fwd_f32_4096_without_rstd_block_per_row_1149a5(
     float* __restrict__ y,
     const float* x,
     const float* weight,
@@ -319,22 +325,19 @@ rmsnorm_fwd_f32_4096_without_rstd_block_per_row_d82e3e(
     int rows,
     float eps) {
   constexpr int kCols = 4096;
-  constexpr int kThreadsPerRow = 64;
-  constexpr int kRowsPerBlock = 2;
-  constexpr int kVector = 2;  // elements per access of 8 bytes
+  constexpr int kThreadsPerRow = 256;
+  constexpr int kVector = 4;  // elements per access of 16 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[2][kWarpsPerRow];
+  __shared__ Look1 look1_slots[1][kWarpsPerRow];
 
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
-  const int row = blockIdx.x * kRowsPerBlock + slot;
+  const int lane = threadIdx.x;
+  const int slot = 0;  // this thread's row within the block
+  const int row = blockIdx.x;
 
-  const bool active = row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  float* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const float* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  float* y_row = y + static_cast<long long>(row) * y_pitch;
+  const float* x_row = x + static_cast<long long>(row) * x_pitch;
 
   dependency_wait();  // nothing before it depends on the kernels in front of this one
 
@@ -344,7 +347,7 @@ rmsnorm_fwd_f32_4096_without_rstd_block_per_row_d82e3e(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_no_allocate<kVector>(x_row + vector * kVector);
+    x_held[step] = read_evict_last<kVector>(x_row + vector * kVector);
   }
 
   Vec<float, kVector> weight_held[kSteps];
@@ -385,13 +388,13 @@ rmsnorm_fwd_f32_4096_without_rstd_block_per_row_d82e3e(
     }
     Vec<float, kVector> y_vec;
     pack(y_vec, y_values);
-    if (active) write_streaming(y_row + vector * kVector, y_vec);
+    write_streaming(y_row + vector * kVector, y_vec);
   }
 }
 
-// rmsnorm forward, 262144 columns: 16 blocks of 1024 threads own a row; it is read once.
-NORMGEN_KERNEL void __launch_bounds__(1024)
-rmsnorm_fwd_f32_262144_without_rstd_cluster_per_row_329cbd(
+// rmsnorm forward, 262144 columns: 16 blocks of 256 threads own a row; it is read once.
+NORMGEN_KERNEL void __launch_bounds__(256)
+rmsnorm_fwd_f32_262144_without_rstd_cluster_per_row_081b2f(
     float* __restrict__ y,
     const float* __restrict__ x,
     const float* __restrict__ weight,
@@ -401,10 +404,10 @@ rmsnorm_fwd_f32_262144_without_rstd_cluster_per_row_329cbd(
     float eps) {
   constexpr int kCols = 262144;
   constexpr int kCluster = 16;  // blocks that share a row
-  constexpr int kThreads = 1024;
+  constexpr int kThreads = 256;
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
-  constexpr int kVector = 2;  // elements per access of 8 bytes
+  constexpr int kVector = 4;  // elements per access of 16 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   __shared__ Look1 look1_slots[2][kCluster * kWarps];
@@ -427,7 +430,7 @@ rmsnorm_fwd_f32_262144_without_rstd_cluster_per_row_329cbd(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      x_next[step] = read_default<kVector>(x_row + vector * kVector);
+      x_next[step] = read_evict_last<kVector>(x_row + vector * kVector);
     }
   };
   if (blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
@@ -644,8 +647,8 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_d82e3e{128, 2, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_262144_without_rstd_cluster_per_row_329cbd{1024, 1, 16, 1, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_1149a5{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_262144_without_rstd_cluster_per_row_081b2f{256, 1, 16, 4, 0, 0, 1, 0, false};
 inline constexpr Launch kLaunch_any_cols_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 
@@ -657,8 +660,8 @@ struct Shape {
   bool alike;       // the rows of all tensors must start at the same offset from a multiple of 16 bytes
 };
 inline constexpr Shape kTuned[] = {
-    {8192, 4096, 8, 2u, false},  // 68.13 us: block_per_row
-    {2048, 262144, 8, 2u, false},  // 1061 us: cluster_per_row
+    {8192, 4096, 16, 2u, false},  // 64.03 us: block_per_row
+    {2048, 262144, 16, 2u, false},  // 1056 us: cluster_per_row
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.
@@ -811,20 +814,20 @@ inline cudaError_t rmsnorm_fwd_f32_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 4096
-      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_d82e3e, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_1149a5, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_f32_4096_without_rstd_block_per_row_d82e3e,
-          k::kLaunch_4096_without_rstd_block_per_row_d82e3e, blocks, stream,
+          k::rmsnorm_fwd_f32_4096_without_rstd_block_per_row_1149a5,
+          k::kLaunch_4096_without_rstd_block_per_row_1149a5, blocks, stream,
           y, x, weight, y_pitch, x_pitch, rows, eps);
     case 1:  // 2048 x 262144
-      status = k::grid(k::kLaunch_262144_without_rstd_cluster_per_row_329cbd, rows, &blocks);
+      status = k::grid(k::kLaunch_262144_without_rstd_cluster_per_row_081b2f, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::rmsnorm_fwd_f32_262144_without_rstd_cluster_per_row_329cbd, k::kLaunch_262144_without_rstd_cluster_per_row_329cbd, &blocks);
+      status = k::fit_clusters(k::rmsnorm_fwd_f32_262144_without_rstd_cluster_per_row_081b2f, k::kLaunch_262144_without_rstd_cluster_per_row_081b2f, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_f32_262144_without_rstd_cluster_per_row_329cbd,
-          k::kLaunch_262144_without_rstd_cluster_per_row_329cbd, blocks, stream,
+          k::rmsnorm_fwd_f32_262144_without_rstd_cluster_per_row_081b2f,
+          k::kLaunch_262144_without_rstd_cluster_per_row_081b2f, blocks, stream,
           y, x, weight, y_pitch, x_pitch, rows, eps);
     default:
       break;

@@ -8,23 +8,22 @@
 //   row_sum = sum(exp(x - row_max))
 //   y       = exp(x - row_max) / row_sum
 //
-// spec      softmax, sha256:520c9ed44dc526dfd968d557782477dc32c6adf121b63169e26db24ff926d5af
-// tuned by  normgen 0.1.0, generator revision 444f24cf40dd
+// spec      softmax, sha256:c5400002ca547394ec84e5aa4b3351da738c737199bc4278c68add55f3aaf94c
+// tuned by  normgen 0.1.0, generator revision d55b56d01a69
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x2048 --op softmax --dtype bf16
 //           normgen tune --shape 4096x32000 --op softmax --dtype bf16
 //           normgen tune --shape 16384x32768 --op softmax --dtype bf16
 //           normgen tune --shape 2048x50257 --op softmax --dtype bf16
 //           normgen tune --shape 4096x128256 --op softmax --dtype bf16
-// note      the text below comes from another generator revision than the one that was tuned
 //
-//   rows x cols    kernel         threads  rows/block  vector        median us  GB/s  of roof  vs default  data
-//   8192 x 2048    block_per_row  128      1           bfloat16 x 4  17.64      3805  98.8 %   1.04x       cold
-//   4096 x 32000   block_per_row  1024     1           bfloat16 x 4  129.1      4060  96.7 %   1.03x       cold
-//   16384 x 32768  block_per_row  1024     1           bfloat16 x 8  518.5      4142  106.8 %  1.34x       cold
-//   2048 x 50257   block_per_row  1024     1           bfloat16 x 8  107.8      3821  91.4 %   1.66x       cold
-//   4096 x 128256  block_per_row  1024     1           bfloat16 x 8  539.3      3897  91.1 %   1.05x       cold
-//   (any other)    block_per_row  256      1           bfloat16      -          -     -        -           not tuned
+//   rows x cols    kernel           threads  rows/block  vector        median us  GB/s  of roof  vs default  data
+//   8192 x 2048    block_per_row    128      1           bfloat16 x 4  16.97      3954  102.8 %  1.02x       cold
+//   4096 x 32000   block_per_row    1024     1           bfloat16 x 8  126.1      4158  99.0 %   1.00x       cold
+//   16384 x 32768  block_per_row    512      1           bfloat16 x 8  499.5      4299  105.1 %  1.30x       cold
+//   2048 x 50257   block_per_row    512      1           bfloat16 x 8  107.2      3841  91.1 %   1.61x       cold
+//   4096 x 128256  cluster_per_row  1024     1           bfloat16 x 8  525.4      3999  93.2 %   1.12x       cold
+//   (any other)    block_per_row    256      1           bfloat16      -          -     -        -           not tuned
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
 //           stored dtype, over adversarial rows, on the GPU: y 0.99
@@ -33,10 +32,14 @@
 // `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
 //   8192 x 2048: threads_per_row=128 vector=4 hold=registers unroll=0 load=no_allocate store=streaming
 //                dependent_launch=loads arithmetic=approximate
-//   4096 x 32000: threads_per_row=1024 vector=4 hold=registers unroll=0 dependent_launch=loads arithmetic=approximate
-//   16384 x 32768: threads_per_row=1024 vector=8 hold=shared unroll=4 arithmetic=approximate
-//   2048 x 50257: threads_per_row=1024 vector=8 hold=shared copy=cp_async edges=peel unroll=0 arithmetic=approximate
-//   4096 x 128256: threads_per_row=1024 vector=8 hold=hybrid copy=bulk arithmetic=approximate
+//   4096 x 32000: threads_per_row=1024 vector=8 hold=registers unroll=0 load=evict_last dependent_launch=loads
+//                 arithmetic=approximate
+//   16384 x 32768: threads_per_row=512 vector=8 softmax=online hold=shared copy=bulk unroll=4 load=evict_last
+//                  store=streaming arithmetic=approximate
+//   2048 x 50257: threads_per_row=512 vector=8 hold=shared copy=cp_async edges=peel unroll=0 store=streaming
+//                 arithmetic=approximate
+//   4096 x 128256: threads_per_row=1024 cluster=2 vector=8 hold=registers copy=bulk persistent=1 unroll=0
+//                  load=evict_last arithmetic=approximate
 #ifndef NORMGEN_SOFTMAX_FWD_BF16_SM90_CU_
 #define NORMGEN_SOFTMAX_FWD_BF16_SM90_CU_
 
@@ -142,6 +145,40 @@ __device__ __forceinline__ uint4 load_no_allocate(const uint4* address) {
   return value;
 }
 
+// Last to leave L2.
+__device__ __forceinline__ unsigned short load_evict_last(const unsigned short* address) {
+  unsigned short value;
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;"
+      : "=h"(value) : "l"(address), "l"(policy));
+  return value;
+}
+__device__ __forceinline__ unsigned load_evict_last(const unsigned* address) {
+  unsigned value;
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;"
+      : "=r"(value) : "l"(address), "l"(policy));
+  return value;
+}
+__device__ __forceinline__ uint2 load_evict_last(const uint2* address) {
+  uint2 value;
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
+      : "=r"(value.x), "=r"(value.y) : "l"(address), "l"(policy));
+  return value;
+}
+__device__ __forceinline__ uint4 load_evict_last(const uint4* address) {
+  uint4 value;
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+      : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(address), "l"(policy));
+  return value;
+}
+
 // Written back as usual.
 template <typename Word>
 __device__ __forceinline__ void store_default(Word* address, Word value) {
@@ -170,6 +207,50 @@ __device__ __forceinline__ void dependency_wait() {
 __device__ __forceinline__ void dependency_trigger() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
+
+// This block's rank among the blocks that share a row.
+__device__ __forceinline__ unsigned cluster_rank() {
+  unsigned rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// Writes `value` to where block `rank` of the cluster has the shared variable `own`.
+template <typename T>
+__device__ __forceinline__ void cluster_store(T* own, unsigned rank, const T& value) {
+  unsigned remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
+  const float* words = reinterpret_cast<const float*>(&value);
+#pragma unroll
+  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
+    asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(remote + 4 * i), "f"(words[i]) : "memory");
+  }
+}
+
+// As cluster_store, but nobody waits for the store: its bytes count at that block's `mbarrier` as they arrive.
+template <typename T>
+__device__ __forceinline__ void cluster_send(T* own, unsigned rank, const T& value, unsigned long long* mbarrier) {
+  unsigned remote, counted;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(counted) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(mbarrier))), "r"(rank));
+  const float* words = reinterpret_cast<const float*>(&value);
+#pragma unroll
+  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
+                 :: "r"(remote + 4 * i), "r"(__float_as_uint(words[i])), "r"(counted) : "memory");
+  }
+}
+
+// The other blocks of the cluster see the mbarriers that this thread has set up, behind the next cluster barrier.
+__device__ __forceinline__ void mbarrier_cluster_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 __device__ __forceinline__ void mbarrier_init(unsigned long long* barrier, unsigned arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
@@ -216,10 +297,13 @@ __device__ __forceinline__ void cp_async_wait() {
 __device__ __forceinline__ void mbarrier_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // One copy of a multiple of 16 bytes by the copy engine; its bytes count at the barrier as they arrive.
-__device__ __forceinline__ void bulk_load(void* shared, const void* global, unsigned bytes, unsigned long long* barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+__device__ __forceinline__ void bulk_load_evict_last(void* shared, const void* global, unsigned bytes,
+                                                     unsigned long long* barrier) {
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
                :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(shared))), "l"(global), "r"(bytes),
-                  "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))) : "memory");
+                  "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "l"(policy) : "memory");
 }
 
 __device__ __forceinline__ unsigned char* dynamic_shared() {
@@ -285,6 +369,17 @@ __device__ __forceinline__ Vec<T, N> read_default(const T* elements) {
 }
 
 template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> read_evict_last(const T* elements) {
+  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
+  Vec<T, N> vec;
+#pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
+    split(load_evict_last(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
+  }
+  return vec;
+}
+
+template <int N, typename T>
 __device__ __forceinline__ Vec<T, N> read_no_allocate(const T* elements) {
   using Word = typename WordOf<Vec<T, N>::kBytes>::type;
   Vec<T, N> vec;
@@ -343,6 +438,27 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   __syncthreads();
   return reduce_lanes<kWarps>(slots[threadIdx.x % kWarps]);
 }
+
+// Every warp sends its state to each block of the cluster, then every warp combines all of them. A cluster barrier would
+// wait for all loads and stores of the rows in flight, an mbarrier waits for the states only. Exchanges take turns at
+// two sets of slots: one is written again after the states of the next exchange have come, and every warp sent its own
+// of those after it had read this set.
+template <int kWarps, int kCluster, typename State>
+__device__ __forceinline__ State exchange_cluster(State s, State* slots, unsigned long long* full, unsigned phase) {
+  constexpr int kStates = kWarps * kCluster;
+  s = reduce_lanes<32>(s);
+  const unsigned lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) mbarrier_expect_bytes(full, kStates * static_cast<unsigned>(sizeof(State)));
+  __syncwarp();  // all lanes have read the slots of the last exchange
+  if (lane < kCluster) cluster_send(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s, full);
+  mbarrier_wait(full, phase);
+  State total = slots[lane % kStates];
+#pragma unroll
+  for (int i = 32; i < kStates; i += 32) total = combine(total, slots[i + lane]);
+  return reduce_lanes<(kStates < 32 ? kStates : 32)>(total);
+}
+
+namespace two_pass {
 
 // ---- row reduction ----------------------------------------------------------------------------------------------
 
@@ -458,7 +574,7 @@ softmax_fwd_bf16_2048_block_per_row_34a0dd(
 // softmax forward, 32000 columns: 1024 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(1024)
-softmax_fwd_bf16_32000_block_per_row_fc0dea(
+softmax_fwd_bf16_32000_block_per_row_639b89(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     long long y_pitch,
@@ -466,7 +582,7 @@ softmax_fwd_bf16_32000_block_per_row_fc0dea(
     int rows) {
   constexpr int kCols = 32000;
   constexpr int kThreadsPerRow = 1024;
-  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -489,7 +605,7 @@ softmax_fwd_bf16_32000_block_per_row_fc0dea(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < kVectors) {
-      x_held[step] = read_default<kVector>(x_row + vector * kVector);
+      x_held[step] = read_evict_last<kVector>(x_row + vector * kVector);
     }
   }
 
@@ -548,99 +664,17 @@ softmax_fwd_bf16_32000_block_per_row_fc0dea(
   }
 }
 
-// softmax forward, 32768 columns: 1024 threads own a row; it is read once.
-NORMGEN_KERNEL void __launch_bounds__(1024)
-softmax_fwd_bf16_32768_block_per_row_161a51(
-    bfloat16* __restrict__ y,
-    const bfloat16* __restrict__ x,
-    long long y_pitch,
-    long long x_pitch,
-    int rows) {
-  constexpr int kCols = 32768;
-  constexpr int kThreadsPerRow = 1024;
-  constexpr int kThreads = 1024;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
-  __shared__ Look2 look2_slots[1][kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
-  const int row = blockIdx.x;
-
-  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0);
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  // The row of x is read once and waits in shared memory; each thread reads back its own part.
-  #pragma unroll 4
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    write_default(x_shared + (step * kThreads + threadIdx.x) * kVector, read_default<kVector>(x_row + vector * kVector));
-  }
-
-  Look1 look1 = {__int_as_float(0xff800000)};
-
-  // Look 1: max(x)
-  #pragma unroll 4
-  for (int step = 0; step < kSteps; ++step) {
-    const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_vec, i);
-      look1.row_max = maximum(look1.row_max, x_i);
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
-
-  Look2 look2 = {0.0f};
-
-  // Look 2: sum(exp_approximate(-row_max + x))
-  #pragma unroll 4
-  for (int step = 0; step < kSteps; ++step) {
-    const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_vec, i);
-      look2.row_sum += exp_approximate(x_i - look1.row_max);
-    }
-  }
-
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots[slot]);
-  const float row_sum_inverse = 1.0f / look2.row_sum;
-
-  // Last look: the outputs
-  #pragma unroll 4
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_vec, i);
-      y_values[i] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
-    }
-    Vec<bfloat16, kVector> y_vec;
-    pack(y_vec, y_values);
-    write_default(y_row + vector * kVector, y_vec);
-  }
-}
-
-// softmax forward, 50257 columns: 1024 threads own a row; it is read once.
-NORMGEN_KERNEL void __launch_bounds__(1024)
-softmax_fwd_bf16_50257_block_per_row_95fce4(
+// softmax forward, 50257 columns: 512 threads own a row; it is read once.
+NORMGEN_KERNEL void __launch_bounds__(512)
+softmax_fwd_bf16_50257_block_per_row_6f87da(
     bfloat16* __restrict__ y,
     const bfloat16* __restrict__ x,
     long long y_pitch,
     long long x_pitch,
     int rows) {
   constexpr int kCols = 50257;
-  constexpr int kThreadsPerRow = 1024;
-  constexpr int kThreads = 1024;
+  constexpr int kThreadsPerRow = 512;
+  constexpr int kThreads = 512;
   constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
@@ -743,7 +777,7 @@ softmax_fwd_bf16_50257_block_per_row_95fce4(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write_default(y_row + column, y_vec);
+      write_streaming(y_row + column, y_vec);
     }
   }
   if (has_edge) {
@@ -752,155 +786,147 @@ softmax_fwd_bf16_50257_block_per_row_95fce4(
     y_values[0] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
     Vec<bfloat16, 1> y_vec;
     pack(y_vec, y_values);
-    write_default(y_row + edge, y_vec);
+    write_streaming(y_row + edge, y_vec);
   }
 }
 
-// softmax forward, 128256 columns: 1024 threads own a row; it is read once.
+// softmax forward, 128256 columns: 2 blocks of 1024 threads own a row; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(1024)
-softmax_fwd_bf16_128256_block_per_row_c6c080(
+softmax_fwd_bf16_128256_cluster_per_row_633515(
     bfloat16* __restrict__ y,
     const bfloat16* __restrict__ x,
     long long y_pitch,
     long long x_pitch,
     int rows) {
   constexpr int kCols = 128256;
-  constexpr int kThreadsPerRow = 1024;
+  constexpr int kCluster = 2;  // blocks that share a row
   constexpr int kThreads = 1024;
+  constexpr int kWarps = kThreads / 32;
+  constexpr int kThreadsPerRow = kCluster * kThreads;
   constexpr int kVector = 8;  // elements per access of 16 bytes
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kHeldSteps = 7;  // of them in registers
-  constexpr int kCopiedCols = kCols - kHeldSteps * kThreadsPerRow * kVector;  // of a row that the copy engine brings
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
-  __shared__ Look2 look2_slots[1][kWarpsPerRow];
+  __shared__ Look1 look1_slots[2][kCluster * kWarps];
+  __shared__ Look2 look2_slots[2][kCluster * kWarps];
+  __shared__ unsigned long long look1_full[2];
+  __shared__ unsigned long long look2_full[2];
   __shared__ unsigned long long arrived;
 
-  const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
-  const int row = blockIdx.x;
+  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
+  unsigned trip = 0;
+  if (threadIdx.x == 0) {
+    mbarrier_init(look1_full + 0, 1);
+    mbarrier_init(look1_full + 1, 1);
+    mbarrier_init(look2_full + 0, 1);
+    mbarrier_init(look2_full + 1, 1);
+    mbarrier_cluster_fence();
+  }
+  cluster_arrive();  // a block may write to another only once that one has started
 
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0);
 
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  Vec<bfloat16, kVector> x_held[kHeldSteps];
-
-  // One thread a row asks for it; the barrier counts down the bytes that arrive.
   if (threadIdx.x == 0) {
     mbarrier_init(&arrived, 1);
     mbarrier_fence();
-    mbarrier_expect_bytes(&arrived, kCopiedCols * sizeof(bfloat16));
-    bulk_load(x_shared, x_row + kCols - kCopiedCols, kCopiedCols * sizeof(bfloat16), &arrived);
   }
   __syncthreads();  // others wait only for a barrier that is set up
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kHeldSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
-      x_held[step] = read_default<kVector>(x_row + vector * kVector);
+  // One thread a row asks for it; the slot's barrier counts down the bytes that arrive.
+  const auto fetch = [&](int first_row) {
+    const int fetched_row = first_row;
+    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    int own_vectors = 0;
+    for (int step = 0; step < kSteps; ++step) {
+      const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
+      if (first < kVectors) own_vectors += min(kThreads, kVectors - first);
     }
-  }
+    mbarrier_expect_bytes(&arrived, own_vectors * kVector * sizeof(bfloat16));
+    for (int step = 0; step < kSteps; ++step) {
+      const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
+      if (first >= kVectors) break;
+      const int count = min(kThreads, kVectors - first) * kVector;
+      bulk_load_evict_last(x_shared + step * kThreads * kVector, x_row + first * kVector, count * sizeof(bfloat16), &arrived);
+    }
+  };
+  if (threadIdx.x == 0 && blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
+  unsigned phase = 0;
 
-  Look1 look1 = {__int_as_float(0xff800000)};
+  cluster_wait();
 
-  // Look 1: max(x)
-  #pragma unroll
-  for (int step = 0; step < kHeldSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1.row_max = maximum(look1.row_max, x_i);
+  for (int first_row = blockIdx.x / kCluster; first_row < rows; first_row += gridDim.x / kCluster) {
+    const int row = first_row;
+    bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+
+    Vec<bfloat16, kVector> x_held[kSteps];
+
+    mbarrier_wait(&arrived, phase);
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (vector < kVectors) {
+        x_held[step] = read_default<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
       }
     }
-  }
 
-  mbarrier_wait(&arrived, 0);
+    Look1 look1 = {__int_as_float(0xff800000)};
 
-  #pragma unroll 1
-  for (int step = kHeldSteps; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        look1.row_max = maximum(look1.row_max, x_i);
+    // Look 1: max(x)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          look1.row_max = maximum(look1.row_max, x_i);
+        }
       }
     }
-  }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots[trip % 2], &look1_full[trip % 2], trip / 2 % 2);
 
-  Look2 look2 = {0.0f};
+    // Every thread of the row has passed a barrier since it read its slots.
+    if (threadIdx.x == 0 && first_row + gridDim.x / kCluster < rows) fetch(first_row + gridDim.x / kCluster);
 
-  // Look 2: sum(exp_approximate(-row_max + x))
-  #pragma unroll
-  for (int step = 0; step < kHeldSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look2.row_sum += exp_approximate(x_i - look1.row_max);
+    Look2 look2 = {0.0f};
+
+    // Look 2: sum(exp_approximate(-row_max + x))
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          look2.row_sum += exp_approximate(x_i - look1.row_max);
+        }
       }
     }
-  }
 
-  #pragma unroll 1
-  for (int step = kHeldSteps; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        look2.row_sum += exp_approximate(x_i - look1.row_max);
+    look2 = exchange_cluster<kWarps, kCluster>(look2, look2_slots[trip % 2], &look2_full[trip % 2], trip / 2 % 2);
+    const float row_sum_inverse = 1.0f / look2.row_sum;
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (vector < kVectors) {
+        float y_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          y_values[i] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
+        }
+        Vec<bfloat16, kVector> y_vec;
+        pack(y_vec, y_values);
+        write_default(y_row + vector * kVector, y_vec);
       }
     }
-  }
 
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots[slot]);
-  const float row_sum_inverse = 1.0f / look2.row_sum;
+    phase ^= 1;
 
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kHeldSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        y_values[i] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write_default(y_row + vector * kVector, y_vec);
-    }
-  }
-
-  #pragma unroll 1
-  for (int step = kHeldSteps; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        y_values[i] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write_default(y_row + vector * kVector, y_vec);
-    }
+    ++trip;
   }
 }
 
@@ -984,6 +1010,104 @@ softmax_fwd_bf16_any_cols_block_per_row_37daf1(
   }
 }
 
+}  // namespace two_pass
+
+namespace online {
+
+// ---- row reduction ----------------------------------------------------------------------------------------------
+
+// Look 1: online_softmax(x)
+struct Look1 {
+  float row_max;
+  float row_sum;
+};
+
+__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+  const float new_max = maximum(a.row_max, b.row_max);
+  return {new_max, exp_approximate(a.row_max - new_max) * a.row_sum + exp_approximate(b.row_max - new_max) * b.row_sum};
+}
+
+__device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+  return {__shfl_xor_sync(0xffffffffu, s.row_max, offset),
+          __shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
+}
+
+// softmax forward, 32768 columns: 512 threads own a row; it is read once.
+NORMGEN_KERNEL void __launch_bounds__(512)
+softmax_fwd_bf16_32768_block_per_row_131758(
+    bfloat16* __restrict__ y,
+    const bfloat16* __restrict__ x,
+    long long y_pitch,
+    long long x_pitch,
+    int rows) {
+  constexpr int kCols = 32768;
+  constexpr int kThreadsPerRow = 512;
+  constexpr int kThreads = 512;
+  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr int kCopiedCols = kCols;  // of a row that the copy engine brings
+  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+  __shared__ unsigned long long arrived;
+
+  const int lane = threadIdx.x;
+  const int slot = 0;  // this thread's row within the block
+  const int row = blockIdx.x;
+
+  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0);
+
+  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+
+  // One thread a row asks for it; the barrier counts down the bytes that arrive.
+  if (threadIdx.x == 0) {
+    mbarrier_init(&arrived, 1);
+    mbarrier_fence();
+    mbarrier_expect_bytes(&arrived, kCopiedCols * sizeof(bfloat16));
+    bulk_load_evict_last(x_shared, x_row, kCopiedCols * sizeof(bfloat16), &arrived);
+  }
+  __syncthreads();  // others wait only for a barrier that is set up
+
+  mbarrier_wait(&arrived, 0);
+
+  Look1 look1 = {-3.402823466e+38f, 0.0f};
+
+  // Look 1: online_softmax(x)
+  #pragma unroll 4
+  for (int step = 0; step < kSteps; ++step) {
+    const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_vec, i);
+      const float new_max = maximum(look1.row_max, x_i);
+      look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum + exp_approximate(x_i - new_max);
+      look1.row_max = new_max;
+    }
+  }
+
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  const float row_sum_inverse = 1.0f / look1.row_sum;
+
+  // Last look: the outputs
+  #pragma unroll 4
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+    float y_values[kVector];
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_vec, i);
+      y_values[i] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
+    }
+    Vec<bfloat16, kVector> y_vec;
+    pack(y_vec, y_values);
+    write_streaming(y_row + vector * kVector, y_vec);
+  }
+}
+
+}  // namespace online
+
 }  // namespace softmax_fwd_bf16_detail
 }  // namespace sm90
 }  // namespace normgen
@@ -1009,10 +1133,10 @@ struct Launch {
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
 inline constexpr Launch kLaunch_2048_block_per_row_34a0dd{128, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_32000_block_per_row_fc0dea{1024, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_32768_block_per_row_161a51{1024, 1, 1, 0, 65536, 0, 1, 0, false};
-inline constexpr Launch kLaunch_50257_block_per_row_95fce4{1024, 1, 1, 0, 114688, 0, 1, 0, false};
-inline constexpr Launch kLaunch_128256_block_per_row_c6c080{1024, 1, 1, 0, 147456, 0, 1, 0, false};
+inline constexpr Launch kLaunch_32000_block_per_row_639b89{1024, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_32768_block_per_row_131758{512, 1, 1, 0, 65536, 0, 1, 0, false};
+inline constexpr Launch kLaunch_50257_block_per_row_6f87da{512, 1, 1, 0, 106496, 0, 1, 0, false};
+inline constexpr Launch kLaunch_128256_cluster_per_row_633515{1024, 1, 2, 1, 131072, 0, 1, 0, false};
 inline constexpr Launch kLaunch_any_cols_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
@@ -1023,11 +1147,11 @@ struct Shape {
   bool alike;       // the rows of all tensors must start at the same offset from a multiple of 16 bytes
 };
 inline constexpr Shape kTuned[] = {
-    {8192, 2048, 8, 0u, false},  // 17.64 us: block_per_row
-    {4096, 32000, 8, 0u, false},  // 129.1 us: block_per_row
-    {16384, 32768, 16, 0u, false},  // 518.5 us: block_per_row
-    {2048, 50257, 16, 0u, true},  // 107.8 us: block_per_row
-    {4096, 128256, 16, 0u, false},  // 539.3 us: block_per_row
+    {8192, 2048, 8, 0u, false},  // 16.97 us: block_per_row
+    {4096, 32000, 16, 0u, false},  // 126.1 us: block_per_row
+    {16384, 32768, 16, 0u, false},  // 499.5 us: block_per_row
+    {2048, 50257, 16, 0u, true},  // 107.2 us: block_per_row
+    {4096, 128256, 16, 0u, false},  // 525.4 us: cluster_per_row
 };
 
 // Bits of `absent`: none.
@@ -1130,6 +1254,36 @@ inline cudaError_t launch(void (*kernel)(Params...), Launch shape, int blocks, c
   return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(arguments)...);
 }
 
+// Takes from a persistent grid the clusters that do not fit the device at a time: 132 SMs need not hold 33 clusters of
+// 4, and one that waits for another to end would double the time.
+template <typename... Params>
+inline cudaError_t fit_clusters(void (*kernel)(Params...), Launch shape, int* blocks) {
+  cudaError_t status = cudaSuccess;
+  if (shape.shared_bytes > 32 * 1024) {
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
+  }
+  if (status == cudaSuccess && shape.cluster > 8) {
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  }
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = static_cast<unsigned>(shape.cluster);
+  attribute.val.clusterDim.y = 1;
+  attribute.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(shape.cluster));
+  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  config.dynamicSmemBytes = static_cast<std::size_t>(shape.shared_bytes);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int clusters = 0;
+  if (status == cudaSuccess) status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
+  clusters -= clusters % shape.period;
+  const int most = (clusters < shape.period ? shape.period : clusters) * shape.cluster;
+  if (*blocks > most) *blocks = most;
+  return status;
+}
+
 }  // namespace softmax_fwd_bf16_detail
 
 // As softmax_fwd_bf16 below, with the distance between row starts of each [rows, cols] tensor, in elements.
@@ -1152,36 +1306,38 @@ inline cudaError_t softmax_fwd_bf16_pitched(
       status = k::grid(k::kLaunch_2048_block_per_row_34a0dd, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::softmax_fwd_bf16_2048_block_per_row_34a0dd,
+          k::two_pass::softmax_fwd_bf16_2048_block_per_row_34a0dd,
           k::kLaunch_2048_block_per_row_34a0dd, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
     case 1:  // 4096 x 32000
-      status = k::grid(k::kLaunch_32000_block_per_row_fc0dea, rows, &blocks);
+      status = k::grid(k::kLaunch_32000_block_per_row_639b89, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::softmax_fwd_bf16_32000_block_per_row_fc0dea,
-          k::kLaunch_32000_block_per_row_fc0dea, blocks, stream,
+          k::two_pass::softmax_fwd_bf16_32000_block_per_row_639b89,
+          k::kLaunch_32000_block_per_row_639b89, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
     case 2:  // 16384 x 32768
-      status = k::grid(k::kLaunch_32768_block_per_row_161a51, rows, &blocks);
+      status = k::grid(k::kLaunch_32768_block_per_row_131758, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::softmax_fwd_bf16_32768_block_per_row_161a51,
-          k::kLaunch_32768_block_per_row_161a51, blocks, stream,
+          k::online::softmax_fwd_bf16_32768_block_per_row_131758,
+          k::kLaunch_32768_block_per_row_131758, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
     case 3:  // 2048 x 50257
-      status = k::grid(k::kLaunch_50257_block_per_row_95fce4, rows, &blocks);
+      status = k::grid(k::kLaunch_50257_block_per_row_6f87da, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::softmax_fwd_bf16_50257_block_per_row_95fce4,
-          k::kLaunch_50257_block_per_row_95fce4, blocks, stream,
+          k::two_pass::softmax_fwd_bf16_50257_block_per_row_6f87da,
+          k::kLaunch_50257_block_per_row_6f87da, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
     case 4:  // 4096 x 128256
-      status = k::grid(k::kLaunch_128256_block_per_row_c6c080, rows, &blocks);
+      status = k::grid(k::kLaunch_128256_cluster_per_row_633515, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      status = k::fit_clusters(k::two_pass::softmax_fwd_bf16_128256_cluster_per_row_633515, k::kLaunch_128256_cluster_per_row_633515, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::softmax_fwd_bf16_128256_block_per_row_c6c080,
-          k::kLaunch_128256_block_per_row_c6c080, blocks, stream,
+          k::two_pass::softmax_fwd_bf16_128256_cluster_per_row_633515,
+          k::kLaunch_128256_cluster_per_row_633515, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
     default:
       break;
@@ -1189,7 +1345,7 @@ inline cudaError_t softmax_fwd_bf16_pitched(
   status = k::grid(k::kLaunch_any_cols_block_per_row_37daf1, rows, &blocks);
   if (status != cudaSuccess) return status;
   return k::launch(
-      k::softmax_fwd_bf16_any_cols_block_per_row_37daf1,
+      k::two_pass::softmax_fwd_bf16_any_cols_block_per_row_37daf1,
       k::kLaunch_any_cols_block_per_row_37daf1, blocks, stream,
       reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows, cols);
 }

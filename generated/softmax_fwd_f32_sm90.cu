@@ -8,16 +8,15 @@
 //   row_sum = sum(exp(x - row_max))
 //   y       = exp(x - row_max) / row_sum
 //
-// spec      softmax, sha256:520c9ed44dc526dfd968d557782477dc32c6adf121b63169e26db24ff926d5af
-// tuned by  normgen 0.1.0, generator revision 444f24cf40dd
+// spec      softmax, sha256:c5400002ca547394ec84e5aa4b3351da738c737199bc4278c68add55f3aaf94c
+// tuned by  normgen 0.1.0, generator revision d55b56d01a69
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x4096 --op softmax
 //           normgen tune --shape 4096x131072 --op softmax
-// note      the text below comes from another generator revision than the one that was tuned
 //
 //   rows x cols    kernel           threads  rows/block  vector  median us  GB/s  of roof  vs default  data
-//   8192 x 4096    block_per_row    256      2           float2  65.93      4071  98.9 %   1.04x       cold
-//   4096 x 131072  cluster_per_row  1024     1           float4  1084       3963  101.7 %  1.00x       cold
+//   8192 x 4096    block_per_row    256      1           float2  63.75      4211  102.3 %  1.01x       cold
+//   4096 x 131072  cluster_per_row  512      1           float2  1042       4120  102.4 %  1.00x       cold
 //   (any other)    block_per_row    256      1           float   -          -     -        -           not tuned
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
@@ -25,9 +24,9 @@
 //
 // The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
 // `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
-//   8192 x 4096: threads_per_row=128 rows_per_block=2 vector=2 hold=registers unroll=0 load=streaming store=streaming
-//                dependent_launch=loads
-//   4096 x 131072: threads_per_row=1024 cluster=2 vector=4 hold=hybrid copy=cp_async unroll=0
+//   8192 x 4096: vector=2 hold=registers unroll=0 load=evict_last store=streaming dependent_launch=loads
+//   4096 x 131072: threads_per_row=512 cluster=8 vector=2 hold=registers persistent=2 stages=2 unroll=0
+//                  load=evict_last
 #ifndef NORMGEN_SOFTMAX_FWD_F32_SM90_CU_
 #define NORMGEN_SOFTMAX_FWD_F32_SM90_CU_
 
@@ -80,10 +79,38 @@ __device__ __forceinline__ Word load_default(const Word* address) {
   return *address;
 }
 
-// Read once: evict first (ld.global.cs).
-template <typename Word>
-__device__ __forceinline__ Word load_streaming(const Word* address) {
-  return __ldcs(address);
+// Last to leave L2.
+__device__ __forceinline__ unsigned short load_evict_last(const unsigned short* address) {
+  unsigned short value;
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;"
+      : "=h"(value) : "l"(address), "l"(policy));
+  return value;
+}
+__device__ __forceinline__ unsigned load_evict_last(const unsigned* address) {
+  unsigned value;
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;"
+      : "=r"(value) : "l"(address), "l"(policy));
+  return value;
+}
+__device__ __forceinline__ uint2 load_evict_last(const uint2* address) {
+  uint2 value;
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
+      : "=r"(value.x), "=r"(value.y) : "l"(address), "l"(policy));
+  return value;
+}
+__device__ __forceinline__ uint4 load_evict_last(const uint4* address) {
+  uint4 value;
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+      : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(address), "l"(policy));
+  return value;
 }
 
 // Written back as usual.
@@ -128,31 +155,50 @@ __device__ __forceinline__ void cluster_store(T* own, unsigned rank, const T& va
   }
 }
 
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-
-// Copies 4, 8 or 16 bytes to shared memory past the registers; 16 bytes leave no line in L1.
-template <int kBytes>
-__device__ __forceinline__ void cp_async(void* shared, const void* global) {
-  const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  if (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(global) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" :: "r"(to), "l"(global), "n"(kBytes) : "memory");
+// As cluster_store, but nobody waits for the store: its bytes count at that block's `mbarrier` as they arrive.
+template <typename T>
+__device__ __forceinline__ void cluster_send(T* own, unsigned rank, const T& value, unsigned long long* mbarrier) {
+  unsigned remote, counted;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(counted) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(mbarrier))), "r"(rank));
+  const float* words = reinterpret_cast<const float*>(&value);
+#pragma unroll
+  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
+                 :: "r"(remote + 4 * i), "r"(__float_as_uint(words[i])), "r"(counted) : "memory");
   }
 }
 
-__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Waits until all but the newest kGroups groups of this thread's copies have arrived.
-template <int kGroups>
-__device__ __forceinline__ void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;" :: "n"(kGroups) : "memory");
+// The other blocks of the cluster see the mbarriers that this thread has set up, behind the next cluster barrier.
+__device__ __forceinline__ void mbarrier_cluster_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-__device__ __forceinline__ unsigned char* dynamic_shared() {
-  extern __shared__ __align__(128) unsigned char bytes[];
-  return bytes;
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+__device__ __forceinline__ void mbarrier_init(unsigned long long* barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
+               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "r"(arrivals) : "memory");
+}
+
+// Arrives, and makes the phase wait for that many bytes more.
+__device__ __forceinline__ void mbarrier_expect_bytes(unsigned long long* barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "r"(bytes) : "memory");
+}
+
+// Waits for the end of the barrier's phase of that parity; the first phase has parity 0.
+__device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier, unsigned parity) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(barrier));
+  unsigned done;
+  do {
+    asm volatile("{\n.reg .pred done;\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, done;\n}" : "=r"(done) : "r"(address), "r"(parity) : "memory");
+  } while (done == 0);
 }
 
 // ---- vectors of stored elements ---------------------------------------------------------------------------------
@@ -206,12 +252,12 @@ __device__ __forceinline__ Vec<T, N> read_default(const T* elements) {
 }
 
 template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_streaming(const T* elements) {
+__device__ __forceinline__ Vec<T, N> read_evict_last(const T* elements) {
   using Word = typename WordOf<Vec<T, N>::kBytes>::type;
   Vec<T, N> vec;
 #pragma unroll
   for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    split(load_streaming(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
+    split(load_evict_last(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
   }
   return vec;
 }
@@ -238,16 +284,6 @@ __device__ __forceinline__ void write_streaming(T* elements, const Vec<T, N>& ve
   }
 }
 
-// Copies N elements to a slot of shared memory, past the registers.
-template <int N, typename T>
-__device__ __forceinline__ void copy_async(T* slot, const T* elements) {
-  constexpr int kBytes = Vec<T, N>::kBytes < 16 ? Vec<T, N>::kBytes : 16;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
-    cp_async<kBytes>(reinterpret_cast<unsigned char*>(slot) + i, reinterpret_cast<const unsigned char*>(elements) + i);
-  }
-}
-
 // All kLanes neighbouring lanes end with the combined state.
 template <int kLanes, typename State>
 __device__ __forceinline__ State reduce_lanes(State s) {
@@ -265,15 +301,19 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<kWarps>(slots[threadIdx.x % kWarps]);
 }
 
-// Every warp leaves its state in each block of the cluster, then every warp combines all of them: one barrier.
+// Every warp sends its state to each block of the cluster, then every warp combines all of them. A cluster barrier would
+// wait for all loads and stores of the rows in flight, an mbarrier waits for the states only. Exchanges take turns at
+// two sets of slots: one is written again after the states of the next exchange have come, and every warp sent its own
+// of those after it had read this set.
 template <int kWarps, int kCluster, typename State>
-__device__ __forceinline__ State reduce_cluster(State s, State* slots) {
+__device__ __forceinline__ State exchange_cluster(State s, State* slots, unsigned long long* full, unsigned phase) {
   constexpr int kStates = kWarps * kCluster;
   s = reduce_lanes<32>(s);
   const unsigned lane = threadIdx.x % 32;
-  if (lane < kCluster) cluster_store(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s);
-  cluster_arrive();
-  cluster_wait();
+  if (threadIdx.x == 0) mbarrier_expect_bytes(full, kStates * static_cast<unsigned>(sizeof(State)));
+  __syncwarp();  // all lanes have read the slots of the last exchange
+  if (lane < kCluster) cluster_send(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s, full);
+  mbarrier_wait(full, phase);
   State total = slots[lane % kStates];
 #pragma unroll
   for (int i = 32; i < kStates; i += 32) total = combine(total, slots[i + lane]);
@@ -308,33 +348,30 @@ __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
   return {__shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
 }
 
-// softmax forward, 4096 columns: 128 threads own a row, 2 rows a block; it is read once.
+// softmax forward, 4096 columns: 256 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-softmax_fwd_f32_4096_block_per_row_1f50ba(
+softmax_fwd_f32_4096_block_per_row_d61949(
     float* __restrict__ y,
     const float* x,
     long long y_pitch,
     long long x_pitch,
     int rows) {
   constexpr int kCols = 4096;
-  constexpr int kThreadsPerRow = 128;
-  constexpr int kRowsPerBlock = 2;
+  constexpr int kThreadsPerRow = 256;
   constexpr int kVector = 2;  // elements per access of 8 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[2][kWarpsPerRow];
-  __shared__ Look2 look2_slots[2][kWarpsPerRow];
+  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+  __shared__ Look2 look2_slots[1][kWarpsPerRow];
 
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
-  const int row = blockIdx.x * kRowsPerBlock + slot;
+  const int lane = threadIdx.x;
+  const int slot = 0;  // this thread's row within the block
+  const int row = blockIdx.x;
 
-  const bool active = row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  float* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const float* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  float* y_row = y + static_cast<long long>(row) * y_pitch;
+  const float* x_row = x + static_cast<long long>(row) * x_pitch;
 
   dependency_wait();  // nothing before it depends on the kernels in front of this one
 
@@ -344,7 +381,7 @@ softmax_fwd_f32_4096_block_per_row_1f50ba(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_streaming<kVector>(x_row + vector * kVector);
+    x_held[step] = read_evict_last<kVector>(x_row + vector * kVector);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -390,138 +427,115 @@ softmax_fwd_f32_4096_block_per_row_1f50ba(
     }
     Vec<float, kVector> y_vec;
     pack(y_vec, y_values);
-    if (active) write_streaming(y_row + vector * kVector, y_vec);
+    write_streaming(y_row + vector * kVector, y_vec);
   }
 }
 
-// softmax forward, 131072 columns: 2 blocks of 1024 threads own a row; it is read once.
-NORMGEN_KERNEL void __launch_bounds__(1024)
-softmax_fwd_f32_131072_cluster_per_row_5fc507(
+// softmax forward, 131072 columns: 8 blocks of 512 threads own a row; it is read once.
+NORMGEN_KERNEL void __launch_bounds__(512)
+softmax_fwd_f32_131072_cluster_per_row_3b348c(
     float* __restrict__ y,
     const float* __restrict__ x,
     long long y_pitch,
     long long x_pitch,
     int rows) {
   constexpr int kCols = 131072;
-  constexpr int kCluster = 2;  // blocks that share a row
-  constexpr int kThreads = 1024;
+  constexpr int kCluster = 8;  // blocks that share a row
+  constexpr int kThreads = 512;
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
-  constexpr int kVector = 4;  // elements per access of 16 bytes
+  constexpr int kVector = 2;  // elements per access of 8 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kHeldSteps = 7;  // of them in registers
-  __shared__ Look1 look1_slots[kCluster * kWarps];
-  __shared__ Look2 look2_slots[kCluster * kWarps];
+  __shared__ Look1 look1_slots[2][kCluster * kWarps];
+  __shared__ Look2 look2_slots[2][kCluster * kWarps];
+  __shared__ unsigned long long look1_full[2];
+  __shared__ unsigned long long look2_full[2];
 
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
-  const int row = blockIdx.x / kCluster;
-
-  float* x_shared = reinterpret_cast<float*>(dynamic_shared() + 0);
-
-  float* y_row = y + static_cast<long long>(row) * y_pitch;
-  const float* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  Vec<float, kVector> x_held[kHeldSteps];
-
-  // Each thread copies its own vectors to its own slots of shared memory.
-  #pragma unroll
-  for (int step = kHeldSteps; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    copy_async<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector, x_row + vector * kVector);
+  unsigned trip = 0;
+  if (threadIdx.x == 0) {
+    mbarrier_init(look1_full + 0, 1);
+    mbarrier_init(look1_full + 1, 1);
+    mbarrier_init(look2_full + 0, 1);
+    mbarrier_init(look2_full + 1, 1);
+    mbarrier_cluster_fence();
   }
-
-  cp_async_commit();
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kHeldSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_default<kVector>(x_row + vector * kVector);
-  }
-
   cluster_arrive();  // a block may write to another only once that one has started
 
-  Look1 look1 = {__int_as_float(0xff800000)};
-
-  // Look 1: max(x)
-  #pragma unroll
-  for (int step = 0; step < kHeldSteps; ++step) {
+  Vec<float, kVector> x_next[kSteps];
+  // The loads of the next row travel while this one is computed.
+  const auto fetch = [&](int first_row) {
+    const int fetched_row = first_row;
+    const float* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
     #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look1.row_max = maximum(look1.row_max, x_i);
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      x_next[step] = read_evict_last<kVector>(x_row + vector * kVector);
     }
-  }
-
-  cp_async_wait<0>();
-
-  #pragma unroll
-  for (int step = kHeldSteps; step < kSteps; ++step) {
-    const Vec<float, kVector> x_vec = read_default<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_vec, i);
-      look1.row_max = maximum(look1.row_max, x_i);
-    }
-  }
+  };
+  if (blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
 
   cluster_wait();
-  look1 = reduce_cluster<kWarps, kCluster>(look1, look1_slots);
 
-  Look2 look2 = {0.0f};
+  for (int first_row = blockIdx.x / kCluster; first_row < rows; first_row += gridDim.x / kCluster) {
+    const int row = first_row;
+    float* y_row = y + static_cast<long long>(row) * y_pitch;
 
-  // Look 2: sum(exp(-row_max + x))
-  #pragma unroll
-  for (int step = 0; step < kHeldSteps; ++step) {
+    Vec<float, kVector> x_held[kSteps];
+
     #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look2.row_sum += expf(x_i - look1.row_max);
+    for (int step = 0; step < kSteps; ++step) {
+      x_held[step] = x_next[step];
     }
-  }
 
-  #pragma unroll
-  for (int step = kHeldSteps; step < kSteps; ++step) {
-    const Vec<float, kVector> x_vec = read_default<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
+    if (first_row + gridDim.x / kCluster < rows) fetch(first_row + gridDim.x / kCluster);
+
+    Look1 look1 = {__int_as_float(0xff800000)};
+
+    // Look 1: max(x)
     #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_vec, i);
-      look2.row_sum += expf(x_i - look1.row_max);
+    for (int step = 0; step < kSteps; ++step) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1.row_max = maximum(look1.row_max, x_i);
+      }
     }
-  }
 
-  look2 = reduce_cluster<kWarps, kCluster>(look2, look2_slots);
-  const float row_sum_inverse = 1.0f / look2.row_sum;
+    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots[trip % 2], &look1_full[trip % 2], trip / 2 % 2);
 
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kHeldSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    float y_values[kVector];
+    Look2 look2 = {0.0f};
+
+    // Look 2: sum(exp(-row_max + x))
     #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      y_values[i] = expf(x_i - look1.row_max) * row_sum_inverse;
+    for (int step = 0; step < kSteps; ++step) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look2.row_sum += expf(x_i - look1.row_max);
+      }
     }
-    Vec<float, kVector> y_vec;
-    pack(y_vec, y_values);
-    write_default(y_row + vector * kVector, y_vec);
-  }
 
-  #pragma unroll
-  for (int step = kHeldSteps; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    const Vec<float, kVector> x_vec = read_default<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
-    float y_values[kVector];
+    look2 = exchange_cluster<kWarps, kCluster>(look2, look2_slots[trip % 2], &look2_full[trip % 2], trip / 2 % 2);
+    const float row_sum_inverse = 1.0f / look2.row_sum;
+
+    // Last look: the outputs
     #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_vec, i);
-      y_values[i] = expf(x_i - look1.row_max) * row_sum_inverse;
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        y_values[i] = expf(x_i - look1.row_max) * row_sum_inverse;
+      }
+      Vec<float, kVector> y_vec;
+      pack(y_vec, y_values);
+      write_default(y_row + vector * kVector, y_vec);
     }
-    Vec<float, kVector> y_vec;
-    pack(y_vec, y_values);
-    write_default(y_row + vector * kVector, y_vec);
+
+    ++trip;
   }
 }
 
@@ -629,8 +643,8 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_4096_block_per_row_1f50ba{256, 2, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_131072_cluster_per_row_5fc507{1024, 1, 2, 0, 147456, 0, 1, 0, false};
+inline constexpr Launch kLaunch_4096_block_per_row_d61949{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_131072_cluster_per_row_3b348c{512, 1, 8, 2, 0, 0, 1, 0, false};
 inline constexpr Launch kLaunch_any_cols_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
@@ -641,8 +655,8 @@ struct Shape {
   bool alike;       // the rows of all tensors must start at the same offset from a multiple of 16 bytes
 };
 inline constexpr Shape kTuned[] = {
-    {8192, 4096, 8, 0u, false},  // 65.93 us: block_per_row
-    {4096, 131072, 16, 0u, false},  // 1084 us: cluster_per_row
+    {8192, 4096, 8, 0u, false},  // 63.75 us: block_per_row
+    {4096, 131072, 8, 0u, false},  // 1042 us: cluster_per_row
 };
 
 // Bits of `absent`: none.
@@ -745,6 +759,36 @@ inline cudaError_t launch(void (*kernel)(Params...), Launch shape, int blocks, c
   return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(arguments)...);
 }
 
+// Takes from a persistent grid the clusters that do not fit the device at a time: 132 SMs need not hold 33 clusters of
+// 4, and one that waits for another to end would double the time.
+template <typename... Params>
+inline cudaError_t fit_clusters(void (*kernel)(Params...), Launch shape, int* blocks) {
+  cudaError_t status = cudaSuccess;
+  if (shape.shared_bytes > 32 * 1024) {
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
+  }
+  if (status == cudaSuccess && shape.cluster > 8) {
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  }
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = static_cast<unsigned>(shape.cluster);
+  attribute.val.clusterDim.y = 1;
+  attribute.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(shape.cluster));
+  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  config.dynamicSmemBytes = static_cast<std::size_t>(shape.shared_bytes);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int clusters = 0;
+  if (status == cudaSuccess) status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
+  clusters -= clusters % shape.period;
+  const int most = (clusters < shape.period ? shape.period : clusters) * shape.cluster;
+  if (*blocks > most) *blocks = most;
+  return status;
+}
+
 }  // namespace softmax_fwd_f32_detail
 
 // As softmax_fwd_f32 below, with the distance between row starts of each [rows, cols] tensor, in elements.
@@ -763,18 +807,20 @@ inline cudaError_t softmax_fwd_f32_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 4096
-      status = k::grid(k::kLaunch_4096_block_per_row_1f50ba, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_block_per_row_d61949, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::softmax_fwd_f32_4096_block_per_row_1f50ba,
-          k::kLaunch_4096_block_per_row_1f50ba, blocks, stream,
+          k::softmax_fwd_f32_4096_block_per_row_d61949,
+          k::kLaunch_4096_block_per_row_d61949, blocks, stream,
           y, x, y_pitch, x_pitch, rows);
     case 1:  // 4096 x 131072
-      status = k::grid(k::kLaunch_131072_cluster_per_row_5fc507, rows, &blocks);
+      status = k::grid(k::kLaunch_131072_cluster_per_row_3b348c, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      status = k::fit_clusters(k::softmax_fwd_f32_131072_cluster_per_row_3b348c, k::kLaunch_131072_cluster_per_row_3b348c, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::softmax_fwd_f32_131072_cluster_per_row_5fc507,
-          k::kLaunch_131072_cluster_per_row_5fc507, blocks, stream,
+          k::softmax_fwd_f32_131072_cluster_per_row_3b348c,
+          k::kLaunch_131072_cluster_per_row_3b348c, blocks, stream,
           y, x, y_pitch, x_pitch, rows);
     default:
       break;

@@ -6,6 +6,7 @@ A spec needs `name`, `[tensors]` and `[formulas]`; everything else has a default
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import re
 import tomllib
@@ -79,7 +80,13 @@ def parse(text: str, *, file: str = "<spec>") -> Spec:
         at = re.search(r"at line (\d+)", str(error))
         line = int(at[1]) if at else text.count("\n") + 1
         raise SpecError(f"not valid TOML: {error}", file=file, line=line) from None
-    return _Reader(data, key_lines(text), file).read(hashlib.sha256(text.encode()).hexdigest())
+    return _Reader(data, key_lines(text), file).read(_digest(data))
+
+
+def _digest(data: Mapping[str, Any]) -> str:
+    """sha256 of what a spec says but for what is searched: another space makes no measured kernel another kernel."""
+    said = {key: value for key, value in data.items() if key != "space"}
+    return hashlib.sha256(json.dumps(said, default=str).encode()).hexdigest()
 
 
 class _Reader:

@@ -33,7 +33,7 @@ _LASTING = (Outcome.OK, Outcome.ILLEGAL, Outcome.COMPILE_ERROR, Outcome.WRONG_RE
 class Environment:
     """What two results must share to be comparable, beside the problem."""
 
-    spec: str  # sha256 of the spec's text
+    spec: str  # sha256 of the spec
     gpu: str
     generator: str
     nvrtc: str

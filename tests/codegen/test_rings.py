@@ -61,7 +61,7 @@ DRAWN: dict[str, tuple[object, ...]] = {
 # What makes a schedule one of its kind; many threads an SM leave each few registers, so that short rows need slots too.
 KINDS: dict[str, dict[str, tuple[object, ...]]] = {
     "cp_async": {"copy": ("cp_async",), "hold": ("registers", "shared")},
-    "bulk": {"copy": ("bulk",), "hold": ("registers", "shared")},
+    "bulk": {"copy": ("bulk",), "hold": ("registers", "shared"), "load": ("default", "evict_last", "evict_first")},
     "hybrid": {"hold": ("hybrid",), "params": ("late",), "stages": (1,), "blocks_per_sm": (8,), "columns": COLUMNS},
 }
 
@@ -128,6 +128,15 @@ def test_the_lowest_arch_follows_the_copy() -> None:
     waiting = Schedule(threads_per_row=32, vector=8, hold="shared", unroll=4)
     arch = {copy: emit(problem, replace(waiting, copy=copy)).min_arch for copy in KNOBS["copy"]}
     assert arch == {"direct": 75, "cp_async": 80, "bulk": 90}
+
+
+def test_a_bulk_copy_carries_the_priority_of_its_rows() -> None:
+    problem = problem_for(load("softmax"), shape="4096x32768", dtype="bf16")
+    waiting = Schedule(threads_per_row=1024, vector=8, hold="shared", copy="bulk", unroll=4)
+    plain, kept = (emit(problem, replace(waiting, load=hint)) for hint in ("default", "evict_last"))
+    assert "cache_hint" not in plain.instructions
+    assert "L2::evict_last" in kept.instructions
+    assert "bulk_load_evict_last(x_shared" in kept.text
 
 
 # ---- misuse: the emitted text with one thing wrong ------------------------------------------------------------------
