@@ -6,6 +6,8 @@ A kernel takes a launch, then about the largest of three times, blended smoothly
     latency  row tiles one after another in every resident slot: load, reductions, arithmetic, store
     issue    instructions through the SMs' schedulers
 
+but never less than it takes to start all blocks.
+
 With a hot cache the row comes from L2: its latency and bandwidth stand in for DRAM's, and hints change nothing.
 Backward adds what its column sums cost: atomics, or partial rows and the kernel that adds them. Hints and the place
 of the parameters multiply the time by a factor each. Constants are those of `schedule.constants`: microbenchmarks
@@ -47,6 +49,7 @@ class Cost:
     memory_us: float
     latency_us: float
     issue_us: float
+    starts_us: float
     columns_us: float
     tail_us: float
     factor: float
@@ -65,6 +68,7 @@ class Cost:
             f"looks       {self.looks} at every row",
             f"latency     {self.latency_us:.2f} us of row tiles one after another",
             f"issue       {self.issue_us:.2f} us of instructions",
+            f"starts      {self.starts_us:.2f} us of starting blocks",
             f"columns     {self.columns_us:.2f} us for sums over rows",
             f"registers   about {self.registers} a thread" + (f", {self.spilled} spilled" if self.spilled else ""),
             f"occupancy   {self.occupancy:.0%}: {self.blocks_per_sm} blocks an SM, {self.waves:.2f} waves",
@@ -197,13 +201,14 @@ def _columns_us(problem: Problem, s: Schedule, device: Device, blocks: float, c:
     return in_block + moved + c.second_kernel_us
 
 
-def _factor(problem: Problem, s: Schedule, c: Constants, *, hot: bool) -> float:
+def _factor(problem: Problem, s: Schedule, device: Device, c: Constants, *, hot: bool) -> float:
     """Hints, the place of parameters, the shape of a block: factors that were measured, not derived."""
     factor = 1.0
     if not hot:
         streams = sum(not t.is_written for t in problem.elem_tensors)
-        if s.load == "evict_last":
-            factor *= c.load_evict_last
+        if s.load == "evict_last":  # rows that stay in L2 push parameters out, which late ones wait for
+            pays = s.params != "late" or not problem.parameter_bytes
+            factor *= c.load_evict_last if pays and problem.compulsory_bytes > 2 * device.l2_bytes else 1.0
         elif s.load != "default" and s.hold != "reload":
             factor *= c.load_past_l1 if streams == 1 else c.load_streams_past_l1
         factor *= c.store_streaming if s.store == "streaming" and not column_outputs(problem) else 1.0
@@ -273,8 +278,9 @@ def predict(
     latency = grid.rounds * tile_us
     memory = _memory_us(problem, s, device, looks, spilled, grid.blocks, c, hot=hot)
     issue = _issue_us(problem, s, device, looks, grid.blocks, c)
-    bound = (memory**c.blend + latency**c.blend + issue**c.blend) ** (1 / c.blend)
-    factor = _factor(problem, s, c, hot=hot)
+    starts = grid.blocks / device.sm_count * c.block_start_us
+    bound = max(starts, (memory**c.blend + latency**c.blend + issue**c.blend) ** (1 / c.blend))
+    factor = _factor(problem, s, device, c, hot=hot)
     columns = _columns_us(problem, s, device, grid.blocks, c)
     # While the first tiles load and the last ones end, memory is not busy.
     tail = c.tail_share * tile_us * memory / bound
@@ -284,6 +290,7 @@ def predict(
         memory_us=memory,
         latency_us=latency,
         issue_us=issue,
+        starts_us=starts,
         columns_us=columns,
         tail_us=tail,
         factor=factor,

@@ -27,6 +27,7 @@ from normgen.schedule.legality import (
     sums_in_registers,
 )
 from normgen.schedule.policy import (
+    CHAINED_BYTES,
     ONE_KNOB,
     plain_only,
     searched_cluster,
@@ -56,7 +57,7 @@ DEFAULT_KNOBS: dict[str, tuple[Any, ...]] = {
     "softmax": ("two_pass", "online"),
     "unroll": (0, 1, 4),
     "load": ("evict_last", "default", "no_allocate"),
-    "store": ("streaming", "default"),
+    "store": ("default", "streaming"),
     "params": ("late", "early", "kept", "packed"),
     "blocks_per_sm": (0,),
     "dependent_launch": ("off", *CHAINED),
@@ -284,10 +285,11 @@ def _cut(problem: Problem, hold: str, cluster: int, *, few: bool = False) -> Ite
 def _without_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
     """Defaults of programs whose rows have nothing to do with each other.
 
-    Many rows stream through: inputs that are last to leave L2 make room by its written lines (see docs/techniques.md).
-    Of fewer rows than SMs the next kernel finds the outputs in L2, and parameters read late win but in clusters
-    (1x4096 to 64x8192 bf16, hot, on an H200). Clusters that walk many long rows, the next one on its way, hide their
-    exchanges (2048x65536 to 2048x262144: 3 to 7 % ahead of one cluster a row).
+    Of many rows the inputs are last to leave L2: up to 4 % faster from memory, and the next kernel finds as much of the
+    outputs there as after default loads, where streaming stores would leave it less (see docs/techniques.md).
+    Parameters are read while the kernel before ends; without that, late wins for fewer rows than SMs but in clusters.
+    Clusters that walk many long rows, the next one on its way, hide their exchanges (2048x65536 to 2048x262144: 3 to
+    7 % ahead of one cluster a row).
     """
     few = problem.rows < device.sm_count
     clusters = _clusters(problem, device)
@@ -295,13 +297,20 @@ def _without_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
         for cut in _cut(problem, hold, cluster, few=few):
             if hold == "registers" and _crowded(problem, cut, more=len(clusters) > 1):
                 continue
-            stays = "evict_last" if device.arch >= 80 and not few else "streaming"
-            hinted = replace(cut, load=stays, store="default" if few else "streaming")
+            chained = device.arch >= 90 and hold == "registers" and problem.compulsory_bytes < CHAINED_BYTES
+            hinted = replace(
+                cut,
+                load="default" if few else "evict_last" if device.arch >= 80 else "streaming",
+                store="streaming" if device.arch < 80 and not few else "default",
+                dependent_launch="loads" if chained else "off",
+            )
             if cluster > 1 and not few and hold == "registers":
-                walking = replace(hinted, persistent=max(1, 1024 // cut.threads))
+                walking = replace(
+                    hinted, persistent=max(1, 1024 // cut.threads), dependent_launch="start" if chained else "off"
+                )
                 yield replace(walking, stages=2)
                 yield walking
-            if hold == "registers" and _has_parameters(problem) and (few == (cluster > 1)):
+            if hold == "registers" and _has_parameters(problem) and (chained or few == (cluster > 1)):
                 yield replace(hinted, params="early")
             yield hinted
 

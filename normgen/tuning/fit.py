@@ -43,7 +43,7 @@ LEVEL = 0.2  # weight of a whole problem's error
 NEAR = 4.0  # weight e^(-NEAR log(us / best))
 STEPS = (1.3, 1.1, 1.03)
 FACTORS = ("held_shared", "persistent_penalty")
-PAIRED = ("load_past_l1", "load_streams_past_l1", "load_evict_last", "store_streaming")
+PAIRED = ("load_past_l1", "load_streams_past_l1", "store_streaming")
 PAIRED_NEAR = 1.4  # times the best: pairs of slower schedules say nothing
 LEAST_PAIRS = 5
 XZ = b"\xfd7zXZ\x00"
@@ -204,9 +204,7 @@ def _hint_constant(problem: Problem, s: Schedule, knob: str) -> str:
     """Which constant the cost model applies for that hint; empty: none."""
     if knob == "store":
         return "store_streaming" if s.store == "streaming" and not problem.column_outputs else ""
-    if s.load == "evict_last":
-        return "load_evict_last"
-    if s.load == "default" or s.hold == "reload":
+    if s.load in ("default", "evict_last") or s.hold == "reload":
         return ""
     one_stream = sum(not t.is_written for t in problem.elem_tensors) == 1
     return "load_past_l1" if one_stream else "load_streams_past_l1"
