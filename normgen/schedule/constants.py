@@ -25,7 +25,8 @@ class Constants:
     trip_share                      of a load's latency that each further loop trip waits
     prefetch_left                   share of the shorter of loading and computing that prefetching does not hide
     instructions_per_clock          warp instructions an SM issues, of 4 schedulers
-    block_start_us                  between two blocks that an SM starts: 8192 blocks of any size take 11 us (H200)
+    chained_block_us                between two blocks that an SM starts where kernels start early: 8192 blocks of any
+                                    size take 11 us then (H200)
     blend                           exponent of the smooth maximum of memory, latency and issue
     narrow_penalty                  per halving of a 16-byte access
     load_past_l1 .. persistent_penalty  factors on the bound; hints that leave L1 out pay for one stream of rows only
@@ -48,7 +49,7 @@ class Constants:
     prefetch_left: float = 0.3
     sm_gb_per_s: float = 110.0
     instructions_per_clock: float = 2.5
-    block_start_us: float = 0.16
+    chained_block_us: float = 0.16
     blend: float = 3.0
     tail_share: float = 0.6
     narrow_penalty: float = 0.02

@@ -6,7 +6,7 @@ A kernel takes a launch, then about the largest of three times, blended smoothly
     latency  row tiles one after another in every resident slot: load, reductions, arithmetic, store
     issue    instructions through the SMs' schedulers
 
-but never less than it takes to start all blocks.
+but, where kernels start early, never less than it takes to start all blocks.
 
 With a hot cache the row comes from L2: its latency and bandwidth stand in for DRAM's, and hints change nothing.
 Backward adds what its column sums cost: atomics, or partial rows and the kernel that adds them. Hints and the place
@@ -68,7 +68,7 @@ class Cost:
             f"looks       {self.looks} at every row",
             f"latency     {self.latency_us:.2f} us of row tiles one after another",
             f"issue       {self.issue_us:.2f} us of instructions",
-            f"starts      {self.starts_us:.2f} us of starting blocks",
+            f"starts      {self.starts_us:.2f} us of starting blocks while another kernel ends",
             f"columns     {self.columns_us:.2f} us for sums over rows",
             f"registers   about {self.registers} a thread" + (f", {self.spilled} spilled" if self.spilled else ""),
             f"occupancy   {self.occupancy:.0%}: {self.blocks_per_sm} blocks an SM, {self.waves:.2f} waves",
@@ -278,7 +278,7 @@ def predict(
     latency = grid.rounds * tile_us
     memory = _memory_us(problem, s, device, looks, spilled, grid.blocks, c, hot=hot)
     issue = _issue_us(problem, s, device, looks, grid.blocks, c)
-    starts = grid.blocks / device.sm_count * c.block_start_us
+    starts = grid.blocks / device.sm_count * c.chained_block_us if s.chained else 0.0
     bound = max(starts, (memory**c.blend + latency**c.blend + issue**c.blend) ** (1 / c.blend))
     factor = _factor(problem, s, device, c, hot=hot)
     columns = _columns_us(problem, s, device, grid.blocks, c)

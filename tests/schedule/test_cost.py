@@ -207,13 +207,17 @@ def test_constants_survive_their_file_and_a_wrong_file_is_refused(tmp_path: Path
         read_constants(path)
 
 
-def test_an_early_start_hides_part_of_a_launch_and_nothing_else() -> None:
+def test_an_early_start_hides_part_of_a_launch_and_bounds_how_fast_blocks_start() -> None:
     problem = asked("rmsnorm", "16x4096", "bf16")
     alone = told(problem, schedule(256, 1, 8))
     chained = told(problem, schedule(256, 1, 8, dependent_launch="start"))
     constants = constants_of(H200)
     assert alone.us - chained.us == pytest.approx(constants.launch_us * (1 - constants.chained))
-    assert replace(chained, us=alone.us) == alone
+    assert replace(chained, us=alone.us, starts_us=0.0) == alone
+    many = asked("layernorm", "8192x768", "bf16")
+    one_row, two_rows = (schedule(32, rows, 8, params="early", dependent_launch="loads") for rows in (1, 2))
+    assert told(many, one_row).us > 1.3 * told(many, two_rows).us  # 11.8 and 8.0 us on an H200
+    assert told(many, replace(one_row, dependent_launch="off")).us < 1.1 * told(many, two_rows).us
 
 
 def test_rows_on_their_way_through_shared_memory_take_no_registers() -> None:

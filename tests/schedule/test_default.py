@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,9 @@ def test_the_default_reaches_nine_tenths_of_a_sweeps_optimum(path: Path) -> None
     sweep = read_sweep(path)
     times = {point.schedule: point.us for point in sweep.points if point.us is not None}
     default = default_schedule(problem_of(sweep.header), Device(**dict(sweep.header.device)))
-    assert min(times.values()) >= 0.9 * times[default]
+    near = [us for s, us in times.items() if replace(s, load=default.load, store=default.store) == default]
+    assert near, "neither the default nor its siblings with other hints are in the sample"
+    assert min(times.values()) >= 0.9 * times.get(default, max(near))
 
 
 def default(op: str, shape: str, dtype: str = "bf16", direction: str = "forward", gpu: Device = H200) -> Schedule:
