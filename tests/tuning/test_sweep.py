@@ -8,6 +8,7 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -182,12 +183,12 @@ def test_a_sample_holds_what_was_asked_for_first(tmp_path: Path) -> None:
 def test_the_first_choices_are_the_cost_models_and_of_equals_the_plainest() -> None:
     asked = problem_for(load("rmsnorm"), shape="4096x4096", dtype="bf16")
     legal = parts.legal_space(asked, TARGETS["h200"]).legal
-    chosen = called_fastest(asked, legal, TARGETS["h200"], Cache.COLD, count=8)
-    told = sorted(parts.predicted_us(asked, s, TARGETS["h200"]) for s in legal)
-    assert [parts.predicted_us(asked, s, TARGETS["h200"]) for s in chosen] == told[:8]
-    equals = [s for s in legal if parts.predicted_us(asked, s, TARGETS["h200"]) == told[0]]
-    assert len(equals) > 1
-    assert len(str(chosen[0])) == min(len(str(s)) for s in equals)
+    chosen = called_fastest(asked, legal, TARGETS["h200"], Cache.COLD, count=200)
+    told = [parts.predicted_us(asked, s, TARGETS["h200"]) for s in chosen]
+    assert told == sorted(parts.predicted_us(asked, s, TARGETS["h200"]) for s in legal)[:200]
+    equals = [(a, b) for (a, b), (x, y) in zip(pairwise(chosen), pairwise(told), strict=True) if x == y]
+    assert equals
+    assert all(len(str(a)) <= len(str(b)) for a, b in equals)
     assert called_fastest(asked, legal, TARGETS["h200"], Cache.COLD, count=0) == []
 
 
