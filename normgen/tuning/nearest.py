@@ -3,7 +3,8 @@
 Near is: the same operation, direction and dtypes (statistics may be there or not), rows and cols by ratio. The
 distance is in octaves of rows; an octave of cols, which decides how many threads a row keeps busy, counts four times.
 The schedule is fitted: with twice the cols a row gets twice the threads, and edges follow what cols divides into.
-What is not legal after that is not taken, whatever its distance.
+What is not legal after that is not taken, whatever its distance. Nor is a way to compute that was proven for other
+cols only: E[x^2] - mean^2 of a constant row is as right as mean rounds, which it does by the number of cols.
 """
 
 from __future__ import annotations
@@ -82,6 +83,8 @@ def distance(tuned: ProblemKey, problem: Problem) -> float:
 def fitted(record: Record, problem: Problem, device: Device) -> Schedule | None:
     """The record's schedule for another shape, with as few changes as make it legal; None when that is not enough."""
     own = record.schedule
+    if own.variance == "sum_of_squares" and problem.cols != record.problem.cols:
+        own = replace(own, variance="two_pass")
     for schedule in _variants(own, problem.cols / record.problem.cols):
         if refusal(problem, schedule, device) is None:
             return schedule

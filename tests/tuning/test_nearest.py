@@ -152,3 +152,12 @@ def test_whatever_is_taken_is_legal(direction: str, cols: int) -> None:
             assert found.distance <= FARTHEST
         elif rows == 2000:
             pytest.fail("a neighbour within an octave or two fits")
+
+
+def test_a_variance_in_one_look_is_not_taken_to_other_cols() -> None:
+    """layernorm 11013x8487 bf16 with the schedule of 16384x8192 has a wrong rstd in constant rows (H200)."""
+    one_look = replace(ROW_IN_BLOCK, variance="sum_of_squares")
+    record = tuned(make("16384x8192", op="layernorm"), one_look)
+    odd = fitted(record, make("11013x8487", op="layernorm"), H200)
+    assert odd is not None and odd.variance == "two_pass"
+    assert fitted(record, make("11013x8192", op="layernorm"), H200) == one_look
