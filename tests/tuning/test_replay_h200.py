@@ -40,12 +40,14 @@ def test_the_page_is_what_a_replay_says_now(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda p: p.name.split(".")[0])
-def test_the_worst_seed_is_at_the_optimum_after_50_and_the_median_ahead_of_random_and_tpe(path: Path) -> None:
+def test_the_worst_seed_is_at_the_optimum_after_50_and_ahead_of_random_and_tpe(path: Path) -> None:
+    """Medians may meet at the optimum itself, where nobody is ahead; worst seeds do not."""
     table = documented(path)
     assert table["normgen", "worst"][50] >= 0.98
     for n in (25, 50, 100):
         for other in ("random", "tpe"):
-            assert table["normgen", "median"][n] > table[other, "median"][n]
+            median = table["normgen", "median"][n]
+            assert median > table[other, "median"][n] or median == table[other, "median"][n] == 1.0
             assert table["normgen", "worst"][n] > table[other, "worst"][n]
 
 
