@@ -125,8 +125,8 @@ def _show_reports(file: Path, land: Landscape, reports: Sequence[Report]) -> Non
 def explain(target: str, as_json: bool, cache: str, knobs: tuple[str, ...], **options: Any) -> None:
     """What the cost model thinks of a schedule: KNOBS that differ from the default, such as vector=4 load=streaming.
 
-    --json prints {problem, schedule, device, us, memory_us, latency_us, issue_us, columns_us, tail_us, factor, bytes,
-    registers, spilled, blocks_per_sm, occupancy, waves, looks}.
+    --json prints {problem, schedule, device, us, memory_us, latency_us, issue_us, starts_us, columns_us, tail_us,
+    factor, bytes, registers, spilled, blocks_per_sm, occupancy, waves, looks}.
     """
     from dataclasses import asdict
 
