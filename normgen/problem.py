@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from normgen.dtypes import F32, DType
 from normgen.dtypes import dtype as dtype_named
@@ -87,6 +87,11 @@ class Problem:
     def parameter_bytes(self) -> int:
         """Bytes that one element of every column parameter takes together."""
         return sum(t.dtype.bytes for t in self.tensors if t.kind is Kind.COL and not t.is_written)
+
+    @property
+    def searched_knobs(self) -> Mapping[str, tuple[Any, ...]]:
+        """The values that the spec's `[space]` gives knobs in this direction."""
+        return self.spec.knobs if self.direction is Direction.FORWARD else self.spec.backward_knobs
 
     @cached_property
     def column_outputs(self) -> int:

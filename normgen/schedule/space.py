@@ -10,7 +10,7 @@ from typing import Any
 
 from normgen.device import Device
 from normgen.errors import NothingValidError
-from normgen.problem import Direction, Problem
+from normgen.problem import Problem
 from normgen.program.approximate import has_exponentials
 from normgen.program.rewrites import applicable
 from normgen.program.source import written_program
@@ -119,7 +119,7 @@ def knob_values(problem: Problem, rewrites: Mapping[str, tuple[str, ...]]) -> di
     """
     default = Schedule()
     values: dict[str, tuple[Any, ...]] = {}
-    asked = _asked(problem)
+    asked = problem.searched_knobs
     chosen = {**(BACKWARD_KNOBS if column_outputs(problem) else DEFAULT_KNOBS), **asked}
     for name in KNOBS:
         searched = chosen.get(name, (getattr(default, name),))
@@ -136,17 +136,12 @@ def knob_values(problem: Problem, rewrites: Mapping[str, tuple[str, ...]]) -> di
     return values
 
 
-def _asked(problem: Problem) -> Mapping[str, tuple[Any, ...]]:
-    """What the spec says of knobs in the problem's direction."""
-    return problem.spec.knobs if problem.direction is Direction.FORWARD else problem.spec.backward_knobs
-
-
 def _approximates(problem: Problem) -> bool:
     """Whether exponentials are approximate: outputs of 16 bits hide it, and it takes 3 instructions instead of 8."""
     narrow = all(t.dtype.bytes <= 2 for t in problem.tensors if t.is_written)
     return (
         narrow
-        and "approximate" in _asked(problem).get("arithmetic", ("approximate",))
+        and "approximate" in problem.searched_knobs.get("arithmetic", ("approximate",))
         and has_exponentials(written_program(problem))
     )
 

@@ -200,6 +200,7 @@ class Run:
         """What must be the same for another process to go on with this run."""
         return {
             "problem": ProblemKey.of(self.problem).as_dict(),
+            "space": {name: list(values) for name, values in self.problem.searched_knobs.items()},
             "device": self.device.name,
             "cache": self.cache.value,
             "seed": self.seed,

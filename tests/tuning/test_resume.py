@@ -9,6 +9,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -193,3 +194,19 @@ def test_a_finished_run_is_not_resumed_and_says_so(tmp_path: Path) -> None:
     assert "no run was left unfinished" in one["notes"][0]
     assert "is finished; a new run begins" in two["notes"][0]
     assert one["folder"] != two["folder"]
+
+
+def test_a_run_of_another_space_is_not_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its measurements are shared, its order of proposals is not: that follows from the space."""
+    monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("NORMGEN_CACHE_DIR", str(tmp_path / "cache"))
+    narrow = replace(problem(), spec=replace(problem().spec, knobs={"vector": (4,)}))
+    notes = []
+    for asked in (narrow, problem(), narrow):
+        with open_run(
+            asked, TARGETS["h200"], cache=Cache.COLD, seed=5, trials=TRIALS, budget_s=60.0, progress=Silent(),
+            command="test", versions=VERSIONS, measured=True, resume=True, reuse=True,
+        ) as run:  # fmt: skip
+            notes.append(" ".join(run.notes))
+    assert "is of another space" in notes[1]
+    assert "resumed" in notes[2]
