@@ -22,6 +22,7 @@ from normgen.tuning.evaluate import first_choice
 from normgen.tuning.fit import read_measured
 
 SWEEPS = sorted((Path(__file__).parents[1] / "data" / "sweeps").glob("*.jsonl.xz"))
+OTHER_SWEEPS = sorted((Path(__file__).parents[2] / "generated" / "evidence" / "sweeps").glob("*.jsonl.xz"))
 H200 = TARGETS["h200"]
 HINTS = {"load": "streaming", "store": "streaming", "params": "early"}
 
@@ -152,6 +153,17 @@ def test_the_first_choice_of_a_shipped_sweep_is_within_8_percent_of_its_optimum(
     assert choice.ratio <= 1.08, choice
     assert choice.schedules > 1000
     assert choice.optimum_us == min(us for _, us in measured.points)
+
+
+def test_the_first_choice_at_shapes_outside_the_fit_is_within_5_percent_in_the_median() -> None:
+    """Ten sweeps of an H200 at other shapes, backward and hot ones among them."""
+    fitted_shapes = {"layernorm_8192x768_bf16_cold"}
+    others = [path for path in OTHER_SWEEPS if path.name.split(".")[0] not in fitted_shapes]
+    assert len(others) == 10
+    ratios = [first_choice(measured).ratio for measured in read_measured(others, thinned=False)]
+    assert len(ratios) == 10
+    assert np.median(ratios) <= 1.05
+    assert max(ratios) <= 1.15
 
 
 def test_backward_pays_for_its_column_sums() -> None:
