@@ -32,7 +32,7 @@ def kernel_part(_: Path) -> str:
     op, shape = _SHOWN
     problem = problem_for(load(op), shape=shape)
     text = emit(problem, default_schedule(problem, target("h200"))).text
-    start = text.rindex("// ", 0, text.index('extern "C" __global__'))
+    start = text.rindex("\n\n", 0, text.index('extern "C" __global__')) + 2  # with the comment above it
     command = f"normgen show --cuda --op {op} --shape {shape}"
     return f"The end of what `{command}` prints:\n\n```cuda\n{text[start:].rstrip()}\n```\n"
 
