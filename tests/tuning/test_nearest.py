@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
 
+from normgen.codegen.emit import emit
+from normgen.cpu import find_compiler
 from normgen.device import TARGETS
 from normgen.problem import Problem
 from normgen.program.source import problem_for
@@ -14,9 +17,11 @@ from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import default_schedule
 from normgen.spec_reader import load
+from normgen.tuning.cpu_check import check_on_cpu
 from normgen.tuning.nearest import FARTHEST, distance, fitted, nearest
 from normgen.tuning.records import Cache, Outcome, ProblemKey, Record
 from normgen.tuning.statistics import summarise
+from normgen.tuning.store import read, shipped_folder
 
 H200 = TARGETS["h200"]
 ROW_IN_BLOCK = Schedule(
@@ -162,3 +167,32 @@ def test_a_variance_in_one_look_is_not_taken_to_other_cols() -> None:
     assert odd is not None
     assert odd.variance == "two_pass"
     assert fitted(record, make("11013x8192", op="layernorm"), H200) == one_look
+
+
+def untuned(record: Record, rng: random.Random) -> Problem:
+    """Another shape near a record's: half of them with any number of cols."""
+    key = record.problem
+    cols = min(int(key.cols * 2 ** rng.uniform(-0.8, 0.8)), 2000)
+    cols = cols if rng.random() < 0.5 else max(64, cols // 64 * 64)
+    without = {"rstd"} if key.op == "rmsnorm" and key.direction == "forward" and "rstd" not in key.present else ()
+    shape = (max(1, int(key.rows * 2 ** rng.uniform(-1, 1))), cols)
+    dtypes = dict(key.dtypes)
+    dtype = dtypes.get("x") or dtypes["y"]
+    return problem_for(load(key.op), shape=shape, dtype=dtype, direction=key.direction, without=without)
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+def test_kernels_of_nearest_schedules_are_right_at_random_shapes() -> None:
+    """Of such shapes nobody checks a kernel before it runs."""
+    rng, known = random.Random(7), read(shipped_folder() / "h200.jsonl").records
+    short = [r for r in known if r.problem.cols <= 4096]
+    checked = 0
+    for _ in range(60):
+        record = rng.choice(short)
+        problem = untuned(record, rng)
+        found = nearest(problem, H200, known, cache=record.cache)
+        if found is not None:
+            checked += 1
+            told = check_on_cpu(problem, emit(problem, found.schedule), seed=rng.randrange(1000))
+            assert told.ok, f"{problem}: {found.schedule}: {told.summary}"
+    assert checked > 30
