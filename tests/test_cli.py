@@ -238,7 +238,6 @@ def test_accumulate_shows_in_the_program(capsys: pytest.CaptureFixture[str]) -> 
 def test_tune_without_a_gpu_predicts_and_writes_record_and_header(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("normgen.export", reason="the exporter is not there")
     tune = ("tune", "--device", "cpu", "--shape", "8x1024x768", "--trials", "4")
     code, out, _ = run(capsys, *tune)
     assert code == 0

@@ -140,7 +140,6 @@ def test_a_spec_cannot_run_python(tmp_path: Path, l2norm: Path) -> None:
 
 @needs_compiler
 def test_tune_without_a_gpu_ends_with_a_prediction(tmp_path: Path) -> None:
-    pytest.importorskip("normgen.export", reason="the exporter is not there")
     tune = ("tune", "--device", "cpu", "--shape", "8x64x768", "--target", "h200", "--trials", "6", "--budget", "60s")
     done = normgen(tmp_path, *tune)
     assert done.returncode == 0, done.stderr
