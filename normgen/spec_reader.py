@@ -9,7 +9,6 @@ import hashlib
 import json
 import math
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from normgen.errors import SpecError, UsageError, did_you_mean
 from normgen.schedule.schedule import KNOBS
 from normgen.spec import ROW_FAMILIES, Formula, Role, Spec, Tensor
 from normgen.spec_names import refusal
-from normgen.toml_lines import KeyPath, key_lines
+from normgen.toml_lines import KeyPath, key_lines, parse_toml
 
 _TOP_KEYS = ("name", "summary", "paper", "tensors", "scalars", "formulas", "space", "backward", "accuracy")
 _BACKWARD = "backward"  # within [space]: what is searched for backward kernels
@@ -74,12 +73,7 @@ def load(path_or_name: str | Path, folders: Sequence[str | Path] = ()) -> Spec:
 def parse(text: str, *, file: str = "<spec>") -> Spec:
     """The checked spec of a TOML text; `file` is what error messages call it."""
     text = text.replace("\r\n", "\n")
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        at = re.search(r"at line (\d+)", str(error))
-        line = int(at[1]) if at else text.count("\n") + 1
-        raise SpecError(f"not valid TOML: {error}", file=file, line=line) from None
+    data = parse_toml(text, file=file)
     return _Reader(data, key_lines(text), file).read(_digest(data))
 
 

@@ -1,9 +1,13 @@
-"""On which line of a TOML text a key stands; tomllib itself does not tell."""
+"""TOML with lines: on which one a key stands, which tomllib itself does not tell, and where a text is none."""
 
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
+from typing import Any
+
+from normgen.errors import SpecError
 
 KeyPath = tuple[str, ...]
 
@@ -14,6 +18,16 @@ _HEADER = re.compile(rf"\s*\[\[?\s*({_DOTTED})\s*\]\]?")
 _ENTRY = re.compile(rf"\s*({_DOTTED})\s*=\s*(.*)")
 _INLINE = re.compile(rf"(?:^\{{|,)\s*({_DOTTED})\s*=")
 _STRINGS = re.compile(r'"(?:\\.|[^"\\])*"' + r"|'[^']*'")
+
+
+def parse_toml(text: str, *, file: str) -> dict[str, Any]:
+    """The tables of a TOML text. Raises SpecError, with `file` and the line, where it is none."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        at = re.search(r"at line (\d+)", str(error))
+        line = int(at[1]) if at else text.count("\n") + 1
+        raise SpecError(f"not valid TOML: {error}", file=file, line=line) from None
 
 
 def key_lines(text: str) -> dict[KeyPath, int]:

@@ -181,7 +181,10 @@ def test_a_derived_backward_that_is_no_derivative_ends_with_4(
     file = tmp_path / "scaled.toml"
     text = '[tensors]\nx = "input"\ny = "output"\n[formulas]\ny = "x * rsqrt(sum(x*x))"\n'
     file.write_text('name = "scaled"\nsummary = "x by its length"\n' + text)
-    wrong = lambda program, **options: _halved(differentiate(program, **options))  # noqa: E731
+
+    def wrong(program: RowProgram, **options: Any) -> RowProgram:
+        return _halved(differentiate(program, **options))
+
     monkeypatch.setattr("normgen.program.source.differentiate", wrong)
     written_program.cache_clear()
     code, out, err = run(

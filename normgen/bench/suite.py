@@ -20,8 +20,6 @@ stable_parameters = true        # the promise of `Problem.stable_parameters`
 from __future__ import annotations
 
 import fnmatch
-import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +28,7 @@ from typing import Any
 from normgen.errors import NormgenError, SpecError, UsageError, did_you_mean
 from normgen.problem import Direction, Problem
 from normgen.spec_reader import builtin_folder
-from normgen.toml_lines import array_lines, key_lines
+from normgen.toml_lines import array_lines, key_lines, parse_toml
 from normgen.tuning.records import Cache
 
 _TOP_KEYS = ("name", "summary", "defaults", "entry")
@@ -126,13 +124,7 @@ def load_suite(path_or_name: str | Path) -> Suite:
 def parse_suite(text: str, *, file: str = "<suite>") -> Suite:
     """The checked suite of a TOML text; `file` is what error messages call it."""
     text = text.replace("\r\n", "\n")
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        at = re.search(r"at line (\d+)", str(error))
-        line = int(at[1]) if at else text.count("\n") + 1
-        raise SpecError(f"not valid TOML: {error}", file=file, line=line) from None
-    return _Reader(data, text, file).read()
+    return _Reader(parse_toml(text, file=file), text, file).read()
 
 
 class _Reader:

@@ -86,8 +86,8 @@ CUT_KNOBS = ("threads_per_row", "rows_per_block", "cluster", "vector", "edges") 
 PLACE_KNOBS = ("hold", "copy", "persistent", "stages")  # where they wait, and how many
 STRUCTURAL_KNOBS = (*CUT_KNOBS, *PLACE_KNOBS)
 METHOD_KNOBS = ("reduce_with", "variance", "softmax", "columns")
-EARLY_BYTES = 128  # of parameters a thread may hold beside its row
 FREE_KNOBS = tuple(name for name in KNOBS if name not in (*STRUCTURAL_KNOBS, *METHOD_KNOBS))
+EARLY_BYTES = 128  # of parameters a thread may hold beside its row
 
 
 @dataclass(kw_only=True)
@@ -284,7 +284,7 @@ def _without_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
 
     Of many rows the inputs are last to leave L2: up to 4 % faster from memory, and the next kernel finds as much of the
     outputs there as after default loads, where streaming stores would leave it less (see docs/techniques.md).
-    Parameters are read while the kernel before ends; without that, late wins for fewer rows than SMs but in clusters.
+    With an early start parameters are read early; without one, late wins for fewer rows than SMs but in clusters.
     Many a thread cost occupancy: 64 registers of f32 ones take 36 % more at 8192x4096 bf16 than late ones do.
     Clusters that walk many long rows, the next one on its way, hide their exchanges (2048x65536 to 2048x262144: 3 to
     7 % ahead of one cluster a row).
