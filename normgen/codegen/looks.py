@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from normgen.codegen.columns import ColumnSums
 from normgen.codegen.module import Param, Source
 from normgen.codegen.printer import Printer
-from normgen.codegen.reductions import CONSTANTS, state_of, step_lines
+from normgen.codegen.reductions import CONSTANTS, state_of, steps_of
 from normgen.codegen.view import Loop, SectionList, State
 from normgen.problem import Problem
 from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Store, stage_of, used_names, value_kinds
@@ -283,19 +283,17 @@ class Looks:
             comment = "Last look: the outputs" if self.groups else "One look: the outputs"
         loops: list[Loop] = []
         for span in self.spans:
-            head, elem, tail = self.look_pass(look, self.vector_site, span.place)
+            body = self.look_pass(look, self.vector_site, span.place)
             edge: tuple[str, ...] = ()
             if self.layout.edged and span == self.spans[-1]:
-                edge_head, edge_elem, edge_tail = self.look_pass(look, EDGE, span.place)
-                edge = (*edge_head, *edge_elem, *edge_tail)
+                edge = self.look_pass(look, EDGE, span.place).texts()
             loops.append(
-                Loop(
+                replace(
+                    body,
                     comment="" if loops else comment,
                     unroll=span.unroll,
                     guard=self.guard,
-                    head=(*self.column_line((*head, *elem, *tail)), *head),
-                    elem=tuple(elem),
-                    tail=tuple(tail),
+                    head=(*self.column_line(body.texts()), *body.head),
                     edge=edge,
                     first=span.first,
                     last=span.last,
@@ -303,21 +301,39 @@ class Looks:
             )
         return loops
 
-    def look_pass(self, look: int, site: Site, place: str) -> tuple[list[str], list[str], list[str]]:
-        """What look `look` does at a site: before its elements, for each element, after them."""
-        final = look == len(self.groups)
+    def look_pass(self, look: int, site: Site, place: str) -> Loop:
+        """What look `look` does at a site, without what goes round it."""
         loads, maps = self.elementwise(self.look_roots(look))
         head: list[str] = []
-        elem: list[str] = []
-        for load in loads:
-            vec = self.vector_of(load, look, head, site, place)
-            elem.append(f"const float {self.names[load.name]} = element({vec}, {site.index});")
+        vectors = {load.name: self.vector_of(load, look, head, site, place) for load in loads}
+        if look == len(self.groups):
+            return self.output_pass(maps, head, self.element_lines(loads, [], vectors, site), site)
+        group = self.groups[look]
+        by_vector = site is not EDGE and self.layout.vector > 1
+        steps = steps_of(self.states[look], group, self.names, by_vector=by_vector)
+        peek: tuple[str, ...] = ()
+        if steps.peek:
+            roots = {n for r in group if r.monoid.vector_step for n in used_names(r)}
+            peek = (*self.element_lines(*self.elementwise(roots), vectors, site), *steps.peek)
+        return Loop(
+            head=(*head, *steps.before),
+            peek=peek,
+            move=steps.move,
+            elem=(*self.element_lines(loads, maps, vectors, site), *steps.elem),
+        )
+
+    def element_lines(self, loads: list[Load], maps: list[Map], vectors: dict[str, str], site: Site) -> list[str]:
+        """The values of one element: of `loads` from their vectors, and of `maps`."""
+        lines = [f"const float {self.names[ld.name]} = element({vectors[ld.name]}, {site.index});" for ld in loads]
         printer = Printer(self.names)
-        stored = {s.value for s in self.elem_stores if final}
+        return lines + [f"const float {self.names[m.name]} = {printer.text(m.expr)};" for m in maps]
+
+    def output_pass(self, maps: list[Map], head: list[str], elem: list[str], site: Site) -> Loop:
+        """The last look: what is stored and what is summed over rows; `elem` reads its elements."""
+        printer = Printer(self.names)
+        stored = {s.value for s in self.elem_stores}
         inlined = {m.name: m for m in maps if m.name in stored and not self.is_read_in_loop(m.name, maps)}
-        elem += [f"const float {self.names[m.name]} = {printer.text(m.expr)};" for m in maps if m.name not in inlined]
-        if not final:
-            return head, elem + step_lines(self.states[look], self.groups[look], self.names), []
+        elem += self.element_lines([], [m for m in maps if m.name not in inlined], {}, site)
         tail: list[str] = []
         for store in self.elem_stores:
             source = inlined.get(store.value)
@@ -331,7 +347,7 @@ class Looks:
             elem.append(f"{store.tensor}_values[{site.index}] = {text};")
             tail += self.store_lines(store, site)
         elem += self.columns.elem_lines({r.names[0]: printer.text(r.args[0]) for r in self.columns.reduces}, site)
-        return head, elem, tail
+        return Loop(head=tuple(head), elem=tuple(elem), tail=tuple(tail))
 
     def is_read_in_loop(self, name: str, maps: list[Map]) -> bool:
         readers: list[Map | Reduce] = [*maps, *self.columns.reduces]

@@ -23,6 +23,8 @@ class Loop:
     """One walk of a thread over its vectors of the row.
 
     head    once per vector, before its elements (reads)
+    peek    once per element, in a pass before that of `elem`
+    move    once per vector, between the two
     elem    once per element
     tail    once per vector, after its elements (writes)
     edge    once after the loop, by the lanes that own an element outside of the whole vectors
@@ -30,9 +32,11 @@ class Loop:
     """
 
     comment: str = ""
-    unroll: str
+    unroll: str = ""
     guard: str = ""
     head: tuple[str, ...] = ()
+    peek: tuple[str, ...] = ()
+    move: tuple[str, ...] = ()
     elem: tuple[str, ...] = ()
     tail: tuple[str, ...] = ()
     edge: tuple[str, ...] = ()
@@ -41,12 +45,16 @@ class Loop:
     kind: str = "loop"
 
     def texts(self) -> tuple[str, ...]:
-        return (*self.head, *self.elem, *self.tail, *self.edge)
+        return (*self._walk, *self.edge)
+
+    @property
+    def _walk(self) -> tuple[str, ...]:
+        return (*self.head, *self.peek, *self.move, *self.elem, *self.tail)
 
     @property
     def uses_vector(self) -> bool:
         """Whether any line names the vector index: nvcc warns about a variable nobody reads."""
-        return any("vector" in line for line in (self.guard, *self.head, *self.elem, *self.tail))
+        return any("vector" in line for line in (self.guard, *self._walk))
 
 
 @dataclass(frozen=True, kw_only=True)

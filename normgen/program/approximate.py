@@ -33,7 +33,10 @@ def _statement(statement: Statement) -> Statement:
 
 
 def _monoid(monoid: Monoid) -> Monoid:
-    return replace(monoid, combine=_recipe(monoid.combine), step=_recipe(monoid.step))
+    by_vector = monoid.vector_step
+    if by_vector is not None:
+        by_vector = replace(by_vector, move=_recipe(by_vector.move), step=_recipe(by_vector.step))
+    return replace(monoid, combine=_recipe(monoid.combine), step=_recipe(monoid.step), vector_step=by_vector)
 
 
 def _recipe(recipe: Recipe) -> Recipe:

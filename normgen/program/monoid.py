@@ -6,6 +6,9 @@ emitted CUDA reads like hand-written code.
     lift     argument symbols `x`, `y`, ...            -> one expression per state component
     combine  symbols `a_<component>`, `b_<component>`  -> one expression per state component
     step     state components and argument symbols     -> the state after one more element
+
+A state that is relative to a reference, as a softmax denominator is to the maximum, pays for each change of it. Such a
+monoid has a `VectorStep` too: it finds the reference of a whole vector before it adds the first of its elements.
 """
 
 from __future__ import annotations
@@ -29,6 +32,24 @@ class Recipe:
 
 
 @dataclass(frozen=True)
+class VectorStep:
+    """The state after a vector of elements, in two passes over them.
+
+    reference  the name that the other expressions read it by
+    start      state components                            -> the reference before the first element
+    peek       the reference, argument symbols             -> the reference when it has seen one more element
+    move       state components, the reference             -> the same state relative to the reference
+    step       state components and argument symbols       -> the moved state after one more element
+    """
+
+    reference: str
+    start: sp.Expr
+    peek: sp.Expr
+    move: Recipe
+    step: Recipe
+
+
+@dataclass(frozen=True)
 class Monoid:
     """An associative, commutative reduction (up to rounding)."""
 
@@ -39,6 +60,7 @@ class Monoid:
     lift: Recipe
     combine: Recipe
     step: Recipe
+    vector_step: VectorStep | None = None
     doc: str = field(default="", compare=False)
 
 
@@ -110,7 +132,14 @@ def _online_softmax() -> Monoid:
             (new_max, total * sp.exp(top - new_max) + sp.exp(_x - new_max)),
             lets=(("new_max", sp.Max(top, _x)),),
         ),
-        doc="(max, Σ exp(x - max)): Milakov and Gimelshein 2018, alg. 3",
+        vector_step=VectorStep(
+            reference="new_max",
+            start=top,
+            peek=sp.Max(new_max, _x),
+            move=Recipe((new_max, total * sp.exp(top - new_max))),
+            step=Recipe((top, total + sp.exp(_x - top))),
+        ),
+        doc="(max, Σ exp(x - max)): Milakov and Gimelshein 2018, alg. 3; its sum moves to a new maximum once a vector",
     )
 
 

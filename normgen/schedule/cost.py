@@ -115,7 +115,8 @@ def _issue_us(problem: Problem, s: Schedule, device: Device, looks: int, blocks:
     """Warp instructions over the busy SMs' issue rate: some an element and look, reads and writes by vector."""
     per_element = 2.0 * looks + 3.0 + 2.0 * column_outputs(problem)
     per_element += 6.0 if s.variance == "welford" else 0.0
-    per_element += 10.0 if s.softmax == "online" else 0.0  # a second exponential, which rescales the sum so far
+    # A maximum of the vector first, then one more exponential a vector, which rescales the sum so far.
+    per_element += 2.0 + 10.0 / s.vector if s.softmax == "online" else 0.0
     if s.edges != "exact":
         per_element *= 1.6
     reads = (looks if s.hold != "registers" else 1) * sum(not t.is_written for t in problem.elem_tensors) + 1

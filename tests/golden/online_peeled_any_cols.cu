@@ -235,12 +235,18 @@ log_softmax_fwd_bf16_any_cols_block_per_row_d65972(
     if (vector < vectors) {
       const int column = head + vector * kVector;
       const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + column);
+      float new_max = look1.row_max;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        const float new_max = maximum(look1.row_max, x_i);
-        look1.row_sum = expf(look1.row_max - new_max) * look1.row_sum + expf(x_i - new_max);
-        look1.row_max = new_max;
+        new_max = maximum(new_max, x_i);
+      }
+      look1.row_sum = expf(look1.row_max - new_max) * look1.row_sum;
+      look1.row_max = new_max;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        look1.row_sum += expf(x_i - look1.row_max);
       }
     }
   }

@@ -209,7 +209,7 @@ layernorm_fwd_f16_123_warp_per_row_55145d(
         const float new_mean = look1.mean + delta / total;
         look1.x_count = total;
         look1.mean = new_mean;
-        look1.var_sum = look1.var_sum + (x_i - new_mean) * delta;
+        look1.var_sum += (x_i - new_mean) * delta;
       }
     }
   }
@@ -221,7 +221,7 @@ layernorm_fwd_f16_123_warp_per_row_55145d(
     const float new_mean = look1.mean + delta / total;
     look1.x_count = total;
     look1.mean = new_mean;
-    look1.var_sum = look1.var_sum + (x_i - new_mean) * delta;
+    look1.var_sum += (x_i - new_mean) * delta;
   }
 
   look1 = reduce_lanes<kThreadsPerRow>(look1);
