@@ -87,6 +87,7 @@ PLACE_KNOBS = ("hold", "copy", "persistent", "stages")  # where they wait, and h
 STRUCTURAL_KNOBS = (*CUT_KNOBS, *PLACE_KNOBS)
 METHOD_KNOBS = ("reduce_with", "variance", "softmax", "columns")
 FREE_KNOBS = tuple(name for name in KNOBS if name not in (*STRUCTURAL_KNOBS, *METHOD_KNOBS))
+L1_ALONE = 28 << 10  # of an SM's L1, what shared memory cannot have (compute capability 8.0 to 9.0)
 EARLY_BYTES = 128  # of parameters a thread may hold beside its row
 
 
@@ -251,13 +252,19 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
     """A legal schedule that is good without any measurement: what the tuner has to beat.
 
     Rows wait in registers, in as few blocks as hold them, else in shared memory, else they are read again; one block
-    owns several short rows.
+    owns several short rows. Many long rows go to shared memory first: see `_long_rows`.
 
     Raises NothingValidError if no schedule is legal, which would be a hole in the space.
     """
-    candidates = _with_columns if column_outputs(problem) else _without_columns
+    if column_outputs(problem):
+        candidates = _with_columns(problem, device)
+    else:
+        candidates = itertools.chain(_long_rows(problem, device), _without_columns(problem, device))
     arithmetic = "approximate" if _approximates(problem) else "exact"
-    for schedule in (replace(s, arithmetic=arithmetic) for s in candidates(problem, device)):
+    # One look and one exchange less pay from 16 KiB on: 1 % at 8192x4096 bf16, where two looks win, 4 to 14 % above.
+    long = problem.cols * problem.row_input_bytes >= 16384
+    softmax = "online" if long and "online" in applicable(written_program(problem))["softmax"] else "two_pass"
+    for schedule in (replace(s, arithmetic=arithmetic, softmax=softmax) for s in candidates):
         if refusal(problem, schedule, device) is None:
             return schedule
     raise NothingValidError("no schedule is legal for this problem", received=str(problem))
@@ -277,6 +284,40 @@ def _cut(problem: Problem, hold: str, cluster: int, *, few: bool = False) -> Ite
                 hold=hold,
                 unroll=0 if hold == "registers" else 1,
             )
+
+
+def _long_rows(problem: Problem, device: Device) -> Iterator[Schedule]:
+    """Defaults of many rows of 32 KiB and more: in shared memory, brought there by asynchronous copies.
+
+    In registers such a row leaves an SM room for one or two blocks, and little is on its way while they compute. In
+    shared memory three rows of 64 KiB fit: 1.3 x as fast as in registers for softmax 16384x32768, 1.6 x for layernorm
+    8192x16384 (bf16). Two rows must fit, and the parameters in what is left of the L1, or every row fetches them from
+    L2: then two blocks that walk rows keep a half each (layernorm 4096x32768: 1.1 x as fast).
+    A row too long for shared memory that meets no parameters waits in registers for the rest (log_softmax 4096x151936:
+    1.18 x as fast as a cluster).
+    """
+    row = problem.cols * problem.row_input_bytes
+    if device.arch < 80 or problem.any_cols or row < 32768 or problem.rows < 4 * device.sm_count:
+        return
+    sm90 = device.arch >= 90
+    blocks = min(4, device.shared_per_sm // (row + 2048))
+    if blocks < 2:
+        if blocks == 0 and not _has_parameters(problem):
+            yield from _copied(problem, Schedule(hold="hybrid", threads_per_row=1024, unroll=0), bulk=sm90)
+    elif problem.cols * problem.parameter_bytes <= device.shared_per_sm + L1_ALONE - blocks * row:
+        yield from _copied(problem, Schedule(hold="shared", threads_per_row=512, unroll=4), bulk=sm90)
+    elif sm90:
+        halves = Schedule(hold="registers", threads_per_row=512, cluster=2, unroll=0)
+        yield from _copied(problem, replace(halves, persistent=2, stages=2, params="early"), bulk=True)
+
+
+def _copied(problem: Problem, wanted: Schedule, *, bulk: bool) -> Iterator[Schedule]:
+    """`wanted` with rows that come by bulk copies, which stay in L2 longest, or by cp.async."""
+    for copy in ("bulk", "cp_async") if bulk else ("cp_async",):
+        for cut in _cut(problem, wanted.hold, wanted.cluster):
+            if cut.threads_per_row == wanted.threads_per_row:
+                load = "evict_last" if copy == "bulk" else "default"
+                yield replace(wanted, vector=cut.vector, edges=cut.edges, copy=copy, load=load)
 
 
 def _without_columns(problem: Problem, device: Device) -> Iterator[Schedule]:

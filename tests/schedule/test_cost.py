@@ -156,12 +156,12 @@ def test_the_first_choice_of_a_shipped_sweep_is_within_8_percent_of_its_optimum(
 
 
 def test_the_first_choice_at_shapes_outside_the_fit_is_within_5_percent_in_the_median() -> None:
-    """Ten sweeps of an H200 at other shapes, backward and hot ones among them."""
+    """Sweeps of an H200 at other shapes, backward and hot ones among them."""
     fitted_shapes = {"layernorm_8192x768_bf16_cold"}
     others = [path for path in OTHER_SWEEPS if path.name.split(".")[0] not in fitted_shapes]
-    assert len(others) == 10
+    assert len(others) == 13
     ratios = [first_choice(measured).ratio for measured in read_measured(others, thinned=False)]
-    assert len(ratios) == 10
+    assert len(ratios) == 13
     assert np.median(ratios) <= 1.05
     assert max(ratios) <= 1.15
 
