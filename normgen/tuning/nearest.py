@@ -5,6 +5,10 @@ distance is in octaves of rows; an octave of cols, which decides how many thread
 The schedule is fitted: with twice the cols a row gets twice the threads, and edges follow what cols divides into.
 What is not legal after that is not taken, whatever its distance. Nor is a way to compute that was proven for other
 cols only: E[x^2] - mean^2 of a constant row is as right as mean rounds, which it does by the number of cols.
+
+A measurement is worth less the farther away it was made. The cost model sees what a shape changes, as a row that no
+longer fits its SM twice: a neighbour is trusted while the model finds it no slower than the default schedule, give or
+take what its distance leaves of a measurement's worth.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from normgen.device import Device
 from normgen.problem import Problem
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import KNOBS, Schedule
+from normgen.tuning import parts
 from normgen.tuning.records import Cache, ProblemKey, Record
 
 OCTAVE_OF_COLS = 4.0
@@ -28,6 +33,8 @@ OTHER_STATISTICS = 0.25
 OTHER_PROMISE = 0.25  # stable parameters: a launch may begin earlier
 FARTHEST = 6.0  # 2.8 x the cols, 64 x the rows: the default schedule knows as much
 VECTOR_BYTES = 16
+WORTH = 0.05  # of the model's time for the default, what a measurement of the same shape may be above it
+WORTH_LOST = 0.02  # of that, with each octave of distance: from 2.5 octaves on the model must find it faster
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +47,16 @@ class Neighbour:
 
 
 def nearest(problem: Problem, device: Device, records: Iterable[Record], *, cache: Cache) -> Neighbour | None:
-    """The nearest usable record whose schedule fits; None when there is none. Measured ones come before predicted.
+    """The nearest usable record whose schedule fits and is trusted; None when there is none.
 
     The problem's own record is not its neighbour: this says what the others make of it.
     """
+    found = neighbours(problem, device, records, cache=cache)
+    return next((near for near in found if is_trusted(near, problem, device, cache=cache)), None)
+
+
+def neighbours(problem: Problem, device: Device, records: Iterable[Record], *, cache: Cache) -> Iterator[Neighbour]:
+    """Usable records whose schedules fit, the nearest first; measured ones come before predicted ones."""
     own = ProblemKey.of(problem)
     near = [
         (distance(r.problem, problem) + (OTHER_CACHE if r.cache is not cache else 0.0), r)
@@ -54,8 +67,15 @@ def nearest(problem: Problem, device: Device, records: Iterable[Record], *, cach
     for far, record in near:
         schedule = fitted(record, problem, device) if far <= FARTHEST else None
         if schedule is not None:
-            return Neighbour(record=record, distance=far, schedule=schedule)
-    return None
+            yield Neighbour(record=record, distance=far, schedule=schedule)
+
+
+def is_trusted(near: Neighbour, problem: Problem, device: Device, *, cache: Cache) -> bool:
+    """Whether the cost model does not find a neighbour's schedule too slow for its distance."""
+    hot = cache is Cache.HOT
+    ours = parts.predicted_us(problem, near.schedule, device, hot=hot)
+    default = parts.predicted_us(problem, parts.default_schedule(problem, device), device, hot=hot)
+    return ours <= default * (1 + WORTH - WORTH_LOST * near.distance)
 
 
 def is_same_kind(tuned: ProblemKey, problem: Problem) -> bool:
@@ -87,8 +107,16 @@ def fitted(record: Record, problem: Problem, device: Device) -> Schedule | None:
         own = replace(own, variance="two_pass")
     for schedule in _variants(own, problem.cols / record.problem.cols):
         if refusal(problem, schedule, device) is None:
-            return schedule
+            return _without_late_parameters_pushed_out(schedule, own, problem)
     return None
+
+
+def _without_late_parameters_pushed_out(schedule: Schedule, own: Schedule, problem: Problem) -> Schedule:
+    """Parameters that are read late, or by windows, now and were not before: rows that stay in L2 push them out."""
+    changed = (schedule.edges, schedule.params) != (own.edges, own.params)
+    late = schedule.params == "late" and problem.parameter_bytes > 0
+    hinted = schedule.load == "evict_last" and schedule.copy == "direct"
+    return replace(schedule, load="no_allocate") if changed and late and hinted else schedule
 
 
 def _variants(own: Schedule, ratio: float) -> Iterator[Schedule]:

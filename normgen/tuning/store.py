@@ -179,10 +179,10 @@ def lookup(
 ) -> Lookup:
     """The best record for a problem on a GPU model.
 
-    First the exact problem, then the nearest one in rows and cols whose schedule fits (`tuning.nearest`). Measured
-    records come before predicted ones, the asked cache policy before the other. A problem that promises stable
-    parameters takes records without the promise when there are none with it. A record of another text of the spec is
-    a miss, with that reason.
+    First the exact problem, then the nearest one in rows and cols whose schedule is worth taking (`tuning.nearest`).
+    Measured records come before predicted ones, the asked cache policy before the other. A problem that promises
+    stable parameters takes records without the promise when there are none with it. A record of another text of the
+    spec is a miss, with that reason.
     """
     key = ProblemKey.of(problem)
     found = list(_records(device, record_folders() if folders is None else folders))
@@ -234,7 +234,8 @@ def _why_missing(key: ProblemKey, found: Sequence[Record], device: Device) -> st
     same_text = [k for k in same_op if k.spec_sha256 == key.spec_sha256]
     if not same_text:
         return f"the records of {key.op} are of another text of its spec ({same_op[0].spec_sha256[:12]})"
-    return f"no record of {key.op} of these dtypes is near enough to {key.rows}x{key.cols}, or its schedule not legal"
+    near = f"near enough to {key.rows}x{key.cols}, legal there and expected to beat the default schedule"
+    return f"no record of {key.op} of these dtypes is {near}"
 
 
 @contextlib.contextmanager

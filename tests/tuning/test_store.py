@@ -10,6 +10,7 @@ import pytest
 
 from normgen.device import TARGETS, Device
 from normgen.schedule.schedule import Schedule
+from normgen.schedule.space import default_schedule
 from normgen.tuning import store
 from normgen.tuning.records import Cache, Outcome, ProblemKey
 from normgen.tuning.store import RecordWriter, adopt, best_record, lookup, read
@@ -84,8 +85,9 @@ def test_damaged_winners_move_aside_and_the_rest_stays(tmp_path: Path) -> None:
 
 
 def test_lookup_prefers_the_exact_problem_then_the_nearest_rows(tmp_path: Path) -> None:
+    schedule = default_schedule(problem(), H200)
     for rows, us in ((1024, 3.0), (8192, 14.0), (65536, 110.0)):
-        adopt(record(us=us, problem=ProblemKey.of(problem(rows=rows))), tmp_path, H200)
+        adopt(record(us=us, problem=ProblemKey.of(problem(rows=rows)), schedule=schedule), tmp_path, H200)
     exact = lookup(problem(), H200, folders=[tmp_path])
     assert exact.exact
     assert exact.record is not None
