@@ -397,8 +397,8 @@ def _with_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
     read again; then by atomics.
 
     512 threads an SM leave each 128 registers for the next row too; short rows share blocks of 256 threads, which add
-    up their sums. More than 32 sums a thread leave room for 384 threads (8192x768 to 16384x8192 bf16 on an H200). Atomics a row cost ten times as much there as rows read
-    again (2048x16384, 2048x32768 bf16).
+    up their sums. More than 32 sums a thread leave room for 384 threads (8192x768 to 16384x8192 bf16 on an H200).
+    Atomics a row cost ten times as much there as rows read again (2048x16384, 2048x32768 bf16).
     """
     kept = "kept" if _has_parameters(problem) else "late"
     dependent = "end" if device.arch >= 90 else "off"
@@ -434,9 +434,9 @@ def fallback_schedule(problem: Problem) -> Schedule:
 def _thread_preference(problem: Problem, vector: int, cluster: int, *, few: bool) -> list[int]:
     """Threads per row and block, the best first.
 
-    With column sums about two of 16 bytes a thread, which take registers too, and few idle lanes. Else about four of 16 bytes, in blocks of
-    128 rather than more (4096x6144 bf16: 128 threads 20 % ahead of 256) and of 1024 only where nothing else is left;
-    512 in a cluster, whose blocks start together; 256 where blocks are fewer than SMs.
+    With column sums about two of 16 bytes a thread, which take registers too, and few idle lanes. Else about four of
+    16 bytes, in blocks of 128 rather than more (4096x6144 bf16: 128 threads 20 % ahead of 256) and of 1024 only where
+    nothing else is left; 512 in a cluster, whose blocks start together; 256 where blocks are fewer than SMs.
     """
     aim = 2 if column_outputs(problem) else 4
     width = min(16, vector * problem.dtype.bytes) / 16
