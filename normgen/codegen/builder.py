@@ -145,12 +145,13 @@ class KernelBuilder(DependentLaunch):
         work = self.work()
         text = "\n".join(line for section in work.sections for line in section.texts())
         out = SectionList()
-        places = [*self.row_index_lines(), *self.pointer_lines(text)]
+        pointers, values = self.pointer_lines(text), self.row_lines(0)
+        places = [*self.row_index_lines("\n".join([text, *pointers, *values])), *pointers]
         if self.schedule.chained and not self.loops_rows:
             out.lines(*places)
             self.start_of_chain(out)
             places = []
-        out.lines(*places, *self.row_lines(0))
+        out.lines(*places, *values)
         out.sections += work.sections
         return out
 
@@ -229,7 +230,8 @@ class KernelBuilder(DependentLaunch):
     def tile_stride(self) -> str:
         return "gridDim.x * kRowsPerBlock" if self.idle_rows else self.walkers
 
-    def row_index_lines(self) -> list[str]:
+    def row_index_lines(self, text: str) -> list[str]:
+        """Which row this is, by the names that `text` reads."""
         lines = []
         if self.loops_rows:
             lines.append("const int row = first_row + slot;" if self.idle_rows else "const int row = first_row;")
@@ -237,7 +239,8 @@ class KernelBuilder(DependentLaunch):
             other = "own_row" if self.one_shift else "rows - 1"
             what = "their lane's first row" if self.one_shift else "the last row"
             lines.append(f"const bool active = row < rows;  // idle rows recompute {what} and store nothing")
-            lines.append(f"const int valid_row = active ? row : {other};")
+            if re.search(r"\bvalid_row\b", text):
+                lines.append(f"const int valid_row = active ? row : {other};")
         return lines
 
     @property

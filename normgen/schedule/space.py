@@ -294,7 +294,7 @@ def _accesses(problem: Problem, *, few: bool) -> Iterator[tuple[int, str]]:
     size = problem.dtype.bytes
     widths = [v for v in (16, 8, 4, 2, 1) if v * size <= 16]
     least = 4 if few or column_outputs(problem) else 8
-    yield from ((v, "exact") for v in widths if v * size >= least)
+    yield from ((v, "exact") for v in widths if v > 1 and v * size >= least)
     yield from itertools.product(widths, ("exact", "masked", "peel"))
 
 

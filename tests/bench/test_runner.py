@@ -18,6 +18,7 @@ from normgen.bench.suite import Suite, parse_suite
 from normgen.device import TARGETS
 from normgen.errors import UsageError
 from normgen.schedule.schedule import Schedule
+from normgen.schedule.space import default_schedule
 from normgen.tuning.records import Cache, Outcome, ProblemKey, Record
 from normgen.tuning.statistics import summarise
 from tests.bench import simulated_bench
@@ -25,7 +26,7 @@ from tests.bench.simulated_bench import Faults, SimulatedBench
 
 H200 = TARGETS["h200"]
 TEXT = (
-    'name = "few"\nsummary = "three"\n[[entry]]\nop = "rmsnorm"\nshape = ["96x256", "64x512"]\ndtype = "bf16"\n'
+    'name = "few"\nsummary = "three"\n[[entry]]\nop = "rmsnorm"\nshape = ["96x256", "64x256"]\ndtype = "bf16"\n'
     '[[entry]]\nop = "layernorm"\nshape = "128x384"\ndirection = "backward"\n'
 )
 
@@ -103,7 +104,7 @@ def test_a_run_goes_on_with_what_another_timed(monkeypatch: pytest.MonkeyPatch) 
     again = from_json(json.dumps(first.as_dict()))
     found = run_suite(suite(), Wish(peers=()), before=again, on_results=told.append)
     assert found.finished
-    assert [entry.shape for entry in found.entries] == ["96x256", "64x512", "128x384"]
+    assert [entry.shape for entry in found.entries] == ["96x256", "64x256", "128x384"]
     assert found.entries[0] == again.entries[0]
     assert all(entry.ours.us is not None for entry in found.entries)
     assert [len(results.entries) for results in told] == [2, 3]
@@ -124,15 +125,15 @@ def test_a_lost_device_ends_the_suite_with_what_there_is(monkeypatch: pytest.Mon
 
 
 def test_the_schedule_is_the_best_record_of_the_files_given(tmp_path: Path) -> None:
-    best = Schedule(threads_per_row=32, rows_per_block=4, vector=8)
+    best = default_schedule(suite().entries[0].problem, H200)
     file = tmp_path / "mine.jsonl"
     elsewhere = replace(record(Schedule(threads_per_row=64), 0.5), device={**H200.as_dict(), "name": "another"})
     file.write_text(elsewhere.line() + record(best, 1.0).line())
     first, second, _ = run_suite(suite(), Wish(peers=(), records=(file,))).entries
     assert first.ours.schedule == best.as_dict()
     assert first.ours.note == ""
-    assert second.ours.note == "tuned for 96x256, the nearest to 64x512, fitted"
-    assert second.ours.schedule == {**best.as_dict(), "threads_per_row": 64}
+    assert second.ours.note == "tuned for 96x256, the nearest to 64x256"
+    assert second.ours.schedule == best.as_dict()
     file.write_text(record(best, 1.0, Cache.HOT).line())
     assert run_suite(suite(), Wish(peers=(), records=(file,))).entries[0].ours.note == "tuned hot"
     file.write_text("{}\n")
@@ -168,7 +169,7 @@ def test_the_command_prints_a_table_and_writes_the_results(
     assert code == 0
     assert "rmsnorm fwd 96x256 bf16 cold" in text
     assert text.splitlines()[-1].startswith("2 entries in ")
-    assert "[2/2] rmsnorm fwd 64x512 bf16 cold: " in progress
+    assert "[2/2] rmsnorm fwd 64x256 bf16 cold: " in progress
     written = from_json(out.read_text())
     assert written.finished
     assert len(written.entries) == 2
@@ -194,7 +195,7 @@ def test_runs_of_parts_of_a_suite_add_up_in_one_file(
 def test_the_command_prints_json_on_stdout(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, text, _ = run(capsys, "bench", file, "--peers", "none", "--json", "-")
     assert code == 0
-    assert [entry["shape"] for entry in json.loads(text)["entries"]] == ["96x256", "64x512", "128x384"]
+    assert [entry["shape"] for entry in json.loads(text)["entries"]] == ["96x256", "64x256", "128x384"]
 
 
 @pytest.mark.parametrize(
@@ -207,7 +208,7 @@ def test_the_exit_code_says_how_it_ended(
     monkeypatch.setattr(simulated_bench, "FAULTS", faults)
     found, text, _ = run(capsys, "bench", file, "--peers", "none")
     assert found == code
-    assert "rmsnorm fwd 64x512 bf16 cold" in text
+    assert "rmsnorm fwd 64x256 bf16 cold" in text
 
 
 @pytest.mark.parametrize(
