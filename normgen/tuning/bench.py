@@ -72,8 +72,5 @@ class Bench(measure.Timer, Protocol):
     def expect(self, best_us: float) -> None:
         """The best so far: what takes many times as long may be given up with the outcome `timeout`."""
 
-    def lengthen(self, replay_us: float) -> None:
-        """Replays of about that long from now on; the ones captured so far are forgotten, their kernels are not."""
-
     def conditions(self) -> Mapping[str, Any]:
         """SM clock, reasons for a lower one, and redone windows since the last call, as plain values."""

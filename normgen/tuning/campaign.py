@@ -21,7 +21,6 @@ from normgen.tuning.bench import Bench, Check, DeviceLostError, KernelFaultError
 from normgen.tuning.builder import Builder
 from normgen.tuning.measure import Confirmation, Policy
 from normgen.tuning.memory import reference_us
-from normgen.tuning.plan import CONTEST_REPLAY_US
 from normgen.tuning.progress import Standing
 from normgen.tuning.records import Outcome, Record
 from normgen.tuning.run import Candidate, Run
@@ -349,7 +348,6 @@ class Campaign:
 
     def _confirmation(self, finalists: list[Candidate]) -> Confirmation:
         """The finalists' last race; one that faults is taken out of `finalists` and the others race again."""
-        self.bench.lengthen(CONTEST_REPLAY_US)
         while finalists:
             by_key = {c.key: c for c in finalists}
             try:

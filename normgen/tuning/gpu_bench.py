@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -202,16 +202,6 @@ class GpuBench:
         """Kernels loaded from now on are given up when a launch takes HOPELESS times as long."""
         self._best_us = best_us
 
-    def lengthen(self, replay_us: float) -> None:
-        """Replays of about that long from now on; kernels are captured again when they are warmed up."""
-        if replay_us == self.plan.replay_us:
-            return
-        self.plan = replace(self.plan, replay_us=replay_us)
-        for key in list(self._replays):
-            self._replays.pop(key).graph.close()
-        with _watching():
-            self._capture_roofs()
-
     def disturbance(self) -> str:
         """Why the device did not run at full speed since the last call, if it did not."""
         return self._watch.disturbance()
@@ -288,7 +278,7 @@ class GpuBench:
     def _make_roofs(self, cache: Cache) -> None:
         """Both copies of half the problem's bytes to the other half, on their own sets."""
         half = -(-max(self.problem.compulsory_bytes // 2, 1) // VECTOR_BYTES) * VECTOR_BYTES
-        plan = plan_of(2 * half, l2_bytes=self._facts.l2_bytes, cache=cache)
+        plan = plan_of(2 * half, l2_bytes=self._facts.l2_bytes, cache=cache, replay_us=self.plan.replay_us)
         if plan.flushed or self.plan.flushed:
             self._flusher = self._make_flusher()
         self._roof_sets = [self._roof_set(i, half) for i in range(plan.sets)]
@@ -304,13 +294,8 @@ class GpuBench:
             copier.set(pointers={"target": base, "source": base + half})
             copier.launch(self._stream)
 
-        self._roof_plan, self._roof_launches = plan, {COPY: by_node, ELEMENTWISE: by_kernel}
-        self._capture_roofs()
-
-    def _capture_roofs(self) -> None:
-        plan = replace(self._roof_plan, replay_us=self.plan.replay_us)
-        for key, launch in self._roof_launches.items():
-            self._replays[key] = self._replay(launch, plan, self._rough_us(launch))
+        self._replays[COPY] = self._replay(by_node, plan, self._rough_us(by_node))
+        self._replays[ELEMENTWISE] = self._replay(by_kernel, plan, self._rough_us(by_kernel))
 
     def _roof_set(self, i: int, half: int) -> DeviceBuffer:
         """Source and target of one copy; the source repeats a set's first input: zeros copy faster than data."""

@@ -67,7 +67,6 @@ class WorkerBench:
         self._is_open = False
         self._roofs: tuple[str, ...] | None = None
         self._best_us: float | None = None
-        self._replay_us: float | None = None
         self._incidents: list[dict[str, str]] = []
         self._send_open(worker)
 
@@ -123,11 +122,6 @@ class WorkerBench:
         self._best_us = best_us
         if self._is_open:
             self._guarded(None, "expect", lambda: self._call("expect", best_us))
-
-    def lengthen(self, replay_us: float) -> None:
-        self._replay_us = replay_us
-        if self._is_open:
-            self._guarded(None, "lengthen", lambda: self._call("lengthen", replay_us))
 
     def conditions(self) -> Mapping[str, Any]:
         """What the worker's device says, and the losses so far: {key, during, cause, then}."""
@@ -273,10 +267,9 @@ class WorkerBench:
                     self._send_open(self._worker)
                 self._roofs = self._worker.hear(self._patience.open_s)
                 self._is_open = True
-                for verb, value in (("expect", self._best_us), ("lengthen", self._replay_us)):
-                    if value is not None:
-                        self._worker.tell(verb, value)
-                        self._worker.hear(self._patience.first_s)
+                if self._best_us is not None:
+                    self._worker.tell("expect", self._best_us)
+                    self._worker.hear(self._patience.first_s)
             except WorkerLostError as loss:
                 self._drop_worker()
                 self._remember(None, "open", loss, then="started again")

@@ -13,8 +13,6 @@ REPLAY_US = 1000.0  # 0.3 to 1 ms a replay is the custom; its end matters less t
 # Between libraries, longer: a replay leaves up to an L2 of dirty lines, which whoever runs next writes back. In 0.5 ms
 # that is up to 3 % of what an H200 moves, given to kernels whose stores stay in L2; in 4 ms it is below 0.4 %. The
 # rmsnorm of 8192x4096 f32 went from 0.96 to 1.005 times as fast as torch.compile's by nothing else.
-# The finalists of a tune race like that as well: some kernels that store past L2 have two paces (32.6 and 34.8 us for
-# an rmsnorm of 8192x4096 bf16), and in 1 ms the slower one is easily missed.
 CONTEST_REPLAY_US = 4000.0
 MAX_LAUNCHES = 512
 ROUND_OVER_L2 = 3  # a round moves more than 3 x L2

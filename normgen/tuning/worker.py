@@ -32,7 +32,7 @@ from normgen.tuning import measure
 from normgen.tuning.bench import Bench, DeviceLostError, KernelFaultError
 from normgen.tuning.records import Outcome
 
-VERBS = ("load", "check", "unload", "warm_up", "twin", "expect", "lengthen", "conditions", "race")
+VERBS = ("load", "check", "unload", "warm_up", "twin", "expect", "conditions", "race")
 ORPHAN_CHECK_S = 0.5
 
 

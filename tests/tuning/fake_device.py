@@ -33,7 +33,6 @@ class FakeBench(SimulatedTimer):
         self._log = log
         self._words: dict[str, list[str]] = {"copy": []}
         self._expected_us: float | None = None
-        self._replay_us: float | None = None
         assert problem.rows > 0
         self._note("open")
         self._act(start.split(), "open", "")
@@ -68,11 +67,8 @@ class FakeBench(SimulatedTimer):
     def expect(self, best_us: float) -> None:
         self._expected_us = best_us
 
-    def lengthen(self, replay_us: float) -> None:
-        self._replay_us = replay_us
-
     def conditions(self) -> dict[str, object]:
-        return {"pid": os.getpid(), "expected_us": self._expected_us, "replay_us": self._replay_us}
+        return {"pid": os.getpid(), "expected_us": self._expected_us}
 
     def _note(self, line: str) -> None:
         if self._log:

@@ -60,9 +60,6 @@ class SimulatedTimer:
     def expect(self, best_us: float) -> None:
         assert best_us > 0
 
-    def lengthen(self, replay_us: float) -> None:
-        assert replay_us > 0
-
     def conditions(self) -> dict[str, object]:
         return {"absent": "a simulated device has no clock"}
 
