@@ -13,7 +13,7 @@
 //   dweight, dbias: the same bits in every run; by atomics, in no fixed order: the general kernel
 //
 // spec      layernorm, sha256:c7f98664fa697e8d2c11aca162704a6c7e5feee81c124c1b0764ef3ccc150a41
-// tuned by  normgen 0.1.0, generator revision d55b56d01a69
+// tuned by  normgen 0.1.0, generator revision 1bbbff24f165
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 262144x256 --dtype bf16 --direction backward
 //           normgen tune --shape 8192x768 --dtype bf16 --direction backward
@@ -25,14 +25,14 @@
 //           normgen tune --shape 2048x16384 --dtype bf16 --direction backward
 //
 //   rows x cols   kernel           threads  rows/block  vector        median us  GB/s  of roof  vs default  data
-//   262144 x 256  warp_per_row     512      32          bfloat16 x 8  99.44      4070  102.7 %  1.05x       cold
-//   8192 x 768    warp_per_row     128      4           bfloat16 x 8  13.39      2825  83.5 %   1.31x       cold
-//   8192 x 1023   block_per_row    256      4           bfloat16 x 4  19.19      2624  74.8 %   1.29x       cold
-//   4096 x 1024   block_per_row    256      4           bfloat16 x 8  10.33      2441  71.4 %   1.14x       cold
+//   262144 x 256  warp_per_row     512      32          bfloat16 x 8  99.24      4079  102.9 %  1.05x       cold
+//   8192 x 768    warp_per_row     128      4           bfloat16 x 8  13.36      2831  83.6 %   1.31x       cold
+//   8192 x 1023   block_per_row    256      4           bfloat16 x 4  19.13      2632  74.8 %   1.29x       cold
+//   4096 x 1024   block_per_row    256      4           bfloat16 x 8  10.25      2460  71.7 %   1.15x       cold
 //   32768 x 1024  block_per_row    256      4           bfloat16 x 8  53.78      3749  98.0 %   1.14x       cold
-//   4096 x 4096   block_per_row    256      1           bfloat16 x 8  28.98      3476  87.1 %   1.05x       cold
-//   16384 x 8192  block_per_row    512      1           bfloat16 x 8  188.9      4265  100.8 %  1.06x       cold
-//   2048 x 16384  cluster_per_row  256      1           bfloat16 x 8  53.23      3784  92.4 %   1.06x       cold
+//   4096 x 4096   block_per_row    256      1           bfloat16 x 8  29.03      3470  86.7 %   1.04x       cold
+//   16384 x 8192  block_per_row    512      1           bfloat16 x 8  189.3      4254  100.6 %  1.06x       cold
+//   2048 x 16384  cluster_per_row  256      1           bfloat16 x 8  53.24      3784  92.3 %   1.06x       cold
 //   (any other)   block_per_row    256      1           bfloat16      -          -     -        -           not tuned
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
@@ -50,10 +50,10 @@
 //                params=kept dependent_launch=end
 //   32768 x 1024: threads_per_row=64 rows_per_block=4 vector=8 hold=registers persistent=2 stages=2 unroll=0
 //                 params=kept dependent_launch=end
-//   4096 x 4096: vector=8 hold=registers copy=bulk persistent=2 stages=2 unroll=0 load=evict_last store=streaming
-//                params=kept dependent_launch=end
+//   4096 x 4096: vector=8 hold=registers copy=bulk persistent=2 stages=2 unroll=0 load=evict_last params=kept
+//                dependent_launch=end
 //   16384 x 8192: threads_per_row=512 vector=8 hold=registers copy=bulk persistent=1 stages=4 unroll=0 load=evict_last
-//                 params=kept dependent_launch=end
+//                 params=kept dependent_launch=on
 //   2048 x 16384: cluster=2 vector=8 hold=registers copy=bulk persistent=1 stages=3 unroll=0 load=evict_last
 //                 params=kept dependent_launch=start
 #ifndef NORMGEN_LAYERNORM_BWD_BF16_SM90_CU_
@@ -1384,7 +1384,7 @@ layernorm_bwd_bf16_1024_block_per_row_af3735_finish(
 // layernorm backward, 4096 columns: 256 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_bf16_4096_block_per_row_1d49f4(
+layernorm_bwd_bf16_4096_block_per_row_99b307(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1525,7 +1525,7 @@ layernorm_bwd_bf16_4096_block_per_row_1d49f4(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write_streaming(dx_row + vector * kVector, dx_vec);
+      write_default(dx_row + vector * kVector, dx_vec);
     }
 
     if (++stage == kStages) { stage = 0; phase ^= 1; }
@@ -1549,7 +1549,7 @@ layernorm_bwd_bf16_4096_block_per_row_1d49f4(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_4096_block_per_row_1d49f4_finish(
+layernorm_bwd_bf16_4096_block_per_row_99b307_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     const float* partials,
@@ -1606,23 +1606,22 @@ layernorm_bwd_bf16_4096_block_per_row_1d49f4_finish(
 }
 
 // layernorm backward, 8192 columns: 512 threads own a row; it is read once.
-// It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_8192_block_per_row_028aee(
+layernorm_bwd_bf16_8192_block_per_row_51cc1e(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
-    const bfloat16* dy,
-    const bfloat16* x,
-    const bfloat16* weight,
-    const float* mean,
-    const float* rstd,
+    const bfloat16* __restrict__ dy,
+    const bfloat16* __restrict__ x,
+    const bfloat16* __restrict__ weight,
+    const float* __restrict__ mean,
+    const float* __restrict__ rstd,
     long long dx_pitch,
     long long dy_pitch,
     long long x_pitch,
     int rows,
     float eps,
-    float* partials) {
+    float* __restrict__ partials) {
   constexpr int kCols = 8192;
   constexpr int kThreadsPerRow = 512;
   constexpr int kThreads = 512;
@@ -1642,8 +1641,6 @@ layernorm_bwd_bf16_8192_block_per_row_028aee(
 
   bfloat16* dy_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0);
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0 + kStages * kSteps * kThreads * kVector * static_cast<int>(sizeof(bfloat16)));
-
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
 
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < kStages; ++stage) mbarrier_init(&arrived[stage], 1);
@@ -1683,6 +1680,8 @@ layernorm_bwd_bf16_8192_block_per_row_028aee(
     const int vector = lane + step * kThreadsPerRow;
     weight_held[step] = read_default<kVector>(weight + vector * kVector);
   }
+
+  dependency_trigger();  // the finishing kernel may take its place as blocks end
 
   // Sums over the rows of this thread, column by column.
   float dweight_sum[kSteps][kVector] = {};
@@ -1767,16 +1766,14 @@ layernorm_bwd_bf16_8192_block_per_row_028aee(
       partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + kPitch + i * kVectors + vector] = dbias_sum[step][i];
     }
   }
-
-  dependency_trigger();  // the next kernel may start
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_8192_block_per_row_028aee_finish(
+layernorm_bwd_bf16_8192_block_per_row_51cc1e_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
-    const float* partials,
+    const float* __restrict__ partials,
     int partial_rows) {
   constexpr int kCols = 8192;
   constexpr int kPitch = 8192;
@@ -2566,10 +2563,10 @@ inline constexpr Launch kLaunch_1023_block_per_row_8ecac4{256, 4, 1, 2, 32768, 0
 inline constexpr Launch kLaunch_1023_block_per_row_8ecac4_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
 inline constexpr Launch kLaunch_1024_block_per_row_af3735{256, 4, 1, 2, 32768, 0, 1, 1, true};
 inline constexpr Launch kLaunch_1024_block_per_row_af3735_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
-inline constexpr Launch kLaunch_4096_block_per_row_1d49f4{256, 1, 1, 2, 32768, 0, 1, 1, true};
-inline constexpr Launch kLaunch_4096_block_per_row_1d49f4_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
-inline constexpr Launch kLaunch_8192_block_per_row_028aee{512, 1, 1, 1, 131072, 0, 1, 1, true};
-inline constexpr Launch kLaunch_8192_block_per_row_028aee_finish{512, 1, 1, 0, 0, 512, 1, 0, true};
+inline constexpr Launch kLaunch_4096_block_per_row_99b307{256, 1, 1, 2, 32768, 0, 1, 1, true};
+inline constexpr Launch kLaunch_4096_block_per_row_99b307_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
+inline constexpr Launch kLaunch_8192_block_per_row_51cc1e{512, 1, 1, 1, 131072, 0, 1, 1, false};
+inline constexpr Launch kLaunch_8192_block_per_row_51cc1e_finish{512, 1, 1, 0, 0, 512, 1, 0, true};
 inline constexpr Launch kLaunch_16384_cluster_per_row_93c2f9{256, 1, 2, 1, 98304, 0, 1, 1, true};
 inline constexpr Launch kLaunch_16384_cluster_per_row_93c2f9_finish{512, 1, 1, 0, 0, 1024, 1, 0, true};
 inline constexpr Launch kLaunch_any_cols_block_per_row_bd8bf0{256, 1, 1, 0, 0, 0, 1, 1, false};
@@ -2585,14 +2582,14 @@ struct Shape {
   bool alike;       // the rows of all tensors must start at the same offset from a multiple of 16 bytes
 };
 inline constexpr Shape kTuned[] = {
-    {262144, 256, 16, 0u, false},  // 99.44 us: warp_per_row
-    {8192, 768, 16, 0u, false},  // 13.39 us: warp_per_row
-    {8192, 1023, 2, 0u, true},  // 19.19 us: block_per_row
-    {4096, 1024, 16, 0u, false},  // 10.33 us: block_per_row
+    {262144, 256, 16, 0u, false},  // 99.24 us: warp_per_row
+    {8192, 768, 16, 0u, false},  // 13.36 us: warp_per_row
+    {8192, 1023, 2, 0u, true},  // 19.13 us: block_per_row
+    {4096, 1024, 16, 0u, false},  // 10.25 us: block_per_row
     {32768, 1024, 16, 0u, false},  // 53.78 us: block_per_row
-    {4096, 4096, 16, 0u, false},  // 28.98 us: block_per_row
-    {16384, 8192, 16, 0u, false},  // 188.9 us: block_per_row
-    {2048, 16384, 16, 0u, false},  // 53.23 us: cluster_per_row
+    {4096, 4096, 16, 0u, false},  // 29.03 us: block_per_row
+    {16384, 8192, 16, 0u, false},  // 189.3 us: block_per_row
+    {2048, 16384, 16, 0u, false},  // 53.24 us: cluster_per_row
 };
 
 // Bits of `absent`: 1u weight, 2u bias.
@@ -2760,12 +2757,12 @@ inline std::size_t layernorm_bwd_bf16_workspace_bytes(int rows, int cols) {
     if (needed > most) most = needed;
   }
   if (cols == 4096) {
-    if (k::grid(k::kLaunch_4096_block_per_row_1d49f4, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_4096_block_per_row_99b307, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 32768 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 8192) {
-    if (k::grid(k::kLaunch_8192_block_per_row_028aee, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_8192_block_per_row_51cc1e, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 65536 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
@@ -2868,35 +2865,35 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     case 5:  // 4096 x 4096
-      status = k::grid(k::kLaunch_4096_block_per_row_1d49f4, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_block_per_row_99b307, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::layernorm_bwd_bf16_4096_block_per_row_1d49f4,
-          k::kLaunch_4096_block_per_row_1d49f4, blocks, stream,
+          k::as_written::layernorm_bwd_bf16_4096_block_per_row_99b307,
+          k::kLaunch_4096_block_per_row_99b307, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_4096_block_per_row_1d49f4_finish,
-          k::kLaunch_4096_block_per_row_1d49f4_finish, k::kLaunch_4096_block_per_row_1d49f4_finish.blocks, stream,
+          k::as_written::layernorm_bwd_bf16_4096_block_per_row_99b307_finish,
+          k::kLaunch_4096_block_per_row_99b307_finish, k::kLaunch_4096_block_per_row_99b307_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     case 6:  // 16384 x 8192
-      status = k::grid(k::kLaunch_8192_block_per_row_028aee, rows, &blocks);
+      status = k::grid(k::kLaunch_8192_block_per_row_51cc1e, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::layernorm_bwd_bf16_8192_block_per_row_028aee,
-          k::kLaunch_8192_block_per_row_028aee, blocks, stream,
+          k::as_written::layernorm_bwd_bf16_8192_block_per_row_51cc1e,
+          k::kLaunch_8192_block_per_row_51cc1e, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_8192_block_per_row_028aee_finish,
-          k::kLaunch_8192_block_per_row_028aee_finish, k::kLaunch_8192_block_per_row_028aee_finish.blocks, stream,
+          k::as_written::layernorm_bwd_bf16_8192_block_per_row_51cc1e_finish,
+          k::kLaunch_8192_block_per_row_51cc1e_finish, k::kLaunch_8192_block_per_row_51cc1e_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     case 7:  // 2048 x 16384

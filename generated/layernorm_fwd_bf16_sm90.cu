@@ -11,7 +11,7 @@
 //   weight = 1, bias = 0 where the pointer is null
 //
 // spec      layernorm, sha256:c7f98664fa697e8d2c11aca162704a6c7e5feee81c124c1b0764ef3ccc150a41
-// tuned by  normgen 0.1.0, generator revision d55b56d01a69
+// tuned by  normgen 0.1.0, generator revision 1bbbff24f165
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x768 --dtype bf16
 //           normgen tune --shape 8192x1000 --dtype bf16
@@ -29,20 +29,20 @@
 //           normgen tune --shape 2048x65536 --dtype bf16
 //
 //   rows x cols                kernel           threads  rows/block  vector        median us  GB/s  of roof  vs default  data
-//   8192 x 768                 warp_per_row     128      4           bfloat16 x 8  7.463      3381  98.7 %   1.16x       cold
-//   8192 x 1000                warp_per_row     64       2           bfloat16 x 8  9.529      3446  97.0 %   1.24x       cold
-//   16384 x 1000               warp_per_row     64       2           bfloat16 x 8  17.59      3734  102.0 %  1.18x       cold
-//   16384 x 1023               warp_per_row     32       1           bfloat16 x 4  19.87      3381  91.3 %   1.27x       cold
-//   4096 x 3072                block_per_row    128      1           bfloat16 x 8  13.11      3841  107.0 %  1.19x       cold
-//   1 x 4096 no mean no rstd   block_per_row    256      1           bfloat16 x 4  1.163      28    77.3 %   1.42x       hot
-//   64 x 4096 no mean no rstd  block_per_row    512      1           bfloat16 x 4  1.344      792   79.2 %   1.33x       hot
-//   4096 x 4096                block_per_row    128      1           bfloat16 x 8  17         3950  102.7 %  1.12x       cold
-//   8192 x 4097                block_per_row    256      1           bfloat16 x 8  36.7       3661  96.3 %   1.16x       cold
-//   4096 x 6144                block_per_row    128      1           bfloat16 x 8  25.02      4026  100.7 %  1.30x       cold
-//   16 x 8192 no mean no rstd  cluster_per_row  128      1           bfloat16 x 4  1.517      367   65.3 %   1.51x       hot
-//   16384 x 8192               block_per_row    256      1           bfloat16 x 8  127.5      4213  100.4 %  1.07x       cold
-//   4 x 16384 no mean no rstd  cluster_per_row  128      1           bfloat16 x 8  1.622      202   59.4 %   1.49x       hot
-//   2048 x 65536               cluster_per_row  256      1           bfloat16 x 8  132.1      4065  96.8 %   1.15x       cold
+//   8192 x 768                 warp_per_row     128      4           bfloat16 x 8  7.404      3408  99.7 %   1.08x       cold
+//   8192 x 1000                warp_per_row     64       2           bfloat16 x 8  9.438      3479  98.0 %   1.17x       cold
+//   16384 x 1000               warp_per_row     64       2           bfloat16 x 8  17.37      3781  103.1 %  1.14x       cold
+//   16384 x 1023               warp_per_row     32       1           bfloat16 x 4  19.84      3387  91.0 %   1.28x       cold
+//   4096 x 3072                block_per_row    128      1           bfloat16 x 8  13.05      3859  108.1 %  1.11x       cold
+//   1 x 4096 no mean no rstd   block_per_row    256      1           bfloat16 x 4  1.155      28    76.3 %   1.13x       hot
+//   64 x 4096 no mean no rstd  block_per_row    256      1           bfloat16 x 4  1.314      810   80.3 %   1.11x       hot
+//   4096 x 4096                block_per_row    128      1           bfloat16 x 4  17.04      3942  102.2 %  1.04x       cold
+//   8192 x 4097                block_per_row    256      1           bfloat16 x 8  36.23      3708  98.4 %   1.16x       cold
+//   4096 x 6144                block_per_row    128      1           bfloat16 x 8  24.8       4062  100.8 %  1.15x       cold
+//   16 x 8192 no mean no rstd  cluster_per_row  128      1           bfloat16 x 8  1.518      367   65.1 %   1.15x       hot
+//   16384 x 8192               block_per_row    128      1           bfloat16 x 8  126.5      4244  100.9 %  1.07x       cold
+//   4 x 16384 no mean no rstd  cluster_per_row  128      1           bfloat16 x 8  1.609      204   61.1 %   1.28x       hot
+//   2048 x 65536               cluster_per_row  256      1           bfloat16 x 8  131.8      4074  96.7 %   1.06x       cold
 //   (any other)                block_per_row    256      1           bfloat16      -          -     -        -           not tuned
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
@@ -51,32 +51,33 @@
 // The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
 // `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
 //   8192 x 768: threads_per_row=32 rows_per_block=4 vector=8 variance=sum_of_squares hold=registers unroll=0
-//               load=evict_last params=early dependent_launch=loads
+//               load=no_allocate store=streaming params=early dependent_launch=loads
 //   8192 x 1000: threads_per_row=32 rows_per_block=2 vector=8 variance=sum_of_squares hold=registers unroll=0
 //                params=early dependent_launch=loads
 //   16384 x 1000: threads_per_row=32 rows_per_block=2 vector=8 variance=sum_of_squares hold=registers unroll=0
-//                 params=early dependent_launch=loads
+//                 load=no_allocate store=streaming params=early dependent_launch=loads
 //   16384 x 1023: threads_per_row=32 vector=4 hold=registers edges=peel persistent=16 stages=2 unroll=0
 //                 load=evict_last params=packed dependent_launch=start
 //   4096 x 3072: threads_per_row=128 vector=8 variance=sum_of_squares hold=registers unroll=0 load=no_allocate
 //                store=streaming params=early dependent_launch=loads
 //   1 x 4096: vector=4 variance=sum_of_squares hold=registers unroll=0 load=no_allocate params=early
 //             dependent_launch=loads
-//   64 x 4096: threads_per_row=512 vector=4 variance=sum_of_squares hold=registers unroll=0 load=no_allocate
-//              params=early dependent_launch=loads
-//   4096 x 4096: threads_per_row=128 vector=8 variance=sum_of_squares hold=registers unroll=0 load=no_allocate
-//                store=streaming params=early dependent_launch=loads
-//   8192 x 4097: vector=8 hold=registers edges=peel persistent=4 stages=2 unroll=0 load=evict_last store=streaming
-//                params=packed dependent_launch=start
-//   4096 x 6144: threads_per_row=128 vector=8 variance=sum_of_squares hold=registers unroll=0 load=evict_last
-//                params=early dependent_launch=loads
-//   16 x 8192: threads_per_row=128 cluster=4 vector=4 variance=sum_of_squares hold=registers unroll=0 load=no_allocate
-//              store=streaming params=early dependent_launch=loads
-//   16384 x 8192: vector=8 variance=sum_of_squares hold=registers unroll=0 load=evict_last dependent_launch=loads
-//   4 x 16384: threads_per_row=128 cluster=8 vector=8 variance=sum_of_squares hold=registers unroll=0 load=no_allocate
+//   64 x 4096: vector=4 variance=sum_of_squares hold=registers unroll=0 load=no_allocate params=early
+//              dependent_launch=loads
+//   4096 x 4096: threads_per_row=128 vector=4 variance=sum_of_squares hold=registers unroll=0 params=early
+//                dependent_launch=loads
+//   8192 x 4097: vector=8 hold=registers edges=peel persistent=4 stages=2 unroll=0 load=evict_last params=packed
+//                dependent_launch=start
+//   4096 x 6144: threads_per_row=128 vector=8 variance=sum_of_squares hold=registers unroll=0 params=early
+//                dependent_launch=loads
+//   16 x 8192: threads_per_row=128 cluster=4 vector=8 variance=sum_of_squares hold=registers unroll=0 params=early
+//              dependent_launch=loads
+//   16384 x 8192: threads_per_row=128 vector=8 variance=sum_of_squares hold=registers unroll=0 load=evict_last
+//                 params=early dependent_launch=loads
+//   4 x 16384: threads_per_row=128 cluster=4 vector=8 variance=sum_of_squares hold=registers unroll=0 load=evict_last
 //              store=streaming params=early dependent_launch=loads
 //   2048 x 65536: cluster=8 vector=8 variance=sum_of_squares hold=registers copy=bulk persistent=4 stages=2 unroll=0
-//                 load=evict_last params=packed dependent_launch=start
+//                 load=evict_last params=kept dependent_launch=end
 #ifndef NORMGEN_LAYERNORM_FWD_BF16_SM90_CU_
 #define NORMGEN_LAYERNORM_FWD_BF16_SM90_CU_
 
@@ -556,7 +557,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 // layernorm forward, 768 columns: 32 lanes of a warp own a row, 4 rows a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(128)
-layernorm_fwd_bf16_768_warp_per_row_cd039d(
+layernorm_fwd_bf16_768_warp_per_row_11b018(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -591,7 +592,7 @@ layernorm_fwd_bf16_768_warp_per_row_cd039d(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_evict_last<kVector>(x_row + vector * kVector);
+    x_held[step] = read_no_allocate<kVector>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -644,7 +645,7 @@ layernorm_fwd_bf16_768_warp_per_row_cd039d(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    if (active) write_default(y_row + vector * kVector, y_vec);
+    if (active) write_streaming(y_row + vector * kVector, y_vec);
   }
 }
 
@@ -748,6 +749,110 @@ layernorm_fwd_bf16_1000_warp_per_row_a51af3(
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
       if (active) write_default(y_row + vector * kVector, y_vec);
+    }
+  }
+}
+
+// layernorm forward, 1000 columns: 32 lanes of a warp own a row, 2 rows a block; it is read once.
+// It may start while the kernel in front of it in the stream ends.
+NORMGEN_KERNEL void __launch_bounds__(64)
+layernorm_fwd_bf16_1000_warp_per_row_365879(
+    bfloat16* __restrict__ y,
+    float* __restrict__ mean,
+    float* __restrict__ rstd,
+    const bfloat16* x,
+    const bfloat16* weight,
+    const bfloat16* bias,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 1000;
+  constexpr int kThreadsPerRow = 32;
+  constexpr int kRowsPerBlock = 2;
+  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+
+  const int lane = threadIdx.x % kThreadsPerRow;
+  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+  const int row = blockIdx.x * kRowsPerBlock + slot;
+
+  const bool active = row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < kVectors) {
+      x_held[step] = read_no_allocate<kVector>(x_row + vector * kVector);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  Vec<bfloat16, kVector> bias_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < kVectors) {
+      weight_held[step] = read_default<kVector>(weight + vector * kVector);
+      bias_held[step] = read_default<kVector>(bias + vector * kVector);
+    }
+  }
+
+  dependency_trigger();  // the next kernel may start: this one has asked for its row
+
+  Look1 look1 = {0.0f, 0.0f};
+
+  // Look 1: sum(x), sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1.x_sum += x_i;
+        look1.x_squares += x_i * x_i;
+      }
+    }
+  }
+
+  look1 = reduce_lanes<kThreadsPerRow>(look1);
+  const float row_mean = look1.x_sum / kCols;
+  const float row_var_sum = maximum(look1.x_squares - row_mean * row_mean * kCols, 0.0f);
+  const float row_var = row_var_sum / kCols;
+  const float row_rstd = rsqrtf(eps + row_var);
+
+  if (lane == 0 && active) {
+    if (mean != nullptr) mean[row] = row_mean;
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < kVectors) {
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float bias_i = element(bias_held[step], i);
+        y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write_streaming(y_row + vector * kVector, y_vec);
     }
   }
 }
@@ -933,11 +1038,13 @@ layernorm_fwd_bf16_4096_without_mean_without_rstd_block_per_row_bf9f6b(
   }
 }
 
-// layernorm forward, 4096 columns: 512 threads own a row; it is read once.
+// layernorm forward, 4096 columns: 128 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_fwd_bf16_4096_without_mean_without_rstd_block_per_row_fdf36b(
+NORMGEN_KERNEL void __launch_bounds__(128)
+layernorm_fwd_bf16_4096_block_per_row_8fc459(
     bfloat16* __restrict__ y,
+    float* __restrict__ mean,
+    float* __restrict__ rstd,
     const bfloat16* x,
     const bfloat16* weight,
     const bfloat16* bias,
@@ -946,7 +1053,7 @@ layernorm_fwd_bf16_4096_without_mean_without_rstd_block_per_row_fdf36b(
     int rows,
     float eps) {
   constexpr int kCols = 4096;
-  constexpr int kThreadsPerRow = 512;
+  constexpr int kThreadsPerRow = 128;
   constexpr int kVector = 4;  // elements per access of 8 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
@@ -968,96 +1075,7 @@ layernorm_fwd_bf16_4096_without_mean_without_rstd_block_per_row_fdf36b(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_no_allocate<kVector>(x_row + vector * kVector);
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  Vec<bfloat16, kVector> bias_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
-    bias_held[step] = read_default<kVector>(bias + vector * kVector);
-  }
-
-  dependency_trigger();  // the next kernel may start: this one has asked for its row
-
-  Look1 look1 = {0.0f, 0.0f};
-
-  // Look 1: sum(x), sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look1.x_sum += x_i;
-      look1.x_squares += x_i * x_i;
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
-  const float row_mean = look1.x_sum / kCols;
-  const float row_var_sum = maximum(look1.x_squares - row_mean * row_mean * kCols, 0.0f);
-  const float row_var = row_var_sum / kCols;
-  const float row_rstd = rsqrtf(eps + row_var);
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_held[step], i);
-      const float bias_i = element(bias_held[step], i);
-      y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
-    }
-    Vec<bfloat16, kVector> y_vec;
-    pack(y_vec, y_values);
-    write_default(y_row + vector * kVector, y_vec);
-  }
-}
-
-// layernorm forward, 4096 columns: 128 threads own a row; it is read once.
-// It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(128)
-layernorm_fwd_bf16_4096_block_per_row_7d3bd9(
-    bfloat16* __restrict__ y,
-    float* __restrict__ mean,
-    float* __restrict__ rstd,
-    const bfloat16* x,
-    const bfloat16* weight,
-    const bfloat16* bias,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  constexpr int kCols = 4096;
-  constexpr int kThreadsPerRow = 128;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
-  const int row = blockIdx.x;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_no_allocate<kVector>(x_row + vector * kVector);
+    x_held[step] = read_default<kVector>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -1110,14 +1128,14 @@ layernorm_fwd_bf16_4096_block_per_row_7d3bd9(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write_streaming(y_row + vector * kVector, y_vec);
+    write_default(y_row + vector * kVector, y_vec);
   }
 }
 
 // layernorm forward, 6144 columns: 128 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(128)
-layernorm_fwd_bf16_6144_block_per_row_0a8719(
+layernorm_fwd_bf16_6144_block_per_row_c0c9d1(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1151,7 +1169,7 @@ layernorm_fwd_bf16_6144_block_per_row_0a8719(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_evict_last<kVector>(x_row + vector * kVector);
+    x_held[step] = read_default<kVector>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -1211,7 +1229,7 @@ layernorm_fwd_bf16_6144_block_per_row_0a8719(
 // layernorm forward, 8192 columns: 4 blocks of 128 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(128)
-layernorm_fwd_bf16_8192_without_mean_without_rstd_cluster_per_row_4a80e0(
+layernorm_fwd_bf16_8192_without_mean_without_rstd_cluster_per_row_4c3ff2(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -1225,7 +1243,7 @@ layernorm_fwd_bf16_8192_without_mean_without_rstd_cluster_per_row_4a80e0(
   constexpr int kThreads = 128;
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
-  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   __shared__ Look1 look1_slots[kCluster * kWarps];
@@ -1244,7 +1262,7 @@ layernorm_fwd_bf16_8192_without_mean_without_rstd_cluster_per_row_4a80e0(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_no_allocate<kVector>(x_row + vector * kVector);
+    x_held[step] = read_default<kVector>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -1295,14 +1313,14 @@ layernorm_fwd_bf16_8192_without_mean_without_rstd_cluster_per_row_4a80e0(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write_streaming(y_row + vector * kVector, y_vec);
+    write_default(y_row + vector * kVector, y_vec);
   }
 }
 
-// layernorm forward, 8192 columns: 256 threads own a row; it is read once.
+// layernorm forward, 8192 columns: 128 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_8192_block_per_row_f538e9(
+NORMGEN_KERNEL void __launch_bounds__(128)
+layernorm_fwd_bf16_8192_block_per_row_0a8719(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1314,7 +1332,7 @@ layernorm_fwd_bf16_8192_block_per_row_f538e9(
     int rows,
     float eps) {
   constexpr int kCols = 8192;
-  constexpr int kThreadsPerRow = 256;
+  constexpr int kThreadsPerRow = 128;
   constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
@@ -1337,6 +1355,16 @@ layernorm_fwd_bf16_8192_block_per_row_f538e9(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     x_held[step] = read_evict_last<kVector>(x_row + vector * kVector);
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  Vec<bfloat16, kVector> bias_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    bias_held[step] = read_default<kVector>(bias + vector * kVector);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -1369,14 +1397,12 @@ layernorm_fwd_bf16_8192_block_per_row_f538e9(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
-    const Vec<bfloat16, kVector> bias_vec = read_default<kVector>(bias + vector * kVector);
     float y_values[kVector];
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
       const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_vec, i);
-      const float bias_i = element(bias_vec, i);
+      const float weight_i = element(weight_held[step], i);
+      const float bias_i = element(bias_held[step], i);
       y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
     }
     Vec<bfloat16, kVector> y_vec;
@@ -1385,10 +1411,10 @@ layernorm_fwd_bf16_8192_block_per_row_f538e9(
   }
 }
 
-// layernorm forward, 16384 columns: 8 blocks of 128 threads own a row; it is read once.
+// layernorm forward, 16384 columns: 4 blocks of 128 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(128)
-layernorm_fwd_bf16_16384_without_mean_without_rstd_cluster_per_row_5e0842(
+layernorm_fwd_bf16_16384_without_mean_without_rstd_cluster_per_row_19e42a(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -1398,7 +1424,7 @@ layernorm_fwd_bf16_16384_without_mean_without_rstd_cluster_per_row_5e0842(
     int rows,
     float eps) {
   constexpr int kCols = 16384;
-  constexpr int kCluster = 8;  // blocks that share a row
+  constexpr int kCluster = 4;  // blocks that share a row
   constexpr int kThreads = 128;
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
@@ -1421,7 +1447,7 @@ layernorm_fwd_bf16_16384_without_mean_without_rstd_cluster_per_row_5e0842(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_no_allocate<kVector>(x_row + vector * kVector);
+    x_held[step] = read_evict_last<kVector>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -1479,7 +1505,7 @@ layernorm_fwd_bf16_16384_without_mean_without_rstd_cluster_per_row_5e0842(
 // layernorm forward, 65536 columns: 8 blocks of 256 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_65536_cluster_per_row_88ecdd(
+layernorm_fwd_bf16_65536_cluster_per_row_7ff913(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1513,8 +1539,6 @@ layernorm_fwd_bf16_65536_cluster_per_row_88ecdd(
   cluster_arrive();  // a block may write to another only once that one has started
 
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0);
-
-  dependency_trigger();  // the next kernel may take its place, and waits there
 
   dependency_wait();  // nothing before it depends on the kernels in front of this one
 
@@ -1574,12 +1598,6 @@ layernorm_fwd_bf16_65536_cluster_per_row_88ecdd(
       x_held[step] = read_default<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
     }
 
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      stay_packed(weight_held[step]);
-      stay_packed(bias_held[step]);
-    }
-
     Look1 look1 = {0.0f, 0.0f};
 
     // Look 1: sum(x), sum(x**2)
@@ -1628,6 +1646,8 @@ layernorm_fwd_bf16_65536_cluster_per_row_88ecdd(
 
     ++trip;
   }
+
+  dependency_trigger();  // the next kernel may start
 }
 
 }  // namespace sum_of_squares
@@ -1843,7 +1863,7 @@ layernorm_fwd_bf16_1023_warp_per_row_fdb548(
 // layernorm forward, 4097 columns: 256 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_4097_block_per_row_58303f(
+layernorm_fwd_bf16_4097_block_per_row_3d7c63(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -2006,7 +2026,7 @@ layernorm_fwd_bf16_4097_block_per_row_58303f(
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
-        write_streaming(y_row + column, y_vec);
+        write_default(y_row + column, y_vec);
       }
     }
     if (has_edge) {
@@ -2017,7 +2037,7 @@ layernorm_fwd_bf16_4097_block_per_row_58303f(
       y_values[0] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
       Vec<bfloat16, 1> y_vec;
       pack(y_vec, y_values);
-      write_streaming(y_row + edge, y_vec);
+      write_default(y_row + edge, y_vec);
     }
   }
 }
@@ -2420,19 +2440,19 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_768_warp_per_row_cd039d{128, 4, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_768_warp_per_row_11b018{128, 4, 1, 0, 0, 0, 1, 0, true};
 inline constexpr Launch kLaunch_1000_warp_per_row_a51af3{64, 2, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_1000_warp_per_row_365879{64, 2, 1, 0, 0, 0, 1, 0, true};
 inline constexpr Launch kLaunch_1023_warp_per_row_fdb548{32, 1, 1, 16, 0, 0, 4, 0, true};
 inline constexpr Launch kLaunch_3072_block_per_row_7d3bd9{128, 1, 1, 0, 0, 0, 1, 0, true};
 inline constexpr Launch kLaunch_4096_without_mean_without_rstd_block_per_row_bf9f6b{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_4096_without_mean_without_rstd_block_per_row_fdf36b{512, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_4096_block_per_row_7d3bd9{128, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_4097_block_per_row_58303f{256, 1, 1, 4, 0, 0, 8, 0, true};
-inline constexpr Launch kLaunch_6144_block_per_row_0a8719{128, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_8192_without_mean_without_rstd_cluster_per_row_4a80e0{128, 1, 4, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_8192_block_per_row_f538e9{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_16384_without_mean_without_rstd_cluster_per_row_5e0842{128, 1, 8, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_65536_cluster_per_row_88ecdd{256, 1, 8, 4, 32768, 0, 1, 0, true};
+inline constexpr Launch kLaunch_4096_block_per_row_8fc459{128, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_4097_block_per_row_3d7c63{256, 1, 1, 4, 0, 0, 8, 0, true};
+inline constexpr Launch kLaunch_6144_block_per_row_c0c9d1{128, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_8192_without_mean_without_rstd_cluster_per_row_4c3ff2{128, 1, 4, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_8192_block_per_row_0a8719{128, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_16384_without_mean_without_rstd_cluster_per_row_19e42a{128, 1, 4, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_65536_cluster_per_row_7ff913{256, 1, 8, 4, 32768, 0, 1, 0, true};
 inline constexpr Launch kLaunch_any_cols_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
@@ -2446,20 +2466,20 @@ struct Shape {
   bool alike;       // the rows of all tensors must start at the same offset from a multiple of 16 bytes
 };
 inline constexpr Shape kTuned[] = {
-    {8192, 768, 16, 0u, false},  // 7.463 us: warp_per_row
-    {8192, 1000, 16, 0u, false},  // 9.529 us: warp_per_row
-    {16384, 1000, 16, 0u, false},  // 17.59 us: warp_per_row
-    {16384, 1023, 2, 0u, true},  // 19.87 us: warp_per_row
-    {4096, 3072, 16, 0u, false},  // 13.11 us: block_per_row
-    {1, 4096, 8, 12u, false},  // 1.163 us: block_per_row
-    {64, 4096, 8, 12u, false},  // 1.344 us: block_per_row
-    {4096, 4096, 16, 0u, false},  // 17 us: block_per_row
-    {8192, 4097, 2, 0u, true},  // 36.7 us: block_per_row
-    {4096, 6144, 16, 0u, false},  // 25.02 us: block_per_row
-    {16, 8192, 8, 12u, false},  // 1.517 us: cluster_per_row
-    {16384, 8192, 16, 0u, false},  // 127.5 us: block_per_row
-    {4, 16384, 16, 12u, false},  // 1.622 us: cluster_per_row
-    {2048, 65536, 16, 0u, false},  // 132.1 us: cluster_per_row
+    {8192, 768, 16, 0u, false},  // 7.404 us: warp_per_row
+    {8192, 1000, 16, 0u, false},  // 9.438 us: warp_per_row
+    {16384, 1000, 16, 0u, false},  // 17.37 us: warp_per_row
+    {16384, 1023, 2, 0u, true},  // 19.84 us: warp_per_row
+    {4096, 3072, 16, 0u, false},  // 13.05 us: block_per_row
+    {1, 4096, 8, 12u, false},  // 1.155 us: block_per_row
+    {64, 4096, 8, 12u, false},  // 1.314 us: block_per_row
+    {4096, 4096, 16, 0u, false},  // 17.04 us: block_per_row
+    {8192, 4097, 2, 0u, true},  // 36.23 us: block_per_row
+    {4096, 6144, 16, 0u, false},  // 24.8 us: block_per_row
+    {16, 8192, 16, 12u, false},  // 1.518 us: cluster_per_row
+    {16384, 8192, 16, 0u, false},  // 126.5 us: block_per_row
+    {4, 16384, 16, 12u, false},  // 1.609 us: cluster_per_row
+    {2048, 65536, 16, 0u, false},  // 131.8 us: cluster_per_row
 };
 
 // Bits of `absent`: 1u weight, 2u bias, 4u mean, 8u rstd.
@@ -2617,21 +2637,29 @@ inline cudaError_t layernorm_fwd_bf16_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent, alike)) {
     case 0:  // 8192 x 768
-      status = k::grid(k::kLaunch_768_warp_per_row_cd039d, rows, &blocks);
+      status = k::grid(k::kLaunch_768_warp_per_row_11b018, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::sum_of_squares::layernorm_fwd_bf16_768_warp_per_row_cd039d,
-          k::kLaunch_768_warp_per_row_cd039d, blocks, stream,
+          k::sum_of_squares::layernorm_fwd_bf16_768_warp_per_row_11b018,
+          k::kLaunch_768_warp_per_row_11b018, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
-    case 1:
-    case 2:  // 8192 x 1000, 16384 x 1000
+    case 1:  // 8192 x 1000
       status = k::grid(k::kLaunch_1000_warp_per_row_a51af3, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
           k::sum_of_squares::layernorm_fwd_bf16_1000_warp_per_row_a51af3,
           k::kLaunch_1000_warp_per_row_a51af3, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
+          reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
+          x_pitch, rows, eps);
+    case 2:  // 16384 x 1000
+      status = k::grid(k::kLaunch_1000_warp_per_row_365879, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::sum_of_squares::layernorm_fwd_bf16_1000_warp_per_row_365879,
+          k::kLaunch_1000_warp_per_row_365879, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
@@ -2653,7 +2681,8 @@ inline cudaError_t layernorm_fwd_bf16_pitched(
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
-    case 5:  // 1 x 4096
+    case 5:
+    case 6:  // 1 x 4096, 64 x 4096
       status = k::grid(k::kLaunch_4096_without_mean_without_rstd_block_per_row_bf9f6b, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
@@ -2662,77 +2691,68 @@ inline cudaError_t layernorm_fwd_bf16_pitched(
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
-    case 6:  // 64 x 4096
-      status = k::grid(k::kLaunch_4096_without_mean_without_rstd_block_per_row_fdf36b, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::sum_of_squares::layernorm_fwd_bf16_4096_without_mean_without_rstd_block_per_row_fdf36b,
-          k::kLaunch_4096_without_mean_without_rstd_block_per_row_fdf36b, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
-          x_pitch, rows, eps);
     case 7:  // 4096 x 4096
-      status = k::grid(k::kLaunch_4096_block_per_row_7d3bd9, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_block_per_row_8fc459, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::sum_of_squares::layernorm_fwd_bf16_4096_block_per_row_7d3bd9,
-          k::kLaunch_4096_block_per_row_7d3bd9, blocks, stream,
+          k::sum_of_squares::layernorm_fwd_bf16_4096_block_per_row_8fc459,
+          k::kLaunch_4096_block_per_row_8fc459, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 8:  // 8192 x 4097
-      status = k::grid(k::kLaunch_4097_block_per_row_58303f, rows, &blocks);
+      status = k::grid(k::kLaunch_4097_block_per_row_3d7c63, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::two_pass::layernorm_fwd_bf16_4097_block_per_row_58303f,
-          k::kLaunch_4097_block_per_row_58303f, blocks, stream,
+          k::two_pass::layernorm_fwd_bf16_4097_block_per_row_3d7c63,
+          k::kLaunch_4097_block_per_row_3d7c63, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 9:  // 4096 x 6144
-      status = k::grid(k::kLaunch_6144_block_per_row_0a8719, rows, &blocks);
+      status = k::grid(k::kLaunch_6144_block_per_row_c0c9d1, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::sum_of_squares::layernorm_fwd_bf16_6144_block_per_row_0a8719,
-          k::kLaunch_6144_block_per_row_0a8719, blocks, stream,
+          k::sum_of_squares::layernorm_fwd_bf16_6144_block_per_row_c0c9d1,
+          k::kLaunch_6144_block_per_row_c0c9d1, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 10:  // 16 x 8192
-      status = k::grid(k::kLaunch_8192_without_mean_without_rstd_cluster_per_row_4a80e0, rows, &blocks);
+      status = k::grid(k::kLaunch_8192_without_mean_without_rstd_cluster_per_row_4c3ff2, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::sum_of_squares::layernorm_fwd_bf16_8192_without_mean_without_rstd_cluster_per_row_4a80e0,
-          k::kLaunch_8192_without_mean_without_rstd_cluster_per_row_4a80e0, blocks, stream,
+          k::sum_of_squares::layernorm_fwd_bf16_8192_without_mean_without_rstd_cluster_per_row_4c3ff2,
+          k::kLaunch_8192_without_mean_without_rstd_cluster_per_row_4c3ff2, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 11:  // 16384 x 8192
-      status = k::grid(k::kLaunch_8192_block_per_row_f538e9, rows, &blocks);
+      status = k::grid(k::kLaunch_8192_block_per_row_0a8719, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::sum_of_squares::layernorm_fwd_bf16_8192_block_per_row_f538e9,
-          k::kLaunch_8192_block_per_row_f538e9, blocks, stream,
+          k::sum_of_squares::layernorm_fwd_bf16_8192_block_per_row_0a8719,
+          k::kLaunch_8192_block_per_row_0a8719, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 12:  // 4 x 16384
-      status = k::grid(k::kLaunch_16384_without_mean_without_rstd_cluster_per_row_5e0842, rows, &blocks);
+      status = k::grid(k::kLaunch_16384_without_mean_without_rstd_cluster_per_row_19e42a, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::sum_of_squares::layernorm_fwd_bf16_16384_without_mean_without_rstd_cluster_per_row_5e0842,
-          k::kLaunch_16384_without_mean_without_rstd_cluster_per_row_5e0842, blocks, stream,
+          k::sum_of_squares::layernorm_fwd_bf16_16384_without_mean_without_rstd_cluster_per_row_19e42a,
+          k::kLaunch_16384_without_mean_without_rstd_cluster_per_row_19e42a, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 13:  // 2048 x 65536
-      status = k::grid(k::kLaunch_65536_cluster_per_row_88ecdd, rows, &blocks);
+      status = k::grid(k::kLaunch_65536_cluster_per_row_7ff913, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::sum_of_squares::layernorm_fwd_bf16_65536_cluster_per_row_88ecdd, k::kLaunch_65536_cluster_per_row_88ecdd, &blocks);
+      status = k::fit_clusters(k::sum_of_squares::layernorm_fwd_bf16_65536_cluster_per_row_7ff913, k::kLaunch_65536_cluster_per_row_7ff913, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::sum_of_squares::layernorm_fwd_bf16_65536_cluster_per_row_88ecdd,
-          k::kLaunch_65536_cluster_per_row_88ecdd, blocks, stream,
+          k::sum_of_squares::layernorm_fwd_bf16_65536_cluster_per_row_7ff913,
+          k::kLaunch_65536_cluster_per_row_7ff913, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);

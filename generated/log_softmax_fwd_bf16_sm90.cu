@@ -9,12 +9,12 @@
 //   y       = x - row_max - log(row_sum)
 //
 // spec      log_softmax, sha256:6b7af12db9cd04a5219c49bee9f0aa9fe811749a231b6d354300bd2fd89a5299
-// tuned by  normgen 0.1.0, generator revision d55b56d01a69
+// tuned by  normgen 0.1.0, generator revision 1bbbff24f165
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 4096x151936 --op log_softmax --dtype bf16
 //
 //   rows x cols    kernel         threads  rows/block  vector        median us  GB/s  of roof  vs default  data
-//   4096 x 151936  block_per_row  1024     1           bfloat16 x 8  642.1      3877  99.5 %   1.15x       cold
+//   4096 x 151936  block_per_row  1024     1           bfloat16 x 8  613.4      4058  100.9 %  1.00x       cold
 //   (any other)    block_per_row  256      1           bfloat16      -          -     -        -           not tuned
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
@@ -22,7 +22,8 @@
 //
 // The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
 // `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
-//   4096 x 151936: threads_per_row=1024 vector=8 hold=hybrid copy=bulk unroll=0 load=evict_last arithmetic=approximate
+//   4096 x 151936: threads_per_row=1024 vector=8 softmax=online hold=hybrid copy=bulk unroll=0 load=evict_last
+//                  arithmetic=approximate
 #ifndef NORMGEN_LOG_SOFTMAX_FWD_BF16_SM90_CU_
 #define NORMGEN_LOG_SOFTMAX_FWD_BF16_SM90_CU_
 
@@ -285,37 +286,29 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<kWarps>(slots[threadIdx.x % kWarps]);
 }
 
+namespace online {
+
 // ---- row reduction ----------------------------------------------------------------------------------------------
 
-// Look 1: max(x)
+// Look 1: online_softmax(x)
 struct Look1 {
   float row_max;
-};
-
-__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-  return {maximum(a.row_max, b.row_max)};
-}
-
-__device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-  return {__shfl_xor_sync(0xffffffffu, s.row_max, offset)};
-}
-
-// Look 2: sum(exp_approximate(-row_max + x))
-struct Look2 {
   float row_sum;
 };
 
-__device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-  return {a.row_sum + b.row_sum};
+__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+  const float new_max = maximum(a.row_max, b.row_max);
+  return {new_max, exp_approximate(a.row_max - new_max) * a.row_sum + exp_approximate(b.row_max - new_max) * b.row_sum};
 }
 
-__device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-  return {__shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
+__device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+  return {__shfl_xor_sync(0xffffffffu, s.row_max, offset),
+          __shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
 }
 
 // log_softmax forward, 151936 columns: 1024 threads own a row; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(1024)
-log_softmax_fwd_bf16_151936_block_per_row_298299(
+log_softmax_fwd_bf16_151936_block_per_row_37a16c(
     bfloat16* __restrict__ y,
     const bfloat16* __restrict__ x,
     long long y_pitch,
@@ -331,7 +324,6 @@ log_softmax_fwd_bf16_151936_block_per_row_298299(
   constexpr int kHeldSteps = 7;  // of them in registers
   constexpr int kCopiedCols = kCols - kHeldSteps * kThreadsPerRow * kVector;  // of a row that the copy engine brings
   __shared__ Look1 look1_slots[1][kWarpsPerRow];
-  __shared__ Look2 look2_slots[1][kWarpsPerRow];
   __shared__ unsigned long long arrived;
 
   const int lane = threadIdx.x;
@@ -363,17 +355,25 @@ log_softmax_fwd_bf16_151936_block_per_row_298299(
     }
   }
 
-  Look1 look1 = {__int_as_float(0xff800000)};
+  Look1 look1 = {-3.402823466e+38f, 0.0f};
 
-  // Look 1: max(x)
+  // Look 1: online_softmax(x)
   #pragma unroll
   for (int step = 0; step < kHeldSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < kVectors) {
+      float new_max = look1.row_max;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look1.row_max = maximum(look1.row_max, x_i);
+        new_max = maximum(new_max, x_i);
+      }
+      look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum;
+      look1.row_max = new_max;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1.row_sum += exp_approximate(x_i - look1.row_max);
       }
     }
   }
@@ -385,45 +385,23 @@ log_softmax_fwd_bf16_151936_block_per_row_298299(
     const int vector = lane + step * kThreadsPerRow;
     if (vector < kVectors) {
       const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
+      float new_max = look1.row_max;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1.row_max = maximum(look1.row_max, x_i);
+        new_max = maximum(new_max, x_i);
+      }
+      look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum;
+      look1.row_max = new_max;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        look1.row_sum += exp_approximate(x_i - look1.row_max);
       }
     }
   }
 
   look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
-
-  Look2 look2 = {0.0f};
-
-  // Look 2: sum(exp_approximate(-row_max + x))
-  #pragma unroll
-  for (int step = 0; step < kHeldSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look2.row_sum += exp_approximate(x_i - look1.row_max);
-      }
-    }
-  }
-
-  #pragma unroll
-  for (int step = kHeldSteps; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        look2.row_sum += exp_approximate(x_i - look1.row_max);
-      }
-    }
-  }
-
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots[slot]);
 
   // Last look: the outputs
   #pragma unroll
@@ -435,7 +413,7 @@ log_softmax_fwd_bf16_151936_block_per_row_298299(
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
         const float y_part_i = x_i - look1.row_max;
-        y_values[i] = y_part_i - logf(look2.row_sum);
+        y_values[i] = y_part_i - logf(look1.row_sum);
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
@@ -453,13 +431,45 @@ log_softmax_fwd_bf16_151936_block_per_row_298299(
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
         const float y_part_i = x_i - look1.row_max;
-        y_values[i] = y_part_i - logf(look2.row_sum);
+        y_values[i] = y_part_i - logf(look1.row_sum);
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
       write_default(y_row + vector * kVector, y_vec);
     }
   }
+}
+
+}  // namespace online
+
+namespace two_pass {
+
+// ---- row reduction ----------------------------------------------------------------------------------------------
+
+// Look 1: max(x)
+struct Look1 {
+  float row_max;
+};
+
+__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+  return {maximum(a.row_max, b.row_max)};
+}
+
+__device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+  return {__shfl_xor_sync(0xffffffffu, s.row_max, offset)};
+}
+
+// Look 2: sum(exp(-row_max + x))
+struct Look2 {
+  float row_sum;
+};
+
+__device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
+  return {a.row_sum + b.row_sum};
+}
+
+__device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
+  return {__shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
 }
 
 // log_softmax forward, any number of columns: 256 threads own a row; it is read 3 times.
@@ -542,6 +552,8 @@ log_softmax_fwd_bf16_any_cols_block_per_row_37daf1(
   }
 }
 
+}  // namespace two_pass
+
 }  // namespace log_softmax_fwd_bf16_detail
 }  // namespace sm90
 }  // namespace normgen
@@ -566,7 +578,7 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_151936_block_per_row_298299{1024, 1, 1, 0, 196608, 0, 1, 0, false};
+inline constexpr Launch kLaunch_151936_block_per_row_37a16c{1024, 1, 1, 0, 196608, 0, 1, 0, false};
 inline constexpr Launch kLaunch_any_cols_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
@@ -577,7 +589,7 @@ struct Shape {
   bool alike;       // the rows of all tensors must start at the same offset from a multiple of 16 bytes
 };
 inline constexpr Shape kTuned[] = {
-    {4096, 151936, 16, 0u, false},  // 642.1 us: block_per_row
+    {4096, 151936, 16, 0u, false},  // 613.4 us: block_per_row
 };
 
 // Bits of `absent`: none.
@@ -698,11 +710,11 @@ inline cudaError_t log_softmax_fwd_bf16_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 4096 x 151936
-      status = k::grid(k::kLaunch_151936_block_per_row_298299, rows, &blocks);
+      status = k::grid(k::kLaunch_151936_block_per_row_37a16c, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::log_softmax_fwd_bf16_151936_block_per_row_298299,
-          k::kLaunch_151936_block_per_row_298299, blocks, stream,
+          k::online::log_softmax_fwd_bf16_151936_block_per_row_37a16c,
+          k::kLaunch_151936_block_per_row_37a16c, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
     default:
       break;
@@ -710,7 +722,7 @@ inline cudaError_t log_softmax_fwd_bf16_pitched(
   status = k::grid(k::kLaunch_any_cols_block_per_row_37daf1, rows, &blocks);
   if (status != cudaSuccess) return status;
   return k::launch(
-      k::log_softmax_fwd_bf16_any_cols_block_per_row_37daf1,
+      k::two_pass::log_softmax_fwd_bf16_any_cols_block_per_row_37daf1,
       k::kLaunch_any_cols_block_per_row_37daf1, blocks, stream,
       reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows, cols);
 }

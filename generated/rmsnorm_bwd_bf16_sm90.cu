@@ -11,7 +11,7 @@
 //   dweight: the same bits in every run; by atomics, in no fixed order: the general kernel
 //
 // spec      rmsnorm, sha256:61a22f77ec2c7cf69458a8cff26c11e0af021fb40a8c559ca9ee24a2d364721e
-// tuned by  normgen 0.1.0, generator revision d55b56d01a69
+// tuned by  normgen 0.1.0, generator revision 1bbbff24f165
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 65536x128 --op rmsnorm --dtype bf16 --direction backward
 //           normgen tune --shape 1048576x128 --op rmsnorm --dtype bf16 --direction backward
@@ -23,14 +23,14 @@
 //           normgen tune --shape 2048x32768 --op rmsnorm --dtype bf16 --direction backward
 //
 //   rows x cols    kernel           threads  rows/block  vector        median us  GB/s  of roof  vs default  data
-//   65536 x 128    warp_per_row     256      32          bfloat16 x 8  15.29      3310  94.2 %   1.05x       cold
-//   1048576 x 128  warp_per_row     128      16          bfloat16 x 8  197.1      4107  102.5 %  1.02x       cold
-//   8192 x 768     warp_per_row     512      16          bfloat16 x 8  12.05      3134  92.9 %   1.32x       cold
-//   65536 x 1024   block_per_row    128      2           bfloat16 x 4  99.05      4068  102.8 %  1.13x       cold
-//   4096 x 4096    block_per_row    256      1           bfloat16 x 8  27.25      3695  92.4 %   1.04x       cold
-//   4096 x 4097    block_per_row    512      2           bfloat16 x 4  30.96      3253  88.3 %   1.02x       cold
-//   16384 x 8192   block_per_row    512      1           bfloat16 x 8  189.9      4241  100.2 %  1.04x       cold
-//   2048 x 32768   cluster_per_row  128      1           bfloat16 x 8  100.1      4025  95.8 %   1.35x       cold
+//   65536 x 128    warp_per_row     256      32          bfloat16 x 8  15.15      3339  94.4 %   1.05x       cold
+//   1048576 x 128  warp_per_row     256      32          bfloat16 x 4  196.9      4111  102.1 %  1.02x       cold
+//   8192 x 768     warp_per_row     512      16          bfloat16 x 8  12.07      3131  92.9 %   1.32x       cold
+//   65536 x 1024   block_per_row    256      4           bfloat16 x 4  99.87      4034  103.4 %  1.13x       cold
+//   4096 x 4096    block_per_row    256      1           bfloat16 x 8  27.51      3660  91.4 %   1.04x       cold
+//   4096 x 4097    block_per_row    512      2           bfloat16 x 4  30.95      3255  88.2 %   1.02x       cold
+//   16384 x 8192   block_per_row    512      1           bfloat16 x 8  188.8      4267  100.6 %  1.05x       cold
+//   2048 x 32768   cluster_per_row  256      1           bfloat16 x 8  99.69      4041  96.1 %   1.36x       cold
 //   (any other)    block_per_row    256      1           bfloat16      -          -     -        -           not tuned
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
@@ -40,18 +40,18 @@
 // `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
 //   65536 x 128: threads_per_row=8 rows_per_block=32 vector=8 hold=registers persistent=3 unroll=0 params=kept
 //                dependent_launch=end
-//   1048576 x 128: threads_per_row=8 rows_per_block=16 vector=8 hold=registers persistent=4 stages=2 unroll=0
-//                  store=streaming params=kept dependent_launch=start
+//   1048576 x 128: threads_per_row=8 rows_per_block=32 vector=4 hold=registers persistent=3 unroll=0 load=evict_last
+//                  params=kept dependent_launch=on
 //   8192 x 768: threads_per_row=32 rows_per_block=16 vector=8 hold=registers persistent=1 unroll=0 params=kept
 //               dependent_launch=end
-//   65536 x 1024: threads_per_row=64 rows_per_block=2 vector=4 hold=registers persistent=4 stages=2 unroll=0
-//                 params=kept dependent_launch=end
+//   65536 x 1024: threads_per_row=64 rows_per_block=4 vector=4 hold=registers persistent=2 stages=2 unroll=0
+//                 params=kept dependent_launch=start
 //   4096 x 4096: vector=8 hold=registers copy=cp_async persistent=2 stages=2 unroll=0 params=kept dependent_launch=end
 //   4096 x 4097: rows_per_block=2 vector=4 hold=registers edges=peel persistent=1 stages=2 unroll=0 params=kept
 //                dependent_launch=start
-//   16384 x 8192: threads_per_row=512 vector=8 hold=registers copy=cp_async persistent=1 stages=4 unroll=0 params=kept
-//                 dependent_launch=end
-//   2048 x 32768: threads_per_row=128 cluster=8 vector=8 hold=registers persistent=4 stages=2 unroll=0
+//   16384 x 8192: threads_per_row=512 vector=8 hold=registers copy=cp_async persistent=1 stages=2 unroll=0 params=kept
+//                 dependent_launch=start
+//   2048 x 32768: cluster=8 vector=8 hold=registers persistent=3 stages=2 unroll=0 load=evict_last
 //                 dependent_launch=end
 #ifndef NORMGEN_RMSNORM_BWD_BF16_SM90_CU_
 #define NORMGEN_RMSNORM_BWD_BF16_SM90_CU_
@@ -117,16 +117,44 @@ __device__ __forceinline__ Word load_cache_global(const Word* address) {
   return __ldcg(address);
 }
 
+// Last to leave L2.
+__device__ __forceinline__ unsigned short load_evict_last(const unsigned short* address) {
+  unsigned short value;
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;"
+      : "=h"(value) : "l"(address), "l"(policy));
+  return value;
+}
+__device__ __forceinline__ unsigned load_evict_last(const unsigned* address) {
+  unsigned value;
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;"
+      : "=r"(value) : "l"(address), "l"(policy));
+  return value;
+}
+__device__ __forceinline__ uint2 load_evict_last(const uint2* address) {
+  uint2 value;
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
+      : "=r"(value.x), "=r"(value.y) : "l"(address), "l"(policy));
+  return value;
+}
+__device__ __forceinline__ uint4 load_evict_last(const uint4* address) {
+  uint4 value;
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+      : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(address), "l"(policy));
+  return value;
+}
+
 // Written back as usual.
 template <typename Word>
 __device__ __forceinline__ void store_default(Word* address, Word value) {
   *address = value;
-}
-
-// Written once, not read again soon: evict first (st.global.cs).
-template <typename Word>
-__device__ __forceinline__ void store_streaming(Word* address, Word value) {
-  __stcs(address, value);
 }
 
 __device__ __forceinline__ void named_barrier(int id, int threads) {
@@ -300,6 +328,17 @@ __device__ __forceinline__ Vec<T, N> read_default(const T* elements) {
 }
 
 template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> read_evict_last(const T* elements) {
+  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
+  Vec<T, N> vec;
+#pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
+    split(load_evict_last(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
+  }
+  return vec;
+}
+
+template <int N, typename T>
 __device__ __forceinline__ void write_default(T* elements, const Vec<T, N>& vec) {
   using Word = typename WordOf<Vec<T, N>::kBytes>::type;
 #pragma unroll
@@ -307,17 +346,6 @@ __device__ __forceinline__ void write_default(T* elements, const Vec<T, N>& vec)
     Word word;
     join(word, vec.bits + i * sizeof(Word) / 4);
     store_default(reinterpret_cast<Word*>(elements) + i, word);
-  }
-}
-
-template <int N, typename T>
-__device__ __forceinline__ void write_streaming(T* elements, const Vec<T, N>& vec) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    Word word;
-    join(word, vec.bits + i * sizeof(Word) / 4);
-    store_streaming(reinterpret_cast<Word*>(elements) + i, word);
   }
 }
 
@@ -621,37 +649,32 @@ rmsnorm_bwd_bf16_128_warp_per_row_5387b3_finish(
   }
 }
 
-// rmsnorm backward, 128 columns: 8 lanes of a warp own a row, 16 rows a block; it is read once.
-// It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(128)
-rmsnorm_bwd_bf16_128_warp_per_row_259d90(
+// rmsnorm backward, 128 columns: 8 lanes of a warp own a row, 32 rows a block; it is read once.
+NORMGEN_KERNEL void __launch_bounds__(256)
+rmsnorm_bwd_bf16_128_warp_per_row_618468(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
-    const bfloat16* dy,
-    const bfloat16* x,
-    const bfloat16* weight,
-    const float* rstd,
+    const bfloat16* __restrict__ dy,
+    const bfloat16* __restrict__ x,
+    const bfloat16* __restrict__ weight,
+    const float* __restrict__ rstd,
     long long dx_pitch,
     long long dy_pitch,
     long long x_pitch,
     int rows,
     float eps,
-    float* partials) {
+    float* __restrict__ partials) {
   constexpr int kCols = 128;
   constexpr int kThreadsPerRow = 8;
-  constexpr int kRowsPerBlock = 16;
-  constexpr int kThreads = 128;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kRowsPerBlock = 32;
+  constexpr int kThreads = 256;
+  constexpr int kVector = 4;  // elements per access of 8 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   constexpr int kPitch = 128;  // columns of a row of float32 sums, padded
 
   const int lane = threadIdx.x % kThreadsPerRow;
   const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
-
-  dependency_trigger();  // the next kernel may take its place, and waits there
-
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> weight_held[kSteps];
 
@@ -661,46 +684,32 @@ rmsnorm_bwd_bf16_128_warp_per_row_259d90(
     weight_held[step] = read_default<kVector>(weight + vector * kVector);
   }
 
+  dependency_trigger();  // the finishing kernel may take its place as blocks end
+
   // Sums over the rows of this thread, column by column.
   float dweight_sum[kSteps][kVector] = {};
 
   float* column_sums = reinterpret_cast<float*>(dynamic_shared() + 0);
-
-  Vec<bfloat16, kVector> dy_next[kSteps];
-  Vec<bfloat16, kVector> x_next[kSteps];
-  float rstd_next;
-  // The loads of the next row travel while this one is computed.
-  const auto fetch = [&](int first_row) {
-    const int fetched_row = min(first_row + slot, rows - 1);
-    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
-    rstd_next = rstd[fetched_row];
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      dy_next[step] = read_default<kVector>(dy_row + vector * kVector);
-      x_next[step] = read_default<kVector>(x_row + vector * kVector);
-    }
-  };
-  if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
     const int row = first_row + slot;
     const bool active = row < rows;  // idle rows recompute the last row and store nothing
     const int valid_row = active ? row : rows - 1;
     bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
-    const float row_rstd = rstd_next;
+    const bfloat16* dy_row = dy + static_cast<long long>(valid_row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+    const float row_rstd = rstd[valid_row];
 
     Vec<bfloat16, kVector> dy_held[kSteps];
     Vec<bfloat16, kVector> x_held[kSteps];
 
+    // The row of dy and x is read once and waits in registers; each thread reads back its own part.
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      dy_held[step] = dy_next[step];
-      x_held[step] = x_next[step];
+      const int vector = lane + step * kThreadsPerRow;
+      dy_held[step] = read_evict_last<kVector>(dy_row + vector * kVector);
+      x_held[step] = read_evict_last<kVector>(x_row + vector * kVector);
     }
-
-    if (first_row + gridDim.x * kRowsPerBlock < rows) fetch(first_row + gridDim.x * kRowsPerBlock);
 
     Look1 look1 = {0.0f};
 
@@ -738,7 +747,7 @@ rmsnorm_bwd_bf16_128_warp_per_row_259d90(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      if (active) write_streaming(dx_row + vector * kVector, dx_vec);
+      if (active) write_default(dx_row + vector * kVector, dx_vec);
     }
   }
 
@@ -769,21 +778,21 @@ rmsnorm_bwd_bf16_128_warp_per_row_259d90(
   __syncthreads();
   // ... and are added in a fixed order.
   for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
-    const float dweight_total = column_sums[cell] + column_sums[kPitch + cell] + column_sums[2 * kPitch + cell] + column_sums[3 * kPitch + cell];
+    const float dweight_total = column_sums[cell] + column_sums[kPitch + cell] + column_sums[2 * kPitch + cell] + column_sums[3 * kPitch + cell] + column_sums[4 * kPitch + cell] + column_sums[5 * kPitch + cell] + column_sums[6 * kPitch + cell] + column_sums[7 * kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + cell] = dweight_total;
   }
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_128_warp_per_row_259d90_finish(
+rmsnorm_bwd_bf16_128_warp_per_row_618468_finish(
     bfloat16* __restrict__ dweight,
-    const float* partials,
+    const float* __restrict__ partials,
     int partial_rows) {
   constexpr int kCols = 128;
   constexpr int kPitch = 128;
-  constexpr int kVector = 8;
-  constexpr int kVectors = 16;
+  constexpr int kVector = 4;
+  constexpr int kVectors = 32;
   constexpr int kTensors = 1;
   constexpr int kCells = 8;  // of a block
   constexpr int kLanes = 512 / kCells;  // threads that share a cell
@@ -793,7 +802,6 @@ rmsnorm_bwd_bf16_128_warp_per_row_259d90_finish(
 
   constexpr int tensor = 0;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
-  dependency_trigger();
   dependency_wait();
   float sum = 0.0f;
   for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
@@ -1000,10 +1008,10 @@ rmsnorm_bwd_bf16_768_warp_per_row_2e27c5_finish(
   }
 }
 
-// rmsnorm backward, 1024 columns: 64 threads own a row, 2 rows a block; it is read once.
+// rmsnorm backward, 1024 columns: 64 threads own a row, 4 rows a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(128)
-rmsnorm_bwd_bf16_1024_block_per_row_c6930f(
+NORMGEN_KERNEL void __launch_bounds__(256)
+rmsnorm_bwd_bf16_1024_block_per_row_c90bb3(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* dy,
@@ -1018,18 +1026,20 @@ rmsnorm_bwd_bf16_1024_block_per_row_c6930f(
     float* partials) {
   constexpr int kCols = 1024;
   constexpr int kThreadsPerRow = 64;
-  constexpr int kRowsPerBlock = 2;
-  constexpr int kThreads = 128;
+  constexpr int kRowsPerBlock = 4;
+  constexpr int kThreads = 256;
   constexpr int kVector = 4;  // elements per access of 8 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   constexpr int kPitch = 1024;  // columns of a row of float32 sums, padded
-  __shared__ Look1 look1_slots[2][2][kWarpsPerRow];
+  __shared__ Look1 look1_slots[2][4][kWarpsPerRow];
 
   const int lane = threadIdx.x % kThreadsPerRow;
   const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
   int parity = 0;
+
+  dependency_trigger();  // the next kernel may take its place, and waits there
 
   dependency_wait();  // nothing before it depends on the kernels in front of this one
 
@@ -1137,16 +1147,14 @@ rmsnorm_bwd_bf16_1024_block_per_row_c6930f(
   __syncthreads();
   // ... and are added in a fixed order.
   for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
-    const float dweight_total = column_sums[cell] + column_sums[kPitch + cell];
+    const float dweight_total = column_sums[cell] + column_sums[kPitch + cell] + column_sums[2 * kPitch + cell] + column_sums[3 * kPitch + cell];
     partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + cell] = dweight_total;
   }
-
-  dependency_trigger();  // the next kernel may start
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_1024_block_per_row_c6930f_finish(
+rmsnorm_bwd_bf16_1024_block_per_row_c90bb3_finish(
     bfloat16* __restrict__ dweight,
     const float* partials,
     int partial_rows) {
@@ -1163,6 +1171,7 @@ rmsnorm_bwd_bf16_1024_block_per_row_c6930f_finish(
 
   constexpr int tensor = 0;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+  dependency_trigger();
   dependency_wait();
   float sum = 0.0f;
   for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
@@ -1658,7 +1667,7 @@ rmsnorm_bwd_bf16_4097_block_per_row_7e2b8e_finish(
 // rmsnorm backward, 8192 columns: 512 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_8192_block_per_row_24cace(
+rmsnorm_bwd_bf16_8192_block_per_row_c9f1b9(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* dy,
@@ -1678,7 +1687,7 @@ rmsnorm_bwd_bf16_8192_block_per_row_24cace(
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kStages = 4;  // row tiles in shared memory
+  constexpr int kStages = 2;  // row tiles in shared memory
   constexpr int kPitch = 8192;  // columns of a row of float32 sums, padded
   __shared__ Look1 look1_slots[2][1][kWarpsPerRow];
 
@@ -1688,6 +1697,8 @@ rmsnorm_bwd_bf16_8192_block_per_row_24cace(
 
   bfloat16* dy_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0);
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0 + kStages * kSteps * kThreads * kVector * static_cast<int>(sizeof(bfloat16)));
+
+  dependency_trigger();  // the next kernel may take its place, and waits there
 
   dependency_wait();  // nothing before it depends on the kernels in front of this one
 
@@ -1802,13 +1813,11 @@ rmsnorm_bwd_bf16_8192_block_per_row_24cace(
       partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
     }
   }
-
-  dependency_trigger();  // the next kernel may start
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_8192_block_per_row_24cace_finish(
+rmsnorm_bwd_bf16_8192_block_per_row_c9f1b9_finish(
     bfloat16* __restrict__ dweight,
     const float* partials,
     int partial_rows) {
@@ -1825,6 +1834,7 @@ rmsnorm_bwd_bf16_8192_block_per_row_24cace_finish(
 
   constexpr int tensor = 0;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+  dependency_trigger();
   dependency_wait();
   float sum = 0.0f;
   for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
@@ -1857,10 +1867,10 @@ rmsnorm_bwd_bf16_8192_block_per_row_24cace_finish(
   }
 }
 
-// rmsnorm backward, 32768 columns: 8 blocks of 128 threads own a row; it is read once.
+// rmsnorm backward, 32768 columns: 8 blocks of 256 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(128)
-rmsnorm_bwd_bf16_32768_cluster_per_row_8743d9(
+NORMGEN_KERNEL void __launch_bounds__(256)
+rmsnorm_bwd_bf16_32768_cluster_per_row_b2063d(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* dy,
@@ -1875,7 +1885,7 @@ rmsnorm_bwd_bf16_32768_cluster_per_row_8743d9(
     float* partials) {
   constexpr int kCols = 32768;
   constexpr int kCluster = 8;  // blocks that share a row
-  constexpr int kThreads = 128;
+  constexpr int kThreads = 256;
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
   constexpr int kVector = 8;  // elements per access of 16 bytes
@@ -1911,8 +1921,8 @@ rmsnorm_bwd_bf16_32768_cluster_per_row_8743d9(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      dy_next[step] = read_default<kVector>(dy_row + vector * kVector);
-      x_next[step] = read_default<kVector>(x_row + vector * kVector);
+      dy_next[step] = read_evict_last<kVector>(dy_row + vector * kVector);
+      x_next[step] = read_evict_last<kVector>(x_row + vector * kVector);
     }
   };
   if (blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
@@ -1995,7 +2005,7 @@ rmsnorm_bwd_bf16_32768_cluster_per_row_8743d9(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_32768_cluster_per_row_8743d9_finish(
+rmsnorm_bwd_bf16_32768_cluster_per_row_b2063d_finish(
     bfloat16* __restrict__ dweight,
     const float* partials,
     int blocks) {
@@ -2274,20 +2284,20 @@ struct Launch {
 };
 inline constexpr Launch kLaunch_128_warp_per_row_5387b3{256, 32, 1, 3, 4096, 0, 1, 1, true};
 inline constexpr Launch kLaunch_128_warp_per_row_5387b3_finish{512, 1, 1, 0, 0, 16, 1, 0, true};
-inline constexpr Launch kLaunch_128_warp_per_row_259d90{128, 16, 1, 4, 2048, 0, 1, 1, true};
-inline constexpr Launch kLaunch_128_warp_per_row_259d90_finish{512, 1, 1, 0, 0, 16, 1, 0, true};
+inline constexpr Launch kLaunch_128_warp_per_row_618468{256, 32, 1, 3, 4096, 0, 1, 1, false};
+inline constexpr Launch kLaunch_128_warp_per_row_618468_finish{512, 1, 1, 0, 0, 16, 1, 0, true};
 inline constexpr Launch kLaunch_768_warp_per_row_2e27c5{512, 16, 1, 1, 49152, 0, 1, 1, true};
 inline constexpr Launch kLaunch_768_warp_per_row_2e27c5_finish{512, 1, 1, 0, 0, 96, 1, 0, true};
-inline constexpr Launch kLaunch_1024_block_per_row_c6930f{128, 2, 1, 4, 8192, 0, 1, 1, true};
-inline constexpr Launch kLaunch_1024_block_per_row_c6930f_finish{512, 1, 1, 0, 0, 128, 1, 0, true};
+inline constexpr Launch kLaunch_1024_block_per_row_c90bb3{256, 4, 1, 2, 16384, 0, 1, 1, true};
+inline constexpr Launch kLaunch_1024_block_per_row_c90bb3_finish{512, 1, 1, 0, 0, 128, 1, 0, true};
 inline constexpr Launch kLaunch_4096_block_per_row_75ed94{256, 1, 1, 2, 32768, 0, 1, 1, true};
 inline constexpr Launch kLaunch_4096_block_per_row_75ed94_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
 inline constexpr Launch kLaunch_4097_block_per_row_7e2b8e{512, 2, 1, 1, 33024, 0, 2, 1, true};
 inline constexpr Launch kLaunch_4097_block_per_row_7e2b8e_finish{512, 1, 1, 0, 0, 258, 1, 0, true};
-inline constexpr Launch kLaunch_8192_block_per_row_24cace{512, 1, 1, 1, 131072, 0, 1, 1, true};
-inline constexpr Launch kLaunch_8192_block_per_row_24cace_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
-inline constexpr Launch kLaunch_32768_cluster_per_row_8743d9{128, 1, 8, 4, 0, 0, 1, 1, true};
-inline constexpr Launch kLaunch_32768_cluster_per_row_8743d9_finish{512, 1, 1, 0, 0, 1024, 1, 0, true};
+inline constexpr Launch kLaunch_8192_block_per_row_c9f1b9{512, 1, 1, 1, 65536, 0, 1, 1, true};
+inline constexpr Launch kLaunch_8192_block_per_row_c9f1b9_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
+inline constexpr Launch kLaunch_32768_cluster_per_row_b2063d{256, 1, 8, 3, 0, 0, 1, 1, true};
+inline constexpr Launch kLaunch_32768_cluster_per_row_b2063d_finish{512, 1, 1, 0, 0, 1024, 1, 0, true};
 inline constexpr Launch kLaunch_any_cols_block_per_row_bd8bf0{256, 1, 1, 0, 0, 0, 1, 1, false};
 inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 
@@ -2299,14 +2309,14 @@ struct Shape {
   bool alike;       // the rows of all tensors must start at the same offset from a multiple of 16 bytes
 };
 inline constexpr Shape kTuned[] = {
-    {65536, 128, 16, 0u, false},  // 15.29 us: warp_per_row
-    {1048576, 128, 16, 0u, false},  // 197.1 us: warp_per_row
-    {8192, 768, 16, 0u, false},  // 12.05 us: warp_per_row
-    {65536, 1024, 16, 0u, false},  // 99.05 us: block_per_row
-    {4096, 4096, 16, 0u, false},  // 27.25 us: block_per_row
-    {4096, 4097, 2, 0u, true},  // 30.96 us: block_per_row
-    {16384, 8192, 16, 0u, false},  // 189.9 us: block_per_row
-    {2048, 32768, 16, 0u, false},  // 100.1 us: cluster_per_row
+    {65536, 128, 16, 0u, false},  // 15.15 us: warp_per_row
+    {1048576, 128, 16, 0u, false},  // 196.9 us: warp_per_row
+    {8192, 768, 16, 0u, false},  // 12.07 us: warp_per_row
+    {65536, 1024, 16, 0u, false},  // 99.87 us: block_per_row
+    {4096, 4096, 16, 0u, false},  // 27.51 us: block_per_row
+    {4096, 4097, 2, 0u, true},  // 30.95 us: block_per_row
+    {16384, 8192, 16, 0u, false},  // 188.8 us: block_per_row
+    {2048, 32768, 16, 0u, false},  // 99.69 us: cluster_per_row
 };
 
 // Bits of `absent`: 1u weight.
@@ -2459,7 +2469,7 @@ inline std::size_t rmsnorm_bwd_bf16_workspace_bytes(int rows, int cols) {
     if (needed > most) most = needed;
   }
   if (cols == 128) {
-    if (k::grid(k::kLaunch_128_warp_per_row_259d90, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_128_warp_per_row_618468, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 512 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
@@ -2469,7 +2479,7 @@ inline std::size_t rmsnorm_bwd_bf16_workspace_bytes(int rows, int cols) {
     if (needed > most) most = needed;
   }
   if (cols == 1024) {
-    if (k::grid(k::kLaunch_1024_block_per_row_c6930f, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_1024_block_per_row_c90bb3, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 4096 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
@@ -2484,12 +2494,12 @@ inline std::size_t rmsnorm_bwd_bf16_workspace_bytes(int rows, int cols) {
     if (needed > most) most = needed;
   }
   if (cols == 8192) {
-    if (k::grid(k::kLaunch_8192_block_per_row_24cace, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_8192_block_per_row_c9f1b9, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 32768 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 32768) {
-    if (k::grid(k::kLaunch_32768_cluster_per_row_8743d9, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_32768_cluster_per_row_b2063d, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 16384 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
@@ -2534,19 +2544,19 @@ inline cudaError_t rmsnorm_bwd_bf16_pitched(
           k::kLaunch_128_warp_per_row_5387b3_finish, k::kLaunch_128_warp_per_row_5387b3_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 1:  // 1048576 x 128
-      status = k::grid(k::kLaunch_128_warp_per_row_259d90, rows, &blocks);
+      status = k::grid(k::kLaunch_128_warp_per_row_618468, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_259d90,
-          k::kLaunch_128_warp_per_row_259d90, blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_618468,
+          k::kLaunch_128_warp_per_row_618468, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_259d90_finish,
-          k::kLaunch_128_warp_per_row_259d90_finish, k::kLaunch_128_warp_per_row_259d90_finish.blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_618468_finish,
+          k::kLaunch_128_warp_per_row_618468_finish, k::kLaunch_128_warp_per_row_618468_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 2:  // 8192 x 768
       status = k::grid(k::kLaunch_768_warp_per_row_2e27c5, rows, &blocks);
@@ -2564,19 +2574,19 @@ inline cudaError_t rmsnorm_bwd_bf16_pitched(
           k::kLaunch_768_warp_per_row_2e27c5_finish, k::kLaunch_768_warp_per_row_2e27c5_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 3:  // 65536 x 1024
-      status = k::grid(k::kLaunch_1024_block_per_row_c6930f, rows, &blocks);
+      status = k::grid(k::kLaunch_1024_block_per_row_c90bb3, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_1024_block_per_row_c6930f,
-          k::kLaunch_1024_block_per_row_c6930f, blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_1024_block_per_row_c90bb3,
+          k::kLaunch_1024_block_per_row_c90bb3, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_1024_block_per_row_c6930f_finish,
-          k::kLaunch_1024_block_per_row_c6930f_finish, k::kLaunch_1024_block_per_row_c6930f_finish.blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_1024_block_per_row_c90bb3_finish,
+          k::kLaunch_1024_block_per_row_c90bb3_finish, k::kLaunch_1024_block_per_row_c90bb3_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 4:  // 4096 x 4096
       status = k::grid(k::kLaunch_4096_block_per_row_75ed94, rows, &blocks);
@@ -2609,36 +2619,36 @@ inline cudaError_t rmsnorm_bwd_bf16_pitched(
           k::kLaunch_4097_block_per_row_7e2b8e_finish, k::kLaunch_4097_block_per_row_7e2b8e_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 6:  // 16384 x 8192
-      status = k::grid(k::kLaunch_8192_block_per_row_24cace, rows, &blocks);
+      status = k::grid(k::kLaunch_8192_block_per_row_c9f1b9, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_8192_block_per_row_24cace,
-          k::kLaunch_8192_block_per_row_24cace, blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_8192_block_per_row_c9f1b9,
+          k::kLaunch_8192_block_per_row_c9f1b9, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_8192_block_per_row_24cace_finish,
-          k::kLaunch_8192_block_per_row_24cace_finish, k::kLaunch_8192_block_per_row_24cace_finish.blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_8192_block_per_row_c9f1b9_finish,
+          k::kLaunch_8192_block_per_row_c9f1b9_finish, k::kLaunch_8192_block_per_row_c9f1b9_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 7:  // 2048 x 32768
-      status = k::grid(k::kLaunch_32768_cluster_per_row_8743d9, rows, &blocks);
+      status = k::grid(k::kLaunch_32768_cluster_per_row_b2063d, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::as_written::rmsnorm_bwd_bf16_32768_cluster_per_row_8743d9, k::kLaunch_32768_cluster_per_row_8743d9, &blocks);
+      status = k::fit_clusters(k::as_written::rmsnorm_bwd_bf16_32768_cluster_per_row_b2063d, k::kLaunch_32768_cluster_per_row_b2063d, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_32768_cluster_per_row_8743d9,
-          k::kLaunch_32768_cluster_per_row_8743d9, blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_32768_cluster_per_row_b2063d,
+          k::kLaunch_32768_cluster_per_row_b2063d, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_32768_cluster_per_row_8743d9_finish,
-          k::kLaunch_32768_cluster_per_row_8743d9_finish, k::kLaunch_32768_cluster_per_row_8743d9_finish.blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_32768_cluster_per_row_b2063d_finish,
+          k::kLaunch_32768_cluster_per_row_b2063d_finish, k::kLaunch_32768_cluster_per_row_b2063d_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     default:
       break;

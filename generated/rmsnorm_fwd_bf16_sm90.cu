@@ -9,7 +9,7 @@
 //   weight = 1 where the pointer is null
 //
 // spec      rmsnorm, sha256:61a22f77ec2c7cf69458a8cff26c11e0af021fb40a8c559ca9ee24a2d364721e
-// tuned by  normgen 0.1.0, generator revision d55b56d01a69
+// tuned by  normgen 0.1.0, generator revision 1bbbff24f165
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 524288x64 --op rmsnorm --dtype bf16 --without rstd
 //           normgen tune --shape 65536x128 --op rmsnorm --dtype bf16 --without rstd
@@ -40,33 +40,33 @@
 //           normgen tune --shape 4096x131072 --op rmsnorm --dtype bf16 --without rstd
 //
 //   rows x cols                     kernel           threads  rows/block  vector        median us  GB/s  of roof  vs default  data
-//   524288 x 64 no rstd             warp_per_row     256      32          bfloat16 x 8  32.35      4149  111.1 %  1.20x       cold
-//   65536 x 128 no rstd             warp_per_row     256      16          bfloat16 x 4  9.282      3615  99.9 %   1.03x       cold
-//   262144 x 128 no rstd            warp_per_row     256      16          bfloat16 x 4  32.42      4140  108.4 %  1.02x       cold
-//   32768 x 256 no rstd             warp_per_row     64       8           bfloat16 x 8  9.188      3652  101.7 %  1.08x       cold
-//   1 x 2048 no rstd                block_per_row    256      1           bfloat16 x 4  0.8754     14    99.0 %   1.33x       hot
-//   64 x 2048 no rstd               block_per_row    256      1           bfloat16 x 4  0.9925     532   99.6 %   1.29x       hot
-//   16384 x 4095 no rstd            block_per_row    128      1           bfloat16 x 8  65.14      4120  100.2 %  1.01x       cold
-//   1 x 4096 no rstd                block_per_row    256      1           bfloat16 x 4  1.091      23    81.1 %   1.19x       hot
-//   8 x 4096 no rstd                block_per_row    1024     1           bfloat16 x 4  1.142      122   81.9 %   1.19x       hot
-//   16 x 4096 no rstd               block_per_row    256      1           bfloat16 x 4  1.107      244   88.6 %   1.24x       hot
-//   4096 x 4096 no rstd             block_per_row    256      1           bfloat16 x 8  16.95      3959  102.9 %  1.07x       cold
-//   8192 x 4096 no rstd pitch 5120  block_per_row    256      1           bfloat16 x 8  32.84      4087  101.4 %  1.04x       cold
-//   8192 x 4096 no rstd             block_per_row    256      1           bfloat16 x 8  34.51      3890  97.4 %   1.05x       cold
-//   32 x 5120 no rstd               block_per_row    256      1           bfloat16 x 8  1.222      545   81.8 %   1.68x       hot
-//   2048 x 5120 no rstd             block_per_row    256      1           bfloat16 x 8  10.91      3847  111.7 %  1.13x       cold
-//   1 x 7168 no rstd                block_per_row    512      1           bfloat16 x 4  1.199      36    75.1 %   1.86x       hot
-//   8192 x 7168 no rstd             block_per_row    256      1           bfloat16 x 4  55.59      4226  106.0 %  1.01x       cold
-//   8192 x 8191 no rstd             block_per_row    512      1           bfloat16 x 8  64.78      4144  101.0 %  1.03x       cold
-//   1 x 8192 no rstd                block_per_row    512      1           bfloat16 x 4  1.288      38    70.0 %   1.37x       hot
-//   16 x 8192 no rstd               block_per_row    1024     1           bfloat16 x 4  1.39       389   71.5 %   1.35x       hot
-//   64 x 8192 no rstd               block_per_row    1024     1           bfloat16 x 4  1.534      1378  78.9 %   1.36x       hot
-//   16384 x 8192 no rstd            block_per_row    256      2           bfloat16 x 8  126.3      4250  101.1 %  1.01x       cold
-//   1 x 16384 no rstd               cluster_per_row  1024     1           bfloat16 x 4  1.419      69    65.9 %   1.28x       hot
-//   64 x 16384 no rstd              block_per_row    1024     1           bfloat16 x 8  2.094      2019  69.8 %   1.27x       hot
-//   4096 x 16384 no rstd            block_per_row    512      1           bfloat16 x 4  64.58      4157  101.3 %  1.03x       cold
-//   8192 x 32768 no rstd            block_per_row    512      1           bfloat16 x 8  254.4      4221  103.7 %  1.07x       cold
-//   4096 x 131072 no rstd           block_per_row    512      1           bfloat16 x 8  515        4171  103.3 %  1.02x       cold
+//   524288 x 64 no rstd             warp_per_row     128      16          bfloat16 x 4  32.26      4161  110.1 %  1.14x       cold
+//   65536 x 128 no rstd             warp_per_row     256      32          bfloat16 x 8  9.257      3625  100.2 %  1.04x       cold
+//   262144 x 128 no rstd            warp_per_row     128      8           bfloat16 x 8  32.62      4114  108.9 %  1.01x       cold
+//   32768 x 256 no rstd             warp_per_row     64       8           bfloat16 x 8  9.186      3653  100.9 %  1.00x       cold
+//   1 x 2048 no rstd                block_per_row    256      1           bfloat16 x 4  0.8721     14    98.9 %   1.01x       hot
+//   64 x 2048 no rstd               block_per_row    256      1           bfloat16 x 4  0.9914     533   100.0 %  1.00x       hot
+//   16384 x 4095 no rstd            block_per_row    128      1           bfloat16 x 8  65.32      4109  99.8 %   1.00x       cold
+//   1 x 4096 no rstd                block_per_row    256      1           bfloat16 x 4  1.085      23    82.6 %   1.07x       hot
+//   8 x 4096 no rstd                block_per_row    256      1           bfloat16 x 4  1.162      120   80.0 %   1.04x       hot
+//   16 x 4096 no rstd               block_per_row    256      1           bfloat16 x 4  1.104      245   88.4 %   1.07x       hot
+//   4096 x 4096 no rstd             block_per_row    256      1           bfloat16 x 8  16.89      3974  103.1 %  1.01x       cold
+//   8192 x 4096 no rstd pitch 5120  block_per_row    256      1           bfloat16 x 8  32.88      4083  101.2 %  1.01x       cold
+//   8192 x 4096 no rstd             block_per_row    256      1           bfloat16 x 8  34.37      3905  96.5 %   1.06x       cold
+//   32 x 5120 no rstd               block_per_row    256      1           bfloat16 x 8  1.221      545   82.3 %   1.02x       hot
+//   2048 x 5120 no rstd             block_per_row    256      1           bfloat16 x 8  10.89      3851  111.4 %  1.02x       cold
+//   1 x 7168 no rstd                block_per_row    512      1           bfloat16 x 4  1.199      36    74.5 %   1.07x       hot
+//   8192 x 7168 no rstd             block_per_row    256      1           bfloat16 x 4  55.86      4205  108.3 %  1.01x       cold
+//   8192 x 8191 no rstd             block_per_row    256      1           bfloat16 x 8  65.36      4107  100.0 %  1.01x       cold
+//   1 x 8192 no rstd                block_per_row    512      1           bfloat16 x 4  1.289      38    69.4 %   1.01x       hot
+//   16 x 8192 no rstd               block_per_row    1024     1           bfloat16 x 4  1.386      390   71.3 %   1.02x       hot
+//   64 x 8192 no rstd               block_per_row    1024     1           bfloat16 x 4  1.519      1391  77.2 %   1.02x       hot
+//   16384 x 8192 no rstd            block_per_row    128      1           bfloat16 x 8  126.4      4248  101.0 %  1.00x       cold
+//   1 x 16384 no rstd               cluster_per_row  1024     1           bfloat16 x 4  1.417      69    65.9 %   1.05x       hot
+//   64 x 16384 no rstd              block_per_row    1024     1           bfloat16 x 8  2.091      2021  69.9 %   1.10x       hot
+//   4096 x 16384 no rstd            block_per_row    512      1           bfloat16 x 4  64.52      4161  101.2 %  1.02x       cold
+//   8192 x 32768 no rstd            block_per_row    1024     1           bfloat16 x 4  254.7      4216  105.1 %  1.00x       cold
+//   4096 x 131072 no rstd           cluster_per_row  128      1           bfloat16 x 8  521.7      4117  101.8 %  1.00x       cold
 //   (any other)                     block_per_row    256      1           bfloat16      -          -     -        -           not tuned
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
@@ -74,46 +74,45 @@
 //
 // The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
 // `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
-//   524288 x 64: threads_per_row=8 rows_per_block=32 vector=8 hold=registers unroll=0 params=early
-//                dependent_launch=loads
-//   65536 x 128: threads_per_row=16 rows_per_block=16 vector=4 hold=registers unroll=0 params=early
-//                dependent_launch=loads
-//   262144 x 128: threads_per_row=16 rows_per_block=16 vector=4 hold=registers unroll=0 params=early
-//                 dependent_launch=loads
+//   524288 x 64: threads_per_row=8 rows_per_block=16 vector=4 hold=registers unroll=0 store=streaming params=early
+//   65536 x 128: threads_per_row=8 rows_per_block=32 vector=8 hold=registers unroll=0 load=evict_last store=streaming
+//                params=early dependent_launch=loads
+//   262144 x 128: threads_per_row=16 rows_per_block=8 vector=8 hold=registers unroll=0 params=early
 //   32768 x 256: threads_per_row=8 rows_per_block=8 vector=8 hold=registers unroll=0 load=evict_last params=early
 //                dependent_launch=loads
 //   1 x 2048: vector=4 hold=registers unroll=0 params=early dependent_launch=loads
 //   64 x 2048: vector=4 hold=registers unroll=0 params=early dependent_launch=loads
-//   16384 x 4095: threads_per_row=128 vector=8 hold=registers edges=peel unroll=0 load=no_allocate store=streaming
-//                 params=early dependent_launch=loads
+//   16384 x 4095: threads_per_row=128 vector=8 hold=registers edges=peel unroll=0 load=evict_last params=early
+//                 dependent_launch=loads
 //   1 x 4096: vector=4 hold=registers unroll=0 params=early dependent_launch=loads
-//   8 x 4096: threads_per_row=1024 vector=4 hold=registers unroll=0 load=no_allocate dependent_launch=loads
+//   8 x 4096: vector=4 hold=registers unroll=0 load=no_allocate params=early dependent_launch=loads
 //   16 x 4096: vector=4 hold=registers unroll=0 params=early dependent_launch=loads
-//   4096 x 4096: vector=8 hold=registers unroll=0 load=evict_last store=streaming params=early dependent_launch=loads
+//   4096 x 4096: vector=8 hold=registers unroll=0 params=early dependent_launch=loads
 //   8192 x 4096: vector=8 hold=registers unroll=0 load=no_allocate store=streaming params=early dependent_launch=loads
 //   8192 x 4096: vector=8 hold=registers edges=peel unroll=0 load=no_allocate store=streaming params=early
-//                dependent_launch=loads
 //   32 x 5120: vector=8 hold=registers unroll=0 load=evict_last params=early dependent_launch=loads
 //   2048 x 5120: vector=8 hold=registers unroll=0 load=evict_last params=early dependent_launch=loads
 //   1 x 7168: threads_per_row=512 vector=4 hold=registers unroll=0 params=early dependent_launch=loads
-//   8192 x 7168: vector=4 hold=registers unroll=0 load=no_allocate store=streaming params=early dependent_launch=loads
-//   8192 x 8191: threads_per_row=512 vector=8 hold=registers edges=peel unroll=0 load=evict_last
-//                dependent_launch=loads
+//   8192 x 7168: vector=4 hold=registers unroll=0 params=early dependent_launch=loads
+//   8192 x 8191: vector=8 hold=registers edges=peel unroll=0 load=evict_last dependent_launch=loads
 //   1 x 8192: threads_per_row=512 vector=4 hold=registers unroll=0 params=early dependent_launch=loads
 //   16 x 8192: threads_per_row=1024 vector=4 hold=registers unroll=0 params=early dependent_launch=loads
 //   64 x 8192: threads_per_row=1024 vector=4 hold=registers unroll=0 params=early dependent_launch=loads
-//   16384 x 8192: threads_per_row=128 rows_per_block=2 vector=8 hold=registers unroll=0 load=evict_last
-//                 store=streaming params=early dependent_launch=loads
-//   1 x 16384: threads_per_row=1024 cluster=4 vector=4 hold=registers persistent=1 unroll=0 store=streaming
-//              params=packed dependent_launch=start
-//   64 x 16384: threads_per_row=1024 vector=8 hold=registers unroll=0 store=streaming dependent_launch=loads
+//   16384 x 8192: threads_per_row=128 vector=8 hold=registers unroll=0 load=evict_last params=early
+//                 dependent_launch=loads
+//   1 x 16384: threads_per_row=1024 cluster=4 vector=4 hold=registers persistent=1 stages=2 unroll=0 params=packed
+//              dependent_launch=start
+//   64 x 16384: threads_per_row=1024 vector=8 hold=registers unroll=0 dependent_launch=loads
 //   4096 x 16384: threads_per_row=512 vector=4 hold=registers unroll=0 load=evict_last store=streaming params=early
 //                 dependent_launch=loads
-//   8192 x 32768: threads_per_row=512 vector=8 hold=shared copy=bulk unroll=4 load=evict_last store=streaming
-//   4096 x 131072: threads_per_row=512 vector=8 hold=hybrid copy=bulk unroll=0 load=evict_last store=streaming
+//   8192 x 32768: threads_per_row=1024 reduce_with=cooperative_groups vector=4 hold=shared unroll=4 load=evict_last
+//   4096 x 131072: threads_per_row=128 cluster=8 vector=8 hold=registers copy=bulk persistent=8 stages=2 unroll=0
+//                  load=evict_last params=kept
 #ifndef NORMGEN_RMSNORM_FWD_BF16_SM90_CU_
 #define NORMGEN_RMSNORM_FWD_BF16_SM90_CU_
 
+#include <cooperative_groups.h>
+#include <cooperative_groups/reduce.h>
 #ifndef __CUDACC_RTC__
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -532,6 +531,25 @@ __device__ __forceinline__ State exchange_cluster(State s, State* slots, unsigne
   return reduce_lanes<(kStates < 32 ? kStates : 32)>(total);
 }
 
+struct Combine {
+  template <typename State>
+  __device__ __forceinline__ State operator()(const State& a, const State& b) const { return combine(a, b); }
+};
+
+template <int kLanes, typename State>
+__device__ __forceinline__ State reduce_tile(const State& s) {
+  const auto tile = cooperative_groups::tiled_partition<kLanes>(cooperative_groups::this_thread_block());
+  return cooperative_groups::reduce(tile, s, Combine());
+}
+
+template <int kWarps, typename State>
+__device__ __forceinline__ State reduce_tiles(State s, State* slots) {
+  s = reduce_tile<32>(s);
+  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+  __syncthreads();
+  return reduce_tile<kWarps>(slots[threadIdx.x % kWarps]);
+}
+
 // ---- row reduction ----------------------------------------------------------------------------------------------
 
 // Look 1: sum(x**2)
@@ -547,10 +565,85 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
   return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
 }
 
-// rmsnorm forward, 64 columns: 8 lanes of a warp own a row, 32 rows a block; it is read once.
+// rmsnorm forward, 64 columns: 8 lanes of a warp own a row, 16 rows a block; it is read once.
+NORMGEN_KERNEL void __launch_bounds__(128)
+rmsnorm_fwd_bf16_64_without_rstd_warp_per_row_b6770b(
+    bfloat16* __restrict__ y,
+    const bfloat16* __restrict__ x,
+    const bfloat16* __restrict__ weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 64;
+  constexpr int kThreadsPerRow = 8;
+  constexpr int kRowsPerBlock = 16;
+  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+
+  const int lane = threadIdx.x % kThreadsPerRow;
+  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+  const int row = blockIdx.x * kRowsPerBlock + slot;
+
+  const bool active = row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    x_held[step] = read_default<kVector>(x_row + vector * kVector);
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+  }
+
+  Look1 look1 = {0.0f};
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      look1.x_squares += x_i * x_i;
+    }
+  }
+
+  look1 = reduce_lanes<kThreadsPerRow>(look1);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    float y_values[kVector];
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      const float weight_i = element(weight_held[step], i);
+      y_values[i] = x_i * row_rstd * weight_i;
+    }
+    Vec<bfloat16, kVector> y_vec;
+    pack(y_vec, y_values);
+    if (active) write_streaming(y_row + vector * kVector, y_vec);
+  }
+}
+
+// rmsnorm forward, 128 columns: 8 lanes of a warp own a row, 32 rows a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_64_without_rstd_warp_per_row_3ab017(
+rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_65378b(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -558,7 +651,7 @@ rmsnorm_fwd_bf16_64_without_rstd_warp_per_row_3ab017(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = 64;
+  constexpr int kCols = 128;
   constexpr int kThreadsPerRow = 8;
   constexpr int kRowsPerBlock = 32;
   constexpr int kVector = 8;  // elements per access of 16 bytes
@@ -582,7 +675,7 @@ rmsnorm_fwd_bf16_64_without_rstd_warp_per_row_3ab017(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_default<kVector>(x_row + vector * kVector);
+    x_held[step] = read_evict_last<kVector>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -623,25 +716,24 @@ rmsnorm_fwd_bf16_64_without_rstd_warp_per_row_3ab017(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    if (active) write_default(y_row + vector * kVector, y_vec);
+    if (active) write_streaming(y_row + vector * kVector, y_vec);
   }
 }
 
-// rmsnorm forward, 128 columns: 16 lanes of a warp own a row, 16 rows a block; it is read once.
-// It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_23e13f(
+// rmsnorm forward, 128 columns: 16 lanes of a warp own a row, 8 rows a block; it is read once.
+NORMGEN_KERNEL void __launch_bounds__(128)
+rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_78f9a3(
     bfloat16* __restrict__ y,
-    const bfloat16* x,
-    const bfloat16* weight,
+    const bfloat16* __restrict__ x,
+    const bfloat16* __restrict__ weight,
     long long y_pitch,
     long long x_pitch,
     int rows,
     float eps) {
   constexpr int kCols = 128;
   constexpr int kThreadsPerRow = 16;
-  constexpr int kRowsPerBlock = 16;
-  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kRowsPerBlock = 8;
+  constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
 
@@ -653,8 +745,6 @@ rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_23e13f(
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> x_held[kSteps];
 
@@ -672,8 +762,6 @@ rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_23e13f(
     const int vector = lane + step * kThreadsPerRow;
     weight_held[step] = read_default<kVector>(weight + vector * kVector);
   }
-
-  dependency_trigger();  // the next kernel may start: this one has asked for its row
 
   Look1 look1 = {0.0f};
 
@@ -869,7 +957,7 @@ rmsnorm_fwd_bf16_2048_without_rstd_block_per_row_390002(
 // rmsnorm forward, 4095 columns: 128 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(128)
-rmsnorm_fwd_bf16_4095_without_rstd_block_per_row_0e75bd(
+rmsnorm_fwd_bf16_4095_without_rstd_block_per_row_73ca9b(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -910,11 +998,11 @@ rmsnorm_fwd_bf16_4095_without_rstd_block_per_row_0e75bd(
     const int vector = lane + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
       const int column = head + vector * kVector;
-      x_held[step] = read_no_allocate<kVector>(x_row + column);
+      x_held[step] = read_evict_last<kVector>(x_row + column);
     }
   }
   if (has_edge) {
-    x_edge = read_no_allocate<1>(x_row + edge);
+    x_edge = read_evict_last<1>(x_row + edge);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -971,7 +1059,7 @@ rmsnorm_fwd_bf16_4095_without_rstd_block_per_row_0e75bd(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write_streaming(y_row + column, y_vec);
+      write_default(y_row + column, y_vec);
     }
   }
   if (has_edge) {
@@ -981,7 +1069,7 @@ rmsnorm_fwd_bf16_4095_without_rstd_block_per_row_0e75bd(
     y_values[0] = x_i * row_rstd * weight_i;
     Vec<bfloat16, 1> y_vec;
     pack(y_vec, y_values);
-    write_streaming(y_row + edge, y_vec);
+    write_default(y_row + edge, y_vec);
   }
 }
 
@@ -1064,10 +1152,10 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_390002(
   }
 }
 
-// rmsnorm forward, 4096 columns: 1024 threads own a row; it is read once.
+// rmsnorm forward, 4096 columns: 256 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(1024)
-rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_7ac077(
+NORMGEN_KERNEL void __launch_bounds__(256)
+rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_a92488(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -1076,7 +1164,7 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_7ac077(
     int rows,
     float eps) {
   constexpr int kCols = 4096;
-  constexpr int kThreadsPerRow = 1024;
+  constexpr int kThreadsPerRow = 256;
   constexpr int kVector = 4;  // elements per access of 8 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
@@ -1099,78 +1187,6 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_7ac077(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     x_held[step] = read_no_allocate<kVector>(x_row + vector * kVector);
-  }
-
-  dependency_trigger();  // the next kernel may start: this one has asked for its row
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look1.x_squares += x_i * x_i;
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_vec, i);
-      y_values[i] = x_i * row_rstd * weight_i;
-    }
-    Vec<bfloat16, kVector> y_vec;
-    pack(y_vec, y_values);
-    write_default(y_row + vector * kVector, y_vec);
-  }
-}
-
-// rmsnorm forward, 4096 columns: 256 threads own a row; it is read once.
-// It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_924ad9(
-    bfloat16* __restrict__ y,
-    const bfloat16* x,
-    const bfloat16* weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  constexpr int kCols = 4096;
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
-  const int row = blockIdx.x;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_evict_last<kVector>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -1211,7 +1227,86 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_924ad9(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write_streaming(y_row + vector * kVector, y_vec);
+    write_default(y_row + vector * kVector, y_vec);
+  }
+}
+
+// rmsnorm forward, 4096 columns: 256 threads own a row; it is read once.
+// It may start while the kernel in front of it in the stream ends.
+NORMGEN_KERNEL void __launch_bounds__(256)
+rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_37d031(
+    bfloat16* __restrict__ y,
+    const bfloat16* x,
+    const bfloat16* weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = 4096;
+  constexpr int kThreadsPerRow = 256;
+  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+
+  const int lane = threadIdx.x;
+  const int slot = 0;  // this thread's row within the block
+  const int row = blockIdx.x;
+
+  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+
+  dependency_wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    x_held[step] = read_default<kVector>(x_row + vector * kVector);
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+  }
+
+  dependency_trigger();  // the next kernel may start: this one has asked for its row
+
+  Look1 look1 = {0.0f};
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      look1.x_squares += x_i * x_i;
+    }
+  }
+
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    float y_values[kVector];
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      const float weight_i = element(weight_held[step], i);
+      y_values[i] = x_i * row_rstd * weight_i;
+    }
+    Vec<bfloat16, kVector> y_vec;
+    pack(y_vec, y_values);
+    write_default(y_row + vector * kVector, y_vec);
   }
 }
 
@@ -1295,12 +1390,11 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_cfe334(
 }
 
 // rmsnorm forward, 4096 columns: 256 threads own a row; it is read once.
-// It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_6a0e17(
+rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_58bb01(
     bfloat16* __restrict__ y,
-    const bfloat16* x,
-    const bfloat16* weight,
+    const bfloat16* __restrict__ x,
+    const bfloat16* __restrict__ weight,
     long long y_pitch,
     long long x_pitch,
     int rows,
@@ -1326,8 +1420,6 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_6a0e17(
   const int vectors = (kCols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < kCols;
-
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> x_held[kSteps];
   Vec<bfloat16, 1> x_edge = {};
@@ -1359,8 +1451,6 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_6a0e17(
   if (has_edge) {
     weight_edge = read_default<1>(weight + edge);
   }
-
-  dependency_trigger();  // the next kernel may start: this one has asked for its row
 
   Look1 look1 = {0.0f};
 
@@ -1592,7 +1682,7 @@ rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_de05ef(
 // rmsnorm forward, 7168 columns: 256 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_e7be70(
+rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_390002(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -1623,7 +1713,7 @@ rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_e7be70(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_no_allocate<kVector>(x_row + vector * kVector);
+    x_held[step] = read_default<kVector>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -1664,14 +1754,14 @@ rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_e7be70(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write_streaming(y_row + vector * kVector, y_vec);
+    write_default(y_row + vector * kVector, y_vec);
   }
 }
 
-// rmsnorm forward, 8191 columns: 512 threads own a row; it is read once.
+// rmsnorm forward, 8191 columns: 256 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_fwd_bf16_8191_without_rstd_block_per_row_b946be(
+NORMGEN_KERNEL void __launch_bounds__(256)
+rmsnorm_fwd_bf16_8191_without_rstd_block_per_row_897ad8(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -1680,7 +1770,7 @@ rmsnorm_fwd_bf16_8191_without_rstd_block_per_row_b946be(
     int rows,
     float eps) {
   constexpr int kCols = 8191;
-  constexpr int kThreadsPerRow = 512;
+  constexpr int kThreadsPerRow = 256;
   constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
@@ -1932,10 +2022,10 @@ rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_f3e33e(
   }
 }
 
-// rmsnorm forward, 8192 columns: 128 threads own a row, 2 rows a block; it is read once.
+// rmsnorm forward, 8192 columns: 128 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_c3d4bb(
+NORMGEN_KERNEL void __launch_bounds__(128)
+rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_17f65a(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -1945,21 +2035,18 @@ rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_c3d4bb(
     float eps) {
   constexpr int kCols = 8192;
   constexpr int kThreadsPerRow = 128;
-  constexpr int kRowsPerBlock = 2;
   constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[2][kWarpsPerRow];
+  __shared__ Look1 look1_slots[1][kWarpsPerRow];
 
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
-  const int row = blockIdx.x * kRowsPerBlock + slot;
+  const int lane = threadIdx.x;
+  const int slot = 0;  // this thread's row within the block
+  const int row = blockIdx.x;
 
-  const bool active = row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
   dependency_wait();  // nothing before it depends on the kernels in front of this one
 
@@ -2010,14 +2097,14 @@ rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_c3d4bb(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    if (active) write_streaming(y_row + vector * kVector, y_vec);
+    write_default(y_row + vector * kVector, y_vec);
   }
 }
 
 // rmsnorm forward, 16384 columns: 4 blocks of 1024 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(1024)
-rmsnorm_fwd_bf16_16384_without_rstd_cluster_per_row_f7087d(
+rmsnorm_fwd_bf16_16384_without_rstd_cluster_per_row_d93a44(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -2057,21 +2144,33 @@ rmsnorm_fwd_bf16_16384_without_rstd_cluster_per_row_f7087d(
     weight_held[step] = read_default<kVector>(weight + vector * kVector);
   }
 
+  Vec<bfloat16, kVector> x_next[kSteps];
+  // The loads of the next row travel while this one is computed.
+  const auto fetch = [&](int first_row) {
+    const int fetched_row = first_row;
+    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      x_next[step] = read_default<kVector>(x_row + vector * kVector);
+    }
+  };
+  if (blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
+
   cluster_wait();
 
   for (int first_row = blockIdx.x / kCluster; first_row < rows; first_row += gridDim.x / kCluster) {
     const int row = first_row;
     bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
     Vec<bfloat16, kVector> x_held[kSteps];
 
-    // The row of x is read once and waits in registers; each thread reads back its own part.
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      x_held[step] = read_default<kVector>(x_row + vector * kVector);
+      x_held[step] = x_next[step];
     }
+
+    if (first_row + gridDim.x / kCluster < rows) fetch(first_row + gridDim.x / kCluster);
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -2106,7 +2205,7 @@ rmsnorm_fwd_bf16_16384_without_rstd_cluster_per_row_f7087d(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write_streaming(y_row + vector * kVector, y_vec);
+      write_default(y_row + vector * kVector, y_vec);
     }
 
     ++trip;
@@ -2116,7 +2215,7 @@ rmsnorm_fwd_bf16_16384_without_rstd_cluster_per_row_f7087d(
 // rmsnorm forward, 16384 columns: 1024 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(1024)
-rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_3dc3b8(
+rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_a8faa4(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -2181,7 +2280,7 @@ rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_3dc3b8(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write_streaming(y_row + vector * kVector, y_vec);
+    write_default(y_row + vector * kVector, y_vec);
   }
 }
 
@@ -2264,9 +2363,9 @@ rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_2eda49(
   }
 }
 
-// rmsnorm forward, 32768 columns: 512 threads own a row; it is read once.
-NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_fwd_bf16_32768_without_rstd_block_per_row_8165dd(
+// rmsnorm forward, 32768 columns: 1024 threads own a row; it is read once.
+NORMGEN_KERNEL void __launch_bounds__(1024)
+rmsnorm_fwd_bf16_32768_without_rstd_block_per_row_6462e6(
     bfloat16* __restrict__ y,
     const bfloat16* __restrict__ x,
     const bfloat16* __restrict__ weight,
@@ -2275,15 +2374,13 @@ rmsnorm_fwd_bf16_32768_without_rstd_block_per_row_8165dd(
     int rows,
     float eps) {
   constexpr int kCols = 32768;
-  constexpr int kThreadsPerRow = 512;
-  constexpr int kThreads = 512;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kThreadsPerRow = 1024;
+  constexpr int kThreads = 1024;
+  constexpr int kVector = 4;  // elements per access of 8 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kCopiedCols = kCols;  // of a row that the copy engine brings
   __shared__ Look1 look1_slots[1][kWarpsPerRow];
-  __shared__ unsigned long long arrived;
 
   const int lane = threadIdx.x;
   const int slot = 0;  // this thread's row within the block
@@ -2294,16 +2391,12 @@ rmsnorm_fwd_bf16_32768_without_rstd_block_per_row_8165dd(
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
-  // One thread a row asks for it; the barrier counts down the bytes that arrive.
-  if (threadIdx.x == 0) {
-    mbarrier_init(&arrived, 1);
-    mbarrier_fence();
-    mbarrier_expect_bytes(&arrived, kCopiedCols * sizeof(bfloat16));
-    bulk_load_evict_last(x_shared, x_row, kCopiedCols * sizeof(bfloat16), &arrived);
+  // The row of x is read once and waits in shared memory; each thread reads back its own part.
+  #pragma unroll 4
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    write_default(x_shared + (step * kThreads + threadIdx.x) * kVector, read_evict_last<kVector>(x_row + vector * kVector));
   }
-  __syncthreads();  // others wait only for a barrier that is set up
-
-  mbarrier_wait(&arrived, 0);
 
   Look1 look1 = {0.0f};
 
@@ -2318,7 +2411,7 @@ rmsnorm_fwd_bf16_32768_without_rstd_block_per_row_8165dd(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_tiles<kWarpsPerRow>(look1, look1_slots[slot]);
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
   // Last look: the outputs
@@ -2336,13 +2429,13 @@ rmsnorm_fwd_bf16_32768_without_rstd_block_per_row_8165dd(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write_streaming(y_row + vector * kVector, y_vec);
+    write_default(y_row + vector * kVector, y_vec);
   }
 }
 
-// rmsnorm forward, 131072 columns: 512 threads own a row; it is read once.
-NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_fwd_bf16_131072_without_rstd_block_per_row_312af2(
+// rmsnorm forward, 131072 columns: 8 blocks of 128 threads own a row; it is read once.
+NORMGEN_KERNEL void __launch_bounds__(128)
+rmsnorm_fwd_bf16_131072_without_rstd_cluster_per_row_2bbba7(
     bfloat16* __restrict__ y,
     const bfloat16* __restrict__ x,
     const bfloat16* __restrict__ weight,
@@ -2351,103 +2444,120 @@ rmsnorm_fwd_bf16_131072_without_rstd_block_per_row_312af2(
     int rows,
     float eps) {
   constexpr int kCols = 131072;
-  constexpr int kThreadsPerRow = 512;
-  constexpr int kThreads = 512;
+  constexpr int kCluster = 8;  // blocks that share a row
+  constexpr int kThreads = 128;
+  constexpr int kWarps = kThreads / 32;
+  constexpr int kThreadsPerRow = kCluster * kThreads;
   constexpr int kVector = 8;  // elements per access of 16 bytes
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kHeldSteps = 19;  // of them in registers
-  constexpr int kCopiedCols = kCols - kHeldSteps * kThreadsPerRow * kVector;  // of a row that the copy engine brings
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
-  __shared__ unsigned long long arrived;
+  constexpr int kStages = 2;  // row tiles in shared memory
+  __shared__ Look1 look1_slots[2][kCluster * kWarps];
+  __shared__ unsigned long long look1_full[2];
+  __shared__ unsigned long long arrived[kStages];
 
-  const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
-  const int row = blockIdx.x;
+  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
+  unsigned trip = 0;
+  if (threadIdx.x == 0) {
+    mbarrier_init(look1_full + 0, 1);
+    mbarrier_init(look1_full + 1, 1);
+    mbarrier_cluster_fence();
+  }
+  cluster_arrive();  // a block may write to another only once that one has started
 
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0);
 
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  Vec<bfloat16, kVector> x_held[kHeldSteps];
-
-  // One thread a row asks for it; the barrier counts down the bytes that arrive.
   if (threadIdx.x == 0) {
-    mbarrier_init(&arrived, 1);
+    for (int stage = 0; stage < kStages; ++stage) mbarrier_init(&arrived[stage], 1);
     mbarrier_fence();
-    mbarrier_expect_bytes(&arrived, kCopiedCols * sizeof(bfloat16));
-    bulk_load_evict_last(x_shared, x_row + kCols - kCopiedCols, kCopiedCols * sizeof(bfloat16), &arrived);
   }
   __syncthreads();  // others wait only for a barrier that is set up
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // One thread a row asks for it; the slot's barrier counts down the bytes that arrive.
+  const auto fetch = [&](int first_row, int stage) {
+    const int fetched_row = first_row;
+    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    int own_vectors = 0;
+    for (int step = 0; step < kSteps; ++step) {
+      const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
+      if (first < kVectors) own_vectors += min(kThreads, kVectors - first);
+    }
+    mbarrier_expect_bytes(&arrived[stage], own_vectors * kVector * sizeof(bfloat16));
+    for (int step = 0; step < kSteps; ++step) {
+      const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
+      if (first >= kVectors) break;
+      const int count = min(kThreads, kVectors - first) * kVector;
+      bulk_load_evict_last(x_shared + (stage * kSteps + step) * kThreads * kVector, x_row + first * kVector, count * sizeof(bfloat16), &arrived[stage]);
+    }
+  };
+  #pragma unroll 1
+  for (int stage = 0; stage < kStages; ++stage) {
+    const int first_row = blockIdx.x / kCluster + stage * gridDim.x / kCluster;
+    if (threadIdx.x == 0 && first_row < rows) fetch(first_row, stage);
+  }
+  int stage = 0;
+  unsigned phase = 0;
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+
   #pragma unroll
-  for (int step = 0; step < kHeldSteps; ++step) {
+  for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_evict_last<kVector>(x_row + vector * kVector);
+    weight_held[step] = read_default<kVector>(weight + vector * kVector);
   }
 
-  Look1 look1 = {0.0f};
+  cluster_wait();
 
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kHeldSteps; ++step) {
+  for (int first_row = blockIdx.x / kCluster; first_row < rows; first_row += gridDim.x / kCluster) {
+    const int row = first_row;
+    bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+
+    Vec<bfloat16, kVector> x_held[kSteps];
+
+    mbarrier_wait(&arrived[stage], phase);
+
     #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look1.x_squares += x_i * x_i;
+    for (int step = 0; step < kSteps; ++step) {
+      x_held[step] = read_default<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
     }
-  }
 
-  mbarrier_wait(&arrived, 0);
+    Look1 look1 = {0.0f};
 
-  #pragma unroll
-  for (int step = kHeldSteps; step < kSteps; ++step) {
-    const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
+    // Look 1: sum(x**2)
     #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_vec, i);
-      look1.x_squares += x_i * x_i;
+    for (int step = 0; step < kSteps; ++step) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1.x_squares += x_i * x_i;
+      }
     }
-  }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots[trip % 2], &look1_full[trip % 2], trip / 2 % 2);
+    const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kHeldSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
-    float y_values[kVector];
+    // Every thread of the row has passed a barrier since it read its slots.
+    if (threadIdx.x == 0 && first_row + kStages * gridDim.x / kCluster < rows) fetch(first_row + kStages * gridDim.x / kCluster, stage);
+
+    // Last look: the outputs
     #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_vec, i);
-      y_values[i] = x_i * row_rstd * weight_i;
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        y_values[i] = x_i * row_rstd * weight_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      write_default(y_row + vector * kVector, y_vec);
     }
-    Vec<bfloat16, kVector> y_vec;
-    pack(y_vec, y_values);
-    write_streaming(y_row + vector * kVector, y_vec);
-  }
 
-  #pragma unroll
-  for (int step = kHeldSteps; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
-    const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_vec, i);
-      const float weight_i = element(weight_vec, i);
-      y_values[i] = x_i * row_rstd * weight_i;
-    }
-    Vec<bfloat16, kVector> y_vec;
-    pack(y_vec, y_values);
-    write_streaming(y_row + vector * kVector, y_vec);
+    if (++stage == kStages) { stage = 0; phase ^= 1; }
+
+    ++trip;
   }
 }
 
@@ -2612,28 +2722,29 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_64_without_rstd_warp_per_row_3ab017{256, 32, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_128_without_rstd_warp_per_row_23e13f{256, 16, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_64_without_rstd_warp_per_row_b6770b{128, 16, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_128_without_rstd_warp_per_row_65378b{256, 32, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_128_without_rstd_warp_per_row_78f9a3{128, 8, 1, 0, 0, 0, 1, 0, false};
 inline constexpr Launch kLaunch_256_without_rstd_warp_per_row_48129f{64, 8, 1, 0, 0, 0, 1, 0, true};
 inline constexpr Launch kLaunch_2048_without_rstd_block_per_row_390002{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_4095_without_rstd_block_per_row_0e75bd{128, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_4095_without_rstd_block_per_row_73ca9b{128, 1, 1, 0, 0, 0, 1, 0, true};
 inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_390002{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_7ac077{1024, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_924ad9{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_a92488{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_37d031{256, 1, 1, 0, 0, 0, 1, 0, true};
 inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_cfe334{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_6a0e17{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_58bb01{256, 1, 1, 0, 0, 0, 1, 0, false};
 inline constexpr Launch kLaunch_5120_without_rstd_block_per_row_587b0e{256, 1, 1, 0, 0, 0, 1, 0, true};
 inline constexpr Launch kLaunch_7168_without_rstd_block_per_row_de05ef{512, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_7168_without_rstd_block_per_row_e7be70{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_8191_without_rstd_block_per_row_b946be{512, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_7168_without_rstd_block_per_row_390002{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_8191_without_rstd_block_per_row_897ad8{256, 1, 1, 0, 0, 0, 1, 0, true};
 inline constexpr Launch kLaunch_8192_without_rstd_block_per_row_de05ef{512, 1, 1, 0, 0, 0, 1, 0, true};
 inline constexpr Launch kLaunch_8192_without_rstd_block_per_row_f3e33e{1024, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_8192_without_rstd_block_per_row_c3d4bb{256, 2, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_16384_without_rstd_cluster_per_row_f7087d{1024, 1, 4, 1, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_16384_without_rstd_block_per_row_3dc3b8{1024, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_8192_without_rstd_block_per_row_17f65a{128, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_16384_without_rstd_cluster_per_row_d93a44{1024, 1, 4, 1, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_16384_without_rstd_block_per_row_a8faa4{1024, 1, 1, 0, 0, 0, 1, 0, true};
 inline constexpr Launch kLaunch_16384_without_rstd_block_per_row_2eda49{512, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_32768_without_rstd_block_per_row_8165dd{512, 1, 1, 0, 65536, 0, 1, 0, false};
-inline constexpr Launch kLaunch_131072_without_rstd_block_per_row_312af2{512, 1, 1, 0, 106496, 0, 1, 0, false};
+inline constexpr Launch kLaunch_32768_without_rstd_block_per_row_6462e6{1024, 1, 1, 0, 65536, 0, 1, 0, false};
+inline constexpr Launch kLaunch_131072_without_rstd_cluster_per_row_2bbba7{128, 1, 8, 8, 65536, 0, 1, 0, false};
 inline constexpr Launch kLaunch_any_cols_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 
@@ -2645,33 +2756,33 @@ struct Shape {
   bool alike;       // the rows of all tensors must start at the same offset from a multiple of 16 bytes
 };
 inline constexpr Shape kTuned[] = {
-    {524288, 64, 16, 2u, false},  // 32.35 us: warp_per_row
-    {65536, 128, 8, 2u, false},  // 9.282 us: warp_per_row
-    {262144, 128, 8, 2u, false},  // 32.42 us: warp_per_row
-    {32768, 256, 16, 2u, false},  // 9.188 us: warp_per_row
-    {1, 2048, 8, 2u, false},  // 0.8754 us: block_per_row
-    {64, 2048, 8, 2u, false},  // 0.9925 us: block_per_row
-    {16384, 4095, 2, 2u, true},  // 65.14 us: block_per_row
-    {1, 4096, 8, 2u, false},  // 1.091 us: block_per_row
-    {8, 4096, 8, 2u, false},  // 1.142 us: block_per_row
-    {16, 4096, 8, 2u, false},  // 1.107 us: block_per_row
-    {4096, 4096, 16, 2u, false},  // 16.95 us: block_per_row
-    {8192, 4096, 16, 2u, false},  // 32.84 us: block_per_row
-    {8192, 4096, 2, 2u, true},  // 34.51 us: block_per_row
-    {32, 5120, 16, 2u, false},  // 1.222 us: block_per_row
-    {2048, 5120, 16, 2u, false},  // 10.91 us: block_per_row
+    {524288, 64, 8, 2u, false},  // 32.26 us: warp_per_row
+    {65536, 128, 16, 2u, false},  // 9.257 us: warp_per_row
+    {262144, 128, 16, 2u, false},  // 32.62 us: warp_per_row
+    {32768, 256, 16, 2u, false},  // 9.186 us: warp_per_row
+    {1, 2048, 8, 2u, false},  // 0.8721 us: block_per_row
+    {64, 2048, 8, 2u, false},  // 0.9914 us: block_per_row
+    {16384, 4095, 2, 2u, true},  // 65.32 us: block_per_row
+    {1, 4096, 8, 2u, false},  // 1.085 us: block_per_row
+    {8, 4096, 8, 2u, false},  // 1.162 us: block_per_row
+    {16, 4096, 8, 2u, false},  // 1.104 us: block_per_row
+    {4096, 4096, 16, 2u, false},  // 16.89 us: block_per_row
+    {8192, 4096, 16, 2u, false},  // 32.88 us: block_per_row
+    {8192, 4096, 2, 2u, true},  // 34.37 us: block_per_row
+    {32, 5120, 16, 2u, false},  // 1.221 us: block_per_row
+    {2048, 5120, 16, 2u, false},  // 10.89 us: block_per_row
     {1, 7168, 8, 2u, false},  // 1.199 us: block_per_row
-    {8192, 7168, 8, 2u, false},  // 55.59 us: block_per_row
-    {8192, 8191, 2, 2u, true},  // 64.78 us: block_per_row
-    {1, 8192, 8, 2u, false},  // 1.288 us: block_per_row
-    {16, 8192, 8, 2u, false},  // 1.39 us: block_per_row
-    {64, 8192, 8, 2u, false},  // 1.534 us: block_per_row
-    {16384, 8192, 16, 2u, false},  // 126.3 us: block_per_row
-    {1, 16384, 8, 2u, false},  // 1.419 us: cluster_per_row
-    {64, 16384, 16, 2u, false},  // 2.094 us: block_per_row
-    {4096, 16384, 8, 2u, false},  // 64.58 us: block_per_row
-    {8192, 32768, 16, 2u, false},  // 254.4 us: block_per_row
-    {4096, 131072, 16, 2u, false},  // 515 us: block_per_row
+    {8192, 7168, 8, 2u, false},  // 55.86 us: block_per_row
+    {8192, 8191, 2, 2u, true},  // 65.36 us: block_per_row
+    {1, 8192, 8, 2u, false},  // 1.289 us: block_per_row
+    {16, 8192, 8, 2u, false},  // 1.386 us: block_per_row
+    {64, 8192, 8, 2u, false},  // 1.519 us: block_per_row
+    {16384, 8192, 16, 2u, false},  // 126.4 us: block_per_row
+    {1, 16384, 8, 2u, false},  // 1.417 us: cluster_per_row
+    {64, 16384, 16, 2u, false},  // 2.091 us: block_per_row
+    {4096, 16384, 8, 2u, false},  // 64.52 us: block_per_row
+    {8192, 32768, 8, 2u, false},  // 254.7 us: block_per_row
+    {4096, 131072, 16, 2u, false},  // 521.7 us: cluster_per_row
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.
@@ -2825,20 +2936,27 @@ inline cudaError_t rmsnorm_fwd_bf16_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent, alike)) {
     case 0:  // 524288 x 64
-      status = k::grid(k::kLaunch_64_without_rstd_warp_per_row_3ab017, rows, &blocks);
+      status = k::grid(k::kLaunch_64_without_rstd_warp_per_row_b6770b, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_64_without_rstd_warp_per_row_3ab017,
-          k::kLaunch_64_without_rstd_warp_per_row_3ab017, blocks, stream,
+          k::rmsnorm_fwd_bf16_64_without_rstd_warp_per_row_b6770b,
+          k::kLaunch_64_without_rstd_warp_per_row_b6770b, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
-    case 1:
-    case 2:  // 65536 x 128, 262144 x 128
-      status = k::grid(k::kLaunch_128_without_rstd_warp_per_row_23e13f, rows, &blocks);
+    case 1:  // 65536 x 128
+      status = k::grid(k::kLaunch_128_without_rstd_warp_per_row_65378b, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_23e13f,
-          k::kLaunch_128_without_rstd_warp_per_row_23e13f, blocks, stream,
+          k::rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_65378b,
+          k::kLaunch_128_without_rstd_warp_per_row_65378b, blocks, stream,
+          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
+          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
+    case 2:  // 262144 x 128
+      status = k::grid(k::kLaunch_128_without_rstd_warp_per_row_78f9a3, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      return k::launch(
+          k::rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_78f9a3,
+          k::kLaunch_128_without_rstd_warp_per_row_78f9a3, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 3:  // 32768 x 256
@@ -2859,11 +2977,11 @@ inline cudaError_t rmsnorm_fwd_bf16_pitched(
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 6:  // 16384 x 4095
-      status = k::grid(k::kLaunch_4095_without_rstd_block_per_row_0e75bd, rows, &blocks);
+      status = k::grid(k::kLaunch_4095_without_rstd_block_per_row_73ca9b, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_4095_without_rstd_block_per_row_0e75bd,
-          k::kLaunch_4095_without_rstd_block_per_row_0e75bd, blocks, stream,
+          k::rmsnorm_fwd_bf16_4095_without_rstd_block_per_row_73ca9b,
+          k::kLaunch_4095_without_rstd_block_per_row_73ca9b, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 7:
@@ -2876,19 +2994,19 @@ inline cudaError_t rmsnorm_fwd_bf16_pitched(
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 8:  // 8 x 4096
-      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_7ac077, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_a92488, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_7ac077,
-          k::kLaunch_4096_without_rstd_block_per_row_7ac077, blocks, stream,
+          k::rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_a92488,
+          k::kLaunch_4096_without_rstd_block_per_row_a92488, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 10:  // 4096 x 4096
-      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_924ad9, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_37d031, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_924ad9,
-          k::kLaunch_4096_without_rstd_block_per_row_924ad9, blocks, stream,
+          k::rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_37d031,
+          k::kLaunch_4096_without_rstd_block_per_row_37d031, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 11:  // 8192 x 4096
@@ -2900,11 +3018,11 @@ inline cudaError_t rmsnorm_fwd_bf16_pitched(
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 12:  // 8192 x 4096
-      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_6a0e17, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_58bb01, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_6a0e17,
-          k::kLaunch_4096_without_rstd_block_per_row_6a0e17, blocks, stream,
+          k::rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_58bb01,
+          k::kLaunch_4096_without_rstd_block_per_row_58bb01, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 13:
@@ -2925,19 +3043,19 @@ inline cudaError_t rmsnorm_fwd_bf16_pitched(
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 16:  // 8192 x 7168
-      status = k::grid(k::kLaunch_7168_without_rstd_block_per_row_e7be70, rows, &blocks);
+      status = k::grid(k::kLaunch_7168_without_rstd_block_per_row_390002, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_e7be70,
-          k::kLaunch_7168_without_rstd_block_per_row_e7be70, blocks, stream,
+          k::rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_390002,
+          k::kLaunch_7168_without_rstd_block_per_row_390002, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 17:  // 8192 x 8191
-      status = k::grid(k::kLaunch_8191_without_rstd_block_per_row_b946be, rows, &blocks);
+      status = k::grid(k::kLaunch_8191_without_rstd_block_per_row_897ad8, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_8191_without_rstd_block_per_row_b946be,
-          k::kLaunch_8191_without_rstd_block_per_row_b946be, blocks, stream,
+          k::rmsnorm_fwd_bf16_8191_without_rstd_block_per_row_897ad8,
+          k::kLaunch_8191_without_rstd_block_per_row_897ad8, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 18:  // 1 x 8192
@@ -2958,29 +3076,29 @@ inline cudaError_t rmsnorm_fwd_bf16_pitched(
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 21:  // 16384 x 8192
-      status = k::grid(k::kLaunch_8192_without_rstd_block_per_row_c3d4bb, rows, &blocks);
+      status = k::grid(k::kLaunch_8192_without_rstd_block_per_row_17f65a, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_c3d4bb,
-          k::kLaunch_8192_without_rstd_block_per_row_c3d4bb, blocks, stream,
+          k::rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_17f65a,
+          k::kLaunch_8192_without_rstd_block_per_row_17f65a, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 22:  // 1 x 16384
-      status = k::grid(k::kLaunch_16384_without_rstd_cluster_per_row_f7087d, rows, &blocks);
+      status = k::grid(k::kLaunch_16384_without_rstd_cluster_per_row_d93a44, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::rmsnorm_fwd_bf16_16384_without_rstd_cluster_per_row_f7087d, k::kLaunch_16384_without_rstd_cluster_per_row_f7087d, &blocks);
+      status = k::fit_clusters(k::rmsnorm_fwd_bf16_16384_without_rstd_cluster_per_row_d93a44, k::kLaunch_16384_without_rstd_cluster_per_row_d93a44, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_16384_without_rstd_cluster_per_row_f7087d,
-          k::kLaunch_16384_without_rstd_cluster_per_row_f7087d, blocks, stream,
+          k::rmsnorm_fwd_bf16_16384_without_rstd_cluster_per_row_d93a44,
+          k::kLaunch_16384_without_rstd_cluster_per_row_d93a44, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 23:  // 64 x 16384
-      status = k::grid(k::kLaunch_16384_without_rstd_block_per_row_3dc3b8, rows, &blocks);
+      status = k::grid(k::kLaunch_16384_without_rstd_block_per_row_a8faa4, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_3dc3b8,
-          k::kLaunch_16384_without_rstd_block_per_row_3dc3b8, blocks, stream,
+          k::rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_a8faa4,
+          k::kLaunch_16384_without_rstd_block_per_row_a8faa4, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 24:  // 4096 x 16384
@@ -2992,19 +3110,21 @@ inline cudaError_t rmsnorm_fwd_bf16_pitched(
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 25:  // 8192 x 32768
-      status = k::grid(k::kLaunch_32768_without_rstd_block_per_row_8165dd, rows, &blocks);
+      status = k::grid(k::kLaunch_32768_without_rstd_block_per_row_6462e6, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_32768_without_rstd_block_per_row_8165dd,
-          k::kLaunch_32768_without_rstd_block_per_row_8165dd, blocks, stream,
+          k::rmsnorm_fwd_bf16_32768_without_rstd_block_per_row_6462e6,
+          k::kLaunch_32768_without_rstd_block_per_row_6462e6, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 26:  // 4096 x 131072
-      status = k::grid(k::kLaunch_131072_without_rstd_block_per_row_312af2, rows, &blocks);
+      status = k::grid(k::kLaunch_131072_without_rstd_cluster_per_row_2bbba7, rows, &blocks);
+      if (status != cudaSuccess) return status;
+      status = k::fit_clusters(k::rmsnorm_fwd_bf16_131072_without_rstd_cluster_per_row_2bbba7, k::kLaunch_131072_without_rstd_cluster_per_row_2bbba7, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_131072_without_rstd_block_per_row_312af2,
-          k::kLaunch_131072_without_rstd_block_per_row_312af2, blocks, stream,
+          k::rmsnorm_fwd_bf16_131072_without_rstd_cluster_per_row_2bbba7,
+          k::kLaunch_131072_without_rstd_cluster_per_row_2bbba7, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     default:

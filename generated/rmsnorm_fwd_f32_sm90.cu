@@ -9,14 +9,14 @@
 //   weight = 1 where the pointer is null
 //
 // spec      rmsnorm, sha256:61a22f77ec2c7cf69458a8cff26c11e0af021fb40a8c559ca9ee24a2d364721e
-// tuned by  normgen 0.1.0, generator revision d55b56d01a69
+// tuned by  normgen 0.1.0, generator revision 1bbbff24f165
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x4096 --op rmsnorm --without rstd
 //           normgen tune --shape 2048x262144 --op rmsnorm --without rstd
 //
 //   rows x cols            kernel           threads  rows/block  vector  median us  GB/s  of roof  vs default  data
-//   8192 x 4096 no rstd    block_per_row    256      1           float4  64.03      4192  102.1 %  1.01x       cold
-//   2048 x 262144 no rstd  cluster_per_row  256      1           float4  1056       4070  101.1 %  1.06x       cold
+//   8192 x 4096 no rstd    block_per_row    128      1           float4  63.75      4211  102.4 %  1.00x       cold
+//   2048 x 262144 no rstd  cluster_per_row  512      1           float4  1046       4109  101.4 %  1.07x       cold
 //   (any other)            block_per_row    256      1           float   -          -     -        -           not tuned
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
@@ -24,8 +24,10 @@
 //
 // The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
 // `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
-//   8192 x 4096: vector=4 hold=registers unroll=0 load=evict_last store=streaming params=early dependent_launch=loads
-//   2048 x 262144: cluster=16 vector=4 hold=registers persistent=4 stages=2 unroll=0 load=evict_last
+//   8192 x 4096: threads_per_row=128 vector=4 hold=registers unroll=0 load=evict_last store=streaming params=early
+//                dependent_launch=loads
+//   2048 x 262144: threads_per_row=512 cluster=16 vector=4 hold=registers copy=bulk persistent=2 stages=2 unroll=0
+//                  load=evict_last params=kept
 #ifndef NORMGEN_RMSNORM_FWD_F32_SM90_CU_
 #define NORMGEN_RMSNORM_FWD_F32_SM90_CU_
 
@@ -179,6 +181,24 @@ __device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier, unsig
   } while (done == 0);
 }
 
+// The copy engine sees the barriers that this thread has set up.
+__device__ __forceinline__ void mbarrier_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// One copy of a multiple of 16 bytes by the copy engine; its bytes count at the barrier as they arrive.
+__device__ __forceinline__ void bulk_load_evict_last(void* shared, const void* global, unsigned bytes,
+                                                     unsigned long long* barrier) {
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(shared))), "l"(global), "r"(bytes),
+                  "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "l"(policy) : "memory");
+}
+
+__device__ __forceinline__ unsigned char* dynamic_shared() {
+  extern __shared__ __align__(128) unsigned char bytes[];
+  return bytes;
+}
+
 // ---- vectors of stored elements ---------------------------------------------------------------------------------
 
 // N elements as 32-bit registers, moved by the widest words that fit (at most 16 bytes each).
@@ -313,10 +333,10 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
   return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
 }
 
-// rmsnorm forward, 4096 columns: 256 threads own a row; it is read once.
+// rmsnorm forward, 4096 columns: 128 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_f32_4096_without_rstd_block_per_row_1149a5(
+NORMGEN_KERNEL void __launch_bounds__(128)
+rmsnorm_fwd_f32_4096_without_rstd_block_per_row_e2025b(
     float* __restrict__ y,
     const float* x,
     const float* weight,
@@ -325,7 +345,7 @@ rmsnorm_fwd_f32_4096_without_rstd_block_per_row_1149a5(
     int rows,
     float eps) {
   constexpr int kCols = 4096;
-  constexpr int kThreadsPerRow = 256;
+  constexpr int kThreadsPerRow = 128;
   constexpr int kVector = 4;  // elements per access of 16 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
@@ -392,9 +412,9 @@ rmsnorm_fwd_f32_4096_without_rstd_block_per_row_1149a5(
   }
 }
 
-// rmsnorm forward, 262144 columns: 16 blocks of 256 threads own a row; it is read once.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_f32_262144_without_rstd_cluster_per_row_081b2f(
+// rmsnorm forward, 262144 columns: 16 blocks of 512 threads own a row; it is read once.
+NORMGEN_KERNEL void __launch_bounds__(512)
+rmsnorm_fwd_f32_262144_without_rstd_cluster_per_row_061dad(
     float* __restrict__ y,
     const float* __restrict__ x,
     const float* __restrict__ weight,
@@ -404,14 +424,16 @@ rmsnorm_fwd_f32_262144_without_rstd_cluster_per_row_081b2f(
     float eps) {
   constexpr int kCols = 262144;
   constexpr int kCluster = 16;  // blocks that share a row
-  constexpr int kThreads = 256;
+  constexpr int kThreads = 512;
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
   constexpr int kVector = 4;  // elements per access of 16 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr int kStages = 2;  // row tiles in shared memory
   __shared__ Look1 look1_slots[2][kCluster * kWarps];
   __shared__ unsigned long long look1_full[2];
+  __shared__ unsigned long long arrived[kStages];
 
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
   unsigned trip = 0;
@@ -422,18 +444,46 @@ rmsnorm_fwd_f32_262144_without_rstd_cluster_per_row_081b2f(
   }
   cluster_arrive();  // a block may write to another only once that one has started
 
-  Vec<float, kVector> x_next[kSteps];
-  // The loads of the next row travel while this one is computed.
-  const auto fetch = [&](int first_row) {
+  float* x_shared = reinterpret_cast<float*>(dynamic_shared() + 0);
+
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < kStages; ++stage) mbarrier_init(&arrived[stage], 1);
+    mbarrier_fence();
+  }
+  __syncthreads();  // others wait only for a barrier that is set up
+
+  // One thread a row asks for it; the slot's barrier counts down the bytes that arrive.
+  const auto fetch = [&](int first_row, int stage) {
     const int fetched_row = first_row;
     const float* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
-    #pragma unroll
+    int own_vectors = 0;
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      x_next[step] = read_evict_last<kVector>(x_row + vector * kVector);
+      const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
+      if (first < kVectors) own_vectors += min(kThreads, kVectors - first);
+    }
+    mbarrier_expect_bytes(&arrived[stage], own_vectors * kVector * sizeof(float));
+    for (int step = 0; step < kSteps; ++step) {
+      const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
+      if (first >= kVectors) break;
+      const int count = min(kThreads, kVectors - first) * kVector;
+      bulk_load_evict_last(x_shared + (stage * kSteps + step) * kThreads * kVector, x_row + first * kVector, count * sizeof(float), &arrived[stage]);
     }
   };
-  if (blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
+  #pragma unroll 1
+  for (int stage = 0; stage < kStages; ++stage) {
+    const int first_row = blockIdx.x / kCluster + stage * gridDim.x / kCluster;
+    if (threadIdx.x == 0 && first_row < rows) fetch(first_row, stage);
+  }
+  int stage = 0;
+  unsigned phase = 0;
+
+  Vec<float, kVector> weight_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+  }
 
   cluster_wait();
 
@@ -443,12 +493,12 @@ rmsnorm_fwd_f32_262144_without_rstd_cluster_per_row_081b2f(
 
     Vec<float, kVector> x_held[kSteps];
 
+    mbarrier_wait(&arrived[stage], phase);
+
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      x_held[step] = x_next[step];
+      x_held[step] = read_default<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
     }
-
-    if (first_row + gridDim.x / kCluster < rows) fetch(first_row + gridDim.x / kCluster);
 
     Look1 look1 = {0.0f};
 
@@ -465,22 +515,26 @@ rmsnorm_fwd_f32_262144_without_rstd_cluster_per_row_081b2f(
     look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots[trip % 2], &look1_full[trip % 2], trip / 2 % 2);
     const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
+    // Every thread of the row has passed a barrier since it read its slots.
+    if (threadIdx.x == 0 && first_row + kStages * gridDim.x / kCluster < rows) fetch(first_row + kStages * gridDim.x / kCluster, stage);
+
     // Last look: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      const Vec<float, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_vec, i);
+        const float weight_i = element(weight_held[step], i);
         y_values[i] = x_i * row_rstd * weight_i;
       }
       Vec<float, kVector> y_vec;
       pack(y_vec, y_values);
       write_default(y_row + vector * kVector, y_vec);
     }
+
+    if (++stage == kStages) { stage = 0; phase ^= 1; }
 
     ++trip;
   }
@@ -647,8 +701,8 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_1149a5{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_262144_without_rstd_cluster_per_row_081b2f{256, 1, 16, 4, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_e2025b{128, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_262144_without_rstd_cluster_per_row_061dad{512, 1, 16, 2, 131072, 0, 1, 0, false};
 inline constexpr Launch kLaunch_any_cols_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 
@@ -660,8 +714,8 @@ struct Shape {
   bool alike;       // the rows of all tensors must start at the same offset from a multiple of 16 bytes
 };
 inline constexpr Shape kTuned[] = {
-    {8192, 4096, 16, 2u, false},  // 64.03 us: block_per_row
-    {2048, 262144, 16, 2u, false},  // 1056 us: cluster_per_row
+    {8192, 4096, 16, 2u, false},  // 63.75 us: block_per_row
+    {2048, 262144, 16, 2u, false},  // 1046 us: cluster_per_row
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.
@@ -814,20 +868,20 @@ inline cudaError_t rmsnorm_fwd_f32_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 4096
-      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_1149a5, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_e2025b, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_f32_4096_without_rstd_block_per_row_1149a5,
-          k::kLaunch_4096_without_rstd_block_per_row_1149a5, blocks, stream,
+          k::rmsnorm_fwd_f32_4096_without_rstd_block_per_row_e2025b,
+          k::kLaunch_4096_without_rstd_block_per_row_e2025b, blocks, stream,
           y, x, weight, y_pitch, x_pitch, rows, eps);
     case 1:  // 2048 x 262144
-      status = k::grid(k::kLaunch_262144_without_rstd_cluster_per_row_081b2f, rows, &blocks);
+      status = k::grid(k::kLaunch_262144_without_rstd_cluster_per_row_061dad, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::rmsnorm_fwd_f32_262144_without_rstd_cluster_per_row_081b2f, k::kLaunch_262144_without_rstd_cluster_per_row_081b2f, &blocks);
+      status = k::fit_clusters(k::rmsnorm_fwd_f32_262144_without_rstd_cluster_per_row_061dad, k::kLaunch_262144_without_rstd_cluster_per_row_061dad, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_f32_262144_without_rstd_cluster_per_row_081b2f,
-          k::kLaunch_262144_without_rstd_cluster_per_row_081b2f, blocks, stream,
+          k::rmsnorm_fwd_f32_262144_without_rstd_cluster_per_row_061dad,
+          k::kLaunch_262144_without_rstd_cluster_per_row_061dad, blocks, stream,
           y, x, weight, y_pitch, x_pitch, rows, eps);
     default:
       break;

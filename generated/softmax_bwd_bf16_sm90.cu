@@ -10,12 +10,12 @@
 //   differentiated: dx from the gradients of the outputs
 //
 // spec      softmax, sha256:c5400002ca547394ec84e5aa4b3351da738c737199bc4278c68add55f3aaf94c
-// tuned by  normgen 0.1.0, generator revision d55b56d01a69
+// tuned by  normgen 0.1.0, generator revision 1bbbff24f165
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x4096 --op softmax --dtype bf16 --direction backward
 //
 //   rows x cols  kernel         threads  rows/block  vector        median us  GB/s  of roof  vs default  data
-//   8192 x 4096  block_per_row  512      1           bfloat16 x 8  46.77      4305  105.0 %  1.02x       cold
+//   8192 x 4096  block_per_row  512      1           bfloat16 x 8  47.07      4277  104.1 %  1.00x       cold
 //   (any other)  block_per_row  256      1           bfloat16      -          -     -        -           not tuned
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
@@ -23,8 +23,7 @@
 //
 // The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
 // `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
-//   8192 x 4096: threads_per_row=512 vector=8 hold=registers unroll=0 load=evict_last store=streaming
-//                dependent_launch=loads
+//   8192 x 4096: threads_per_row=512 vector=8 hold=registers unroll=0 dependent_launch=loads
 #ifndef NORMGEN_SOFTMAX_BWD_BF16_SM90_CU_
 #define NORMGEN_SOFTMAX_BWD_BF16_SM90_CU_
 
@@ -83,50 +82,10 @@ __device__ __forceinline__ Word load_default(const Word* address) {
   return *address;
 }
 
-// Last to leave L2.
-__device__ __forceinline__ unsigned short load_evict_last(const unsigned short* address) {
-  unsigned short value;
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;"
-      : "=h"(value) : "l"(address), "l"(policy));
-  return value;
-}
-__device__ __forceinline__ unsigned load_evict_last(const unsigned* address) {
-  unsigned value;
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;"
-      : "=r"(value) : "l"(address), "l"(policy));
-  return value;
-}
-__device__ __forceinline__ uint2 load_evict_last(const uint2* address) {
-  uint2 value;
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
-      : "=r"(value.x), "=r"(value.y) : "l"(address), "l"(policy));
-  return value;
-}
-__device__ __forceinline__ uint4 load_evict_last(const uint4* address) {
-  uint4 value;
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-      : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(address), "l"(policy));
-  return value;
-}
-
 // Written back as usual.
 template <typename Word>
 __device__ __forceinline__ void store_default(Word* address, Word value) {
   *address = value;
-}
-
-// Written once, not read again soon: evict first (st.global.cs).
-template <typename Word>
-__device__ __forceinline__ void store_streaming(Word* address, Word value) {
-  __stcs(address, value);
 }
 
 // Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
@@ -197,17 +156,6 @@ __device__ __forceinline__ Vec<T, N> read_default(const T* elements) {
 }
 
 template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_evict_last(const T* elements) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-  Vec<T, N> vec;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    split(load_evict_last(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
-  }
-  return vec;
-}
-
-template <int N, typename T>
 __device__ __forceinline__ void write_default(T* elements, const Vec<T, N>& vec) {
   using Word = typename WordOf<Vec<T, N>::kBytes>::type;
 #pragma unroll
@@ -215,17 +163,6 @@ __device__ __forceinline__ void write_default(T* elements, const Vec<T, N>& vec)
     Word word;
     join(word, vec.bits + i * sizeof(Word) / 4);
     store_default(reinterpret_cast<Word*>(elements) + i, word);
-  }
-}
-
-template <int N, typename T>
-__device__ __forceinline__ void write_streaming(T* elements, const Vec<T, N>& vec) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    Word word;
-    join(word, vec.bits + i * sizeof(Word) / 4);
-    store_streaming(reinterpret_cast<Word*>(elements) + i, word);
   }
 }
 
@@ -264,7 +201,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 // softmax backward, 4096 columns: 512 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(512)
-softmax_bwd_bf16_4096_block_per_row_b5b8e9(
+softmax_bwd_bf16_4096_block_per_row_62ee48(
     bfloat16* __restrict__ dx,
     const bfloat16* dy,
     const bfloat16* y,
@@ -297,8 +234,8 @@ softmax_bwd_bf16_4096_block_per_row_b5b8e9(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    dy_held[step] = read_evict_last<kVector>(dy_row + vector * kVector);
-    y_held[step] = read_evict_last<kVector>(y_row + vector * kVector);
+    dy_held[step] = read_default<kVector>(dy_row + vector * kVector);
+    y_held[step] = read_default<kVector>(y_row + vector * kVector);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -331,7 +268,7 @@ softmax_bwd_bf16_4096_block_per_row_b5b8e9(
     }
     Vec<bfloat16, kVector> dx_vec;
     pack(dx_vec, dx_values);
-    write_streaming(dx_row + vector * kVector, dx_vec);
+    write_default(dx_row + vector * kVector, dx_vec);
   }
 }
 
@@ -426,7 +363,7 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_4096_block_per_row_b5b8e9{512, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_4096_block_per_row_62ee48{512, 1, 1, 0, 0, 0, 1, 0, true};
 inline constexpr Launch kLaunch_any_cols_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
@@ -437,7 +374,7 @@ struct Shape {
   bool alike;       // the rows of all tensors must start at the same offset from a multiple of 16 bytes
 };
 inline constexpr Shape kTuned[] = {
-    {8192, 4096, 16, 0u, false},  // 46.77 us: block_per_row
+    {8192, 4096, 16, 0u, false},  // 47.07 us: block_per_row
 };
 
 // Bits of `absent`: none.
@@ -560,11 +497,11 @@ inline cudaError_t softmax_bwd_bf16_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 4096
-      status = k::grid(k::kLaunch_4096_block_per_row_b5b8e9, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_block_per_row_62ee48, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::softmax_bwd_bf16_4096_block_per_row_b5b8e9,
-          k::kLaunch_4096_block_per_row_b5b8e9, blocks, stream,
+          k::softmax_bwd_bf16_4096_block_per_row_62ee48,
+          k::kLaunch_4096_block_per_row_62ee48, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(y), dx_pitch, dy_pitch, y_pitch, rows);
     default:

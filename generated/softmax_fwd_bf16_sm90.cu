@@ -9,7 +9,7 @@
 //   y       = exp(x - row_max) / row_sum
 //
 // spec      softmax, sha256:c5400002ca547394ec84e5aa4b3351da738c737199bc4278c68add55f3aaf94c
-// tuned by  normgen 0.1.0, generator revision d55b56d01a69
+// tuned by  normgen 0.1.0, generator revision 1bbbff24f165
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x2048 --op softmax --dtype bf16
 //           normgen tune --shape 4096x32000 --op softmax --dtype bf16
@@ -18,11 +18,11 @@
 //           normgen tune --shape 4096x128256 --op softmax --dtype bf16
 //
 //   rows x cols    kernel           threads  rows/block  vector        median us  GB/s  of roof  vs default  data
-//   8192 x 2048    block_per_row    128      1           bfloat16 x 4  16.97      3954  102.8 %  1.02x       cold
-//   4096 x 32000   block_per_row    1024     1           bfloat16 x 8  126.1      4158  99.0 %   1.00x       cold
-//   16384 x 32768  block_per_row    512      1           bfloat16 x 8  499.5      4299  105.1 %  1.30x       cold
-//   2048 x 50257   block_per_row    512      1           bfloat16 x 8  107.2      3841  91.1 %   1.61x       cold
-//   4096 x 128256  cluster_per_row  1024     1           bfloat16 x 8  525.4      3999  93.2 %   1.12x       cold
+//   8192 x 2048    block_per_row    128      1           bfloat16 x 8  16.81      3992  103.7 %  1.01x       cold
+//   4096 x 32000   block_per_row    1024     1           bfloat16 x 8  125        4193  99.8 %   1.01x       cold
+//   16384 x 32768  block_per_row    1024     1           bfloat16 x 8  501.6      4281  106.8 %  1.01x       cold
+//   2048 x 50257   block_per_row    512      1           bfloat16 x 8  106.8      3853  92.3 %   1.03x       cold
+//   4096 x 128256  cluster_per_row  512      1           bfloat16 x 8  506.6      4148  96.7 %   1.00x       cold
 //   (any other)    block_per_row    256      1           bfloat16      -          -     -        -           not tuned
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
@@ -30,16 +30,16 @@
 //
 // The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
 // `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
-//   8192 x 2048: threads_per_row=128 vector=4 hold=registers unroll=0 load=no_allocate store=streaming
+//   8192 x 2048: threads_per_row=128 vector=8 softmax=online hold=registers unroll=0 load=evict_last
 //                dependent_launch=loads arithmetic=approximate
-//   4096 x 32000: threads_per_row=1024 vector=8 hold=registers unroll=0 load=evict_last dependent_launch=loads
-//                 arithmetic=approximate
-//   16384 x 32768: threads_per_row=512 vector=8 softmax=online hold=shared copy=bulk unroll=4 load=evict_last
-//                  store=streaming arithmetic=approximate
-//   2048 x 50257: threads_per_row=512 vector=8 hold=shared copy=cp_async edges=peel unroll=0 store=streaming
-//                 arithmetic=approximate
-//   4096 x 128256: threads_per_row=1024 cluster=2 vector=8 hold=registers copy=bulk persistent=1 unroll=0
+//   4096 x 32000: threads_per_row=1024 vector=8 softmax=online hold=registers unroll=0 load=evict_last
+//                 dependent_launch=loads arithmetic=approximate
+//   16384 x 32768: threads_per_row=1024 reduce_with=shared_tree vector=8 softmax=online hold=shared unroll=4
 //                  load=evict_last arithmetic=approximate
+//   2048 x 50257: threads_per_row=512 vector=8 softmax=online hold=shared copy=cp_async edges=peel unroll=0
+//                 arithmetic=approximate
+//   4096 x 128256: threads_per_row=512 cluster=4 vector=8 softmax=online hold=registers copy=bulk persistent=2
+//                  stages=2 unroll=0 load=evict_last arithmetic=approximate
 #ifndef NORMGEN_SOFTMAX_FWD_BF16_SM90_CU_
 #define NORMGEN_SOFTMAX_FWD_BF16_SM90_CU_
 
@@ -119,32 +119,6 @@ __device__ __forceinline__ Word load_default(const Word* address) {
   return *address;
 }
 
-// Leaves no line in L1.
-__device__ __forceinline__ unsigned short load_no_allocate(const unsigned short* address) {
-  unsigned short value;
-  asm("ld.global.L1::no_allocate.u16 %0, [%1];"
-      : "=h"(value) : "l"(address));
-  return value;
-}
-__device__ __forceinline__ unsigned load_no_allocate(const unsigned* address) {
-  unsigned value;
-  asm("ld.global.L1::no_allocate.u32 %0, [%1];"
-      : "=r"(value) : "l"(address));
-  return value;
-}
-__device__ __forceinline__ uint2 load_no_allocate(const uint2* address) {
-  uint2 value;
-  asm("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
-      : "=r"(value.x), "=r"(value.y) : "l"(address));
-  return value;
-}
-__device__ __forceinline__ uint4 load_no_allocate(const uint4* address) {
-  uint4 value;
-  asm("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-      : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(address));
-  return value;
-}
-
 // Last to leave L2.
 __device__ __forceinline__ unsigned short load_evict_last(const unsigned short* address) {
   unsigned short value;
@@ -183,12 +157,6 @@ __device__ __forceinline__ uint4 load_evict_last(const uint4* address) {
 template <typename Word>
 __device__ __forceinline__ void store_default(Word* address, Word value) {
   *address = value;
-}
-
-// Written once, not read again soon: evict first (st.global.cs).
-template <typename Word>
-__device__ __forceinline__ void store_streaming(Word* address, Word value) {
-  __stcs(address, value);
 }
 
 // e^x by the hardware's power of two: off by 2 + 1.2 |x| units in the last place at most; 0 where that is subnormal.
@@ -380,17 +348,6 @@ __device__ __forceinline__ Vec<T, N> read_evict_last(const T* elements) {
 }
 
 template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_no_allocate(const T* elements) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-  Vec<T, N> vec;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    split(load_no_allocate(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
-  }
-  return vec;
-}
-
-template <int N, typename T>
 __device__ __forceinline__ void write_default(T* elements, const Vec<T, N>& vec) {
   using Word = typename WordOf<Vec<T, N>::kBytes>::type;
 #pragma unroll
@@ -398,17 +355,6 @@ __device__ __forceinline__ void write_default(T* elements, const Vec<T, N>& vec)
     Word word;
     join(word, vec.bits + i * sizeof(Word) / 4);
     store_default(reinterpret_cast<Word*>(elements) + i, word);
-  }
-}
-
-template <int N, typename T>
-__device__ __forceinline__ void write_streaming(T* elements, const Vec<T, N>& vec) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    Word word;
-    join(word, vec.bits + i * sizeof(Word) / 4);
-    store_streaming(reinterpret_cast<Word*>(elements) + i, word);
   }
 }
 
@@ -458,40 +404,45 @@ __device__ __forceinline__ State exchange_cluster(State s, State* slots, unsigne
   return reduce_lanes<(kStates < 32 ? kStates : 32)>(total);
 }
 
-namespace two_pass {
+// Halving tree in shared memory, one slot a thread.
+template <int kThreads, typename State>
+__device__ __forceinline__ State reduce_tree(State s, State* slots) {
+  const int lane = threadIdx.x % kThreads;
+  slots[lane] = s;
+  __syncthreads();
+  for (int stride = kThreads / 2; stride > 0; stride /= 2) {
+    if (lane < stride) slots[lane] = combine(slots[lane], slots[lane + stride]);
+    __syncthreads();
+  }
+  s = slots[0];
+  __syncthreads();  // the next reduction reuses the slots
+  return s;
+}
+
+namespace online {
 
 // ---- row reduction ----------------------------------------------------------------------------------------------
 
-// Look 1: max(x)
+// Look 1: online_softmax(x)
 struct Look1 {
   float row_max;
-};
-
-__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-  return {maximum(a.row_max, b.row_max)};
-}
-
-__device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-  return {__shfl_xor_sync(0xffffffffu, s.row_max, offset)};
-}
-
-// Look 2: sum(exp_approximate(-row_max + x))
-struct Look2 {
   float row_sum;
 };
 
-__device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-  return {a.row_sum + b.row_sum};
+__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+  const float new_max = maximum(a.row_max, b.row_max);
+  return {new_max, exp_approximate(a.row_max - new_max) * a.row_sum + exp_approximate(b.row_max - new_max) * b.row_sum};
 }
 
-__device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-  return {__shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
+__device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+  return {__shfl_xor_sync(0xffffffffu, s.row_max, offset),
+          __shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
 }
 
 // softmax forward, 2048 columns: 128 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(128)
-softmax_fwd_bf16_2048_block_per_row_34a0dd(
+softmax_fwd_bf16_2048_block_per_row_2defc5(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     long long y_pitch,
@@ -499,12 +450,11 @@ softmax_fwd_bf16_2048_block_per_row_34a0dd(
     int rows) {
   constexpr int kCols = 2048;
   constexpr int kThreadsPerRow = 128;
-  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   __shared__ Look1 look1_slots[1][kWarpsPerRow];
-  __shared__ Look2 look2_slots[1][kWarpsPerRow];
 
   const int lane = threadIdx.x;
   const int slot = 0;  // this thread's row within the block
@@ -521,39 +471,33 @@ softmax_fwd_bf16_2048_block_per_row_34a0dd(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_no_allocate<kVector>(x_row + vector * kVector);
+    x_held[step] = read_evict_last<kVector>(x_row + vector * kVector);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
 
-  Look1 look1 = {__int_as_float(0xff800000)};
+  Look1 look1 = {-3.402823466e+38f, 0.0f};
 
-  // Look 1: max(x)
+  // Look 1: online_softmax(x)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
+    float new_max = look1.row_max;
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
       const float x_i = element(x_held[step], i);
-      look1.row_max = maximum(look1.row_max, x_i);
+      new_max = maximum(new_max, x_i);
+    }
+    look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum;
+    look1.row_max = new_max;
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_held[step], i);
+      look1.row_sum += exp_approximate(x_i - look1.row_max);
     }
   }
 
   look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
-
-  Look2 look2 = {0.0f};
-
-  // Look 2: sum(exp_approximate(-row_max + x))
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look2.row_sum += exp_approximate(x_i - look1.row_max);
-    }
-  }
-
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots[slot]);
-  const float row_sum_inverse = 1.0f / look2.row_sum;
+  const float row_sum_inverse = 1.0f / look1.row_sum;
 
   // Last look: the outputs
   #pragma unroll
@@ -567,14 +511,14 @@ softmax_fwd_bf16_2048_block_per_row_34a0dd(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write_streaming(y_row + vector * kVector, y_vec);
+    write_default(y_row + vector * kVector, y_vec);
   }
 }
 
 // softmax forward, 32000 columns: 1024 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(1024)
-softmax_fwd_bf16_32000_block_per_row_639b89(
+softmax_fwd_bf16_32000_block_per_row_6e0295(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     long long y_pitch,
@@ -587,7 +531,6 @@ softmax_fwd_bf16_32000_block_per_row_639b89(
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   __shared__ Look1 look1_slots[1][kWarpsPerRow];
-  __shared__ Look2 look2_slots[1][kWarpsPerRow];
 
   const int lane = threadIdx.x;
   const int slot = 0;  // this thread's row within the block
@@ -611,40 +554,31 @@ softmax_fwd_bf16_32000_block_per_row_639b89(
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
 
-  Look1 look1 = {__int_as_float(0xff800000)};
+  Look1 look1 = {-3.402823466e+38f, 0.0f};
 
-  // Look 1: max(x)
+  // Look 1: online_softmax(x)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < kVectors) {
+      float new_max = look1.row_max;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look1.row_max = maximum(look1.row_max, x_i);
+        new_max = maximum(new_max, x_i);
+      }
+      look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum;
+      look1.row_max = new_max;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1.row_sum += exp_approximate(x_i - look1.row_max);
       }
     }
   }
 
   look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
-
-  Look2 look2 = {0.0f};
-
-  // Look 2: sum(exp_approximate(-row_max + x))
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look2.row_sum += exp_approximate(x_i - look1.row_max);
-      }
-    }
-  }
-
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots[slot]);
-  const float row_sum_inverse = 1.0f / look2.row_sum;
+  const float row_sum_inverse = 1.0f / look1.row_sum;
 
   // Last look: the outputs
   #pragma unroll
@@ -664,9 +598,82 @@ softmax_fwd_bf16_32000_block_per_row_639b89(
   }
 }
 
+// softmax forward, 32768 columns: 1024 threads own a row; it is read once.
+NORMGEN_KERNEL void __launch_bounds__(1024)
+softmax_fwd_bf16_32768_block_per_row_4e73e7(
+    bfloat16* __restrict__ y,
+    const bfloat16* __restrict__ x,
+    long long y_pitch,
+    long long x_pitch,
+    int rows) {
+  constexpr int kCols = 32768;
+  constexpr int kThreadsPerRow = 1024;
+  constexpr int kThreads = 1024;
+  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  __shared__ Look1 look1_slots[1][kThreadsPerRow];
+
+  const int lane = threadIdx.x;
+  const int slot = 0;  // this thread's row within the block
+  const int row = blockIdx.x;
+
+  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0);
+
+  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+
+  // The row of x is read once and waits in shared memory; each thread reads back its own part.
+  #pragma unroll 4
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    write_default(x_shared + (step * kThreads + threadIdx.x) * kVector, read_evict_last<kVector>(x_row + vector * kVector));
+  }
+
+  Look1 look1 = {-3.402823466e+38f, 0.0f};
+
+  // Look 1: online_softmax(x)
+  #pragma unroll 4
+  for (int step = 0; step < kSteps; ++step) {
+    const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+    float new_max = look1.row_max;
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_vec, i);
+      new_max = maximum(new_max, x_i);
+    }
+    look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum;
+    look1.row_max = new_max;
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_vec, i);
+      look1.row_sum += exp_approximate(x_i - look1.row_max);
+    }
+  }
+
+  look1 = reduce_tree<kThreadsPerRow>(look1, look1_slots[slot]);
+  const float row_sum_inverse = 1.0f / look1.row_sum;
+
+  // Last look: the outputs
+  #pragma unroll 4
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+    float y_values[kVector];
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float x_i = element(x_vec, i);
+      y_values[i] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
+    }
+    Vec<bfloat16, kVector> y_vec;
+    pack(y_vec, y_values);
+    write_default(y_row + vector * kVector, y_vec);
+  }
+}
+
 // softmax forward, 50257 columns: 512 threads own a row; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(512)
-softmax_fwd_bf16_50257_block_per_row_6f87da(
+softmax_fwd_bf16_50257_block_per_row_11edc1(
     bfloat16* __restrict__ y,
     const bfloat16* __restrict__ x,
     long long y_pitch,
@@ -681,7 +688,6 @@ softmax_fwd_bf16_50257_block_per_row_6f87da(
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;  // a vector a thread, and one behind it
   __shared__ Look1 look1_slots[1][kWarpsPerRow];
-  __shared__ Look2 look2_slots[1][kWarpsPerRow];
 
   const int lane = threadIdx.x;
   const int slot = 0;  // this thread's row within the block
@@ -717,50 +723,38 @@ softmax_fwd_bf16_50257_block_per_row_6f87da(
 
   cp_async_wait<0>();
 
-  Look1 look1 = {__int_as_float(0xff800000)};
+  Look1 look1 = {-3.402823466e+38f, 0.0f};
 
-  // Look 1: max(x)
+  // Look 1: online_softmax(x)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+      float new_max = look1.row_max;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1.row_max = maximum(look1.row_max, x_i);
+        new_max = maximum(new_max, x_i);
+      }
+      look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum;
+      look1.row_max = new_max;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        look1.row_sum += exp_approximate(x_i - look1.row_max);
       }
     }
   }
   if (has_edge) {
     const float x_i = element(x_edge, 0);
-    look1.row_max = maximum(look1.row_max, x_i);
+    const float new_max = maximum(look1.row_max, x_i);
+    look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum + exp_approximate(x_i - new_max);
+    look1.row_max = new_max;
   }
 
   look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
-
-  Look2 look2 = {0.0f};
-
-  // Look 2: sum(exp_approximate(-row_max + x))
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (step < kWholeSteps || vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        look2.row_sum += exp_approximate(x_i - look1.row_max);
-      }
-    }
-  }
-  if (has_edge) {
-    const float x_i = element(x_edge, 0);
-    look2.row_sum += exp_approximate(x_i - look1.row_max);
-  }
-
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots[slot]);
-  const float row_sum_inverse = 1.0f / look2.row_sum;
+  const float row_sum_inverse = 1.0f / look1.row_sum;
 
   // Last look: the outputs
   #pragma unroll
@@ -777,7 +771,7 @@ softmax_fwd_bf16_50257_block_per_row_6f87da(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write_streaming(y_row + column, y_vec);
+      write_default(y_row + column, y_vec);
     }
   }
   if (has_edge) {
@@ -786,39 +780,36 @@ softmax_fwd_bf16_50257_block_per_row_6f87da(
     y_values[0] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
     Vec<bfloat16, 1> y_vec;
     pack(y_vec, y_values);
-    write_streaming(y_row + edge, y_vec);
+    write_default(y_row + edge, y_vec);
   }
 }
 
-// softmax forward, 128256 columns: 2 blocks of 1024 threads own a row; it is read once.
-NORMGEN_KERNEL void __launch_bounds__(1024)
-softmax_fwd_bf16_128256_cluster_per_row_633515(
+// softmax forward, 128256 columns: 4 blocks of 512 threads own a row; it is read once.
+NORMGEN_KERNEL void __launch_bounds__(512)
+softmax_fwd_bf16_128256_cluster_per_row_16755f(
     bfloat16* __restrict__ y,
     const bfloat16* __restrict__ x,
     long long y_pitch,
     long long x_pitch,
     int rows) {
   constexpr int kCols = 128256;
-  constexpr int kCluster = 2;  // blocks that share a row
-  constexpr int kThreads = 1024;
+  constexpr int kCluster = 4;  // blocks that share a row
+  constexpr int kThreads = 512;
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
   constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr int kStages = 2;  // row tiles in shared memory
   __shared__ Look1 look1_slots[2][kCluster * kWarps];
-  __shared__ Look2 look2_slots[2][kCluster * kWarps];
   __shared__ unsigned long long look1_full[2];
-  __shared__ unsigned long long look2_full[2];
-  __shared__ unsigned long long arrived;
+  __shared__ unsigned long long arrived[kStages];
 
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
   unsigned trip = 0;
   if (threadIdx.x == 0) {
     mbarrier_init(look1_full + 0, 1);
     mbarrier_init(look1_full + 1, 1);
-    mbarrier_init(look2_full + 0, 1);
-    mbarrier_init(look2_full + 1, 1);
     mbarrier_cluster_fence();
   }
   cluster_arrive();  // a block may write to another only once that one has started
@@ -826,13 +817,13 @@ softmax_fwd_bf16_128256_cluster_per_row_633515(
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0);
 
   if (threadIdx.x == 0) {
-    mbarrier_init(&arrived, 1);
+    for (int stage = 0; stage < kStages; ++stage) mbarrier_init(&arrived[stage], 1);
     mbarrier_fence();
   }
   __syncthreads();  // others wait only for a barrier that is set up
 
   // One thread a row asks for it; the slot's barrier counts down the bytes that arrive.
-  const auto fetch = [&](int first_row) {
+  const auto fetch = [&](int first_row, int stage) {
     const int fetched_row = first_row;
     const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
     int own_vectors = 0;
@@ -840,15 +831,20 @@ softmax_fwd_bf16_128256_cluster_per_row_633515(
       const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
       if (first < kVectors) own_vectors += min(kThreads, kVectors - first);
     }
-    mbarrier_expect_bytes(&arrived, own_vectors * kVector * sizeof(bfloat16));
+    mbarrier_expect_bytes(&arrived[stage], own_vectors * kVector * sizeof(bfloat16));
     for (int step = 0; step < kSteps; ++step) {
       const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
       if (first >= kVectors) break;
       const int count = min(kThreads, kVectors - first) * kVector;
-      bulk_load_evict_last(x_shared + step * kThreads * kVector, x_row + first * kVector, count * sizeof(bfloat16), &arrived);
+      bulk_load_evict_last(x_shared + (stage * kSteps + step) * kThreads * kVector, x_row + first * kVector, count * sizeof(bfloat16), &arrived[stage]);
     }
   };
-  if (threadIdx.x == 0 && blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
+  #pragma unroll 1
+  for (int stage = 0; stage < kStages; ++stage) {
+    const int first_row = blockIdx.x / kCluster + stage * gridDim.x / kCluster;
+    if (threadIdx.x == 0 && first_row < rows) fetch(first_row, stage);
+  }
+  int stage = 0;
   unsigned phase = 0;
 
   cluster_wait();
@@ -859,53 +855,44 @@ softmax_fwd_bf16_128256_cluster_per_row_633515(
 
     Vec<bfloat16, kVector> x_held[kSteps];
 
-    mbarrier_wait(&arrived, phase);
+    mbarrier_wait(&arrived[stage], phase);
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < kVectors) {
-        x_held[step] = read_default<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+        x_held[step] = read_default<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
       }
     }
 
-    Look1 look1 = {__int_as_float(0xff800000)};
+    Look1 look1 = {-3.402823466e+38f, 0.0f};
 
-    // Look 1: max(x)
+    // Look 1: online_softmax(x)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < kVectors) {
+        float new_max = look1.row_max;
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look1.row_max = maximum(look1.row_max, x_i);
+          new_max = maximum(new_max, x_i);
+        }
+        look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum;
+        look1.row_max = new_max;
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          look1.row_sum += exp_approximate(x_i - look1.row_max);
         }
       }
     }
 
     look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots[trip % 2], &look1_full[trip % 2], trip / 2 % 2);
+    const float row_sum_inverse = 1.0f / look1.row_sum;
 
     // Every thread of the row has passed a barrier since it read its slots.
-    if (threadIdx.x == 0 && first_row + gridDim.x / kCluster < rows) fetch(first_row + gridDim.x / kCluster);
-
-    Look2 look2 = {0.0f};
-
-    // Look 2: sum(exp_approximate(-row_max + x))
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (vector < kVectors) {
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          look2.row_sum += exp_approximate(x_i - look1.row_max);
-        }
-      }
-    }
-
-    look2 = exchange_cluster<kWarps, kCluster>(look2, look2_slots[trip % 2], &look2_full[trip % 2], trip / 2 % 2);
-    const float row_sum_inverse = 1.0f / look2.row_sum;
+    if (threadIdx.x == 0 && first_row + kStages * gridDim.x / kCluster < rows) fetch(first_row + kStages * gridDim.x / kCluster, stage);
 
     // Last look: the outputs
     #pragma unroll
@@ -924,10 +911,42 @@ softmax_fwd_bf16_128256_cluster_per_row_633515(
       }
     }
 
-    phase ^= 1;
+    if (++stage == kStages) { stage = 0; phase ^= 1; }
 
     ++trip;
   }
+}
+
+}  // namespace online
+
+namespace two_pass {
+
+// ---- row reduction ----------------------------------------------------------------------------------------------
+
+// Look 1: max(x)
+struct Look1 {
+  float row_max;
+};
+
+__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+  return {maximum(a.row_max, b.row_max)};
+}
+
+__device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+  return {__shfl_xor_sync(0xffffffffu, s.row_max, offset)};
+}
+
+// Look 2: sum(exp(-row_max + x))
+struct Look2 {
+  float row_sum;
+};
+
+__device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
+  return {a.row_sum + b.row_sum};
+}
+
+__device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
+  return {__shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
 }
 
 // softmax forward, any number of columns: 256 threads own a row; it is read 3 times.
@@ -1012,102 +1031,6 @@ softmax_fwd_bf16_any_cols_block_per_row_37daf1(
 
 }  // namespace two_pass
 
-namespace online {
-
-// ---- row reduction ----------------------------------------------------------------------------------------------
-
-// Look 1: online_softmax(x)
-struct Look1 {
-  float row_max;
-  float row_sum;
-};
-
-__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-  const float new_max = maximum(a.row_max, b.row_max);
-  return {new_max, exp_approximate(a.row_max - new_max) * a.row_sum + exp_approximate(b.row_max - new_max) * b.row_sum};
-}
-
-__device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-  return {__shfl_xor_sync(0xffffffffu, s.row_max, offset),
-          __shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
-}
-
-// softmax forward, 32768 columns: 512 threads own a row; it is read once.
-NORMGEN_KERNEL void __launch_bounds__(512)
-softmax_fwd_bf16_32768_block_per_row_131758(
-    bfloat16* __restrict__ y,
-    const bfloat16* __restrict__ x,
-    long long y_pitch,
-    long long x_pitch,
-    int rows) {
-  constexpr int kCols = 32768;
-  constexpr int kThreadsPerRow = 512;
-  constexpr int kThreads = 512;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kCopiedCols = kCols;  // of a row that the copy engine brings
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
-  __shared__ unsigned long long arrived;
-
-  const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
-  const int row = blockIdx.x;
-
-  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0);
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  // One thread a row asks for it; the barrier counts down the bytes that arrive.
-  if (threadIdx.x == 0) {
-    mbarrier_init(&arrived, 1);
-    mbarrier_fence();
-    mbarrier_expect_bytes(&arrived, kCopiedCols * sizeof(bfloat16));
-    bulk_load_evict_last(x_shared, x_row, kCopiedCols * sizeof(bfloat16), &arrived);
-  }
-  __syncthreads();  // others wait only for a barrier that is set up
-
-  mbarrier_wait(&arrived, 0);
-
-  Look1 look1 = {-3.402823466e+38f, 0.0f};
-
-  // Look 1: online_softmax(x)
-  #pragma unroll 4
-  for (int step = 0; step < kSteps; ++step) {
-    const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_vec, i);
-      const float new_max = maximum(look1.row_max, x_i);
-      look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum + exp_approximate(x_i - new_max);
-      look1.row_max = new_max;
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
-  const float row_sum_inverse = 1.0f / look1.row_sum;
-
-  // Last look: the outputs
-  #pragma unroll 4
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_vec, i);
-      y_values[i] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
-    }
-    Vec<bfloat16, kVector> y_vec;
-    pack(y_vec, y_values);
-    write_streaming(y_row + vector * kVector, y_vec);
-  }
-}
-
-}  // namespace online
-
 }  // namespace softmax_fwd_bf16_detail
 }  // namespace sm90
 }  // namespace normgen
@@ -1132,11 +1055,11 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_2048_block_per_row_34a0dd{128, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_32000_block_per_row_639b89{1024, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_32768_block_per_row_131758{512, 1, 1, 0, 65536, 0, 1, 0, false};
-inline constexpr Launch kLaunch_50257_block_per_row_6f87da{512, 1, 1, 0, 106496, 0, 1, 0, false};
-inline constexpr Launch kLaunch_128256_cluster_per_row_633515{1024, 1, 2, 1, 131072, 0, 1, 0, false};
+inline constexpr Launch kLaunch_2048_block_per_row_2defc5{128, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_32000_block_per_row_6e0295{1024, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_32768_block_per_row_4e73e7{1024, 1, 1, 0, 65536, 0, 1, 0, false};
+inline constexpr Launch kLaunch_50257_block_per_row_11edc1{512, 1, 1, 0, 106496, 0, 1, 0, false};
+inline constexpr Launch kLaunch_128256_cluster_per_row_16755f{512, 1, 4, 2, 131072, 0, 1, 0, false};
 inline constexpr Launch kLaunch_any_cols_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
@@ -1147,11 +1070,11 @@ struct Shape {
   bool alike;       // the rows of all tensors must start at the same offset from a multiple of 16 bytes
 };
 inline constexpr Shape kTuned[] = {
-    {8192, 2048, 8, 0u, false},  // 16.97 us: block_per_row
-    {4096, 32000, 16, 0u, false},  // 126.1 us: block_per_row
-    {16384, 32768, 16, 0u, false},  // 499.5 us: block_per_row
-    {2048, 50257, 16, 0u, true},  // 107.2 us: block_per_row
-    {4096, 128256, 16, 0u, false},  // 525.4 us: cluster_per_row
+    {8192, 2048, 16, 0u, false},  // 16.81 us: block_per_row
+    {4096, 32000, 16, 0u, false},  // 125 us: block_per_row
+    {16384, 32768, 16, 0u, false},  // 501.6 us: block_per_row
+    {2048, 50257, 16, 0u, true},  // 106.8 us: block_per_row
+    {4096, 128256, 16, 0u, false},  // 506.6 us: cluster_per_row
 };
 
 // Bits of `absent`: none.
@@ -1303,41 +1226,41 @@ inline cudaError_t softmax_fwd_bf16_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent, alike)) {
     case 0:  // 8192 x 2048
-      status = k::grid(k::kLaunch_2048_block_per_row_34a0dd, rows, &blocks);
+      status = k::grid(k::kLaunch_2048_block_per_row_2defc5, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::two_pass::softmax_fwd_bf16_2048_block_per_row_34a0dd,
-          k::kLaunch_2048_block_per_row_34a0dd, blocks, stream,
+          k::online::softmax_fwd_bf16_2048_block_per_row_2defc5,
+          k::kLaunch_2048_block_per_row_2defc5, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
     case 1:  // 4096 x 32000
-      status = k::grid(k::kLaunch_32000_block_per_row_639b89, rows, &blocks);
+      status = k::grid(k::kLaunch_32000_block_per_row_6e0295, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::two_pass::softmax_fwd_bf16_32000_block_per_row_639b89,
-          k::kLaunch_32000_block_per_row_639b89, blocks, stream,
+          k::online::softmax_fwd_bf16_32000_block_per_row_6e0295,
+          k::kLaunch_32000_block_per_row_6e0295, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
     case 2:  // 16384 x 32768
-      status = k::grid(k::kLaunch_32768_block_per_row_131758, rows, &blocks);
+      status = k::grid(k::kLaunch_32768_block_per_row_4e73e7, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::online::softmax_fwd_bf16_32768_block_per_row_131758,
-          k::kLaunch_32768_block_per_row_131758, blocks, stream,
+          k::online::softmax_fwd_bf16_32768_block_per_row_4e73e7,
+          k::kLaunch_32768_block_per_row_4e73e7, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
     case 3:  // 2048 x 50257
-      status = k::grid(k::kLaunch_50257_block_per_row_6f87da, rows, &blocks);
+      status = k::grid(k::kLaunch_50257_block_per_row_11edc1, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::two_pass::softmax_fwd_bf16_50257_block_per_row_6f87da,
-          k::kLaunch_50257_block_per_row_6f87da, blocks, stream,
+          k::online::softmax_fwd_bf16_50257_block_per_row_11edc1,
+          k::kLaunch_50257_block_per_row_11edc1, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
     case 4:  // 4096 x 128256
-      status = k::grid(k::kLaunch_128256_cluster_per_row_633515, rows, &blocks);
+      status = k::grid(k::kLaunch_128256_cluster_per_row_16755f, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::two_pass::softmax_fwd_bf16_128256_cluster_per_row_633515, k::kLaunch_128256_cluster_per_row_633515, &blocks);
+      status = k::fit_clusters(k::online::softmax_fwd_bf16_128256_cluster_per_row_16755f, k::kLaunch_128256_cluster_per_row_16755f, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::two_pass::softmax_fwd_bf16_128256_cluster_per_row_633515,
-          k::kLaunch_128256_cluster_per_row_633515, blocks, stream,
+          k::online::softmax_fwd_bf16_128256_cluster_per_row_16755f,
+          k::kLaunch_128256_cluster_per_row_16755f, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
     default:
       break;

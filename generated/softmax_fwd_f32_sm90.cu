@@ -9,14 +9,14 @@
 //   y       = exp(x - row_max) / row_sum
 //
 // spec      softmax, sha256:c5400002ca547394ec84e5aa4b3351da738c737199bc4278c68add55f3aaf94c
-// tuned by  normgen 0.1.0, generator revision d55b56d01a69
+// tuned by  normgen 0.1.0, generator revision 1bbbff24f165
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x4096 --op softmax
 //           normgen tune --shape 4096x131072 --op softmax
 //
 //   rows x cols    kernel           threads  rows/block  vector  median us  GB/s  of roof  vs default  data
-//   8192 x 4096    block_per_row    256      1           float2  63.75      4211  102.3 %  1.01x       cold
-//   4096 x 131072  cluster_per_row  512      1           float2  1042       4120  102.4 %  1.00x       cold
+//   8192 x 4096    block_per_row    256      1           float2  63.66      4217  102.5 %  1.01x       cold
+//   4096 x 131072  cluster_per_row  512      1           float4  1020       4212  104.7 %  1.00x       cold
 //   (any other)    block_per_row    256      1           float   -          -     -        -           not tuned
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
@@ -25,7 +25,7 @@
 // The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
 // `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
 //   8192 x 4096: vector=2 hold=registers unroll=0 load=evict_last store=streaming dependent_launch=loads
-//   4096 x 131072: threads_per_row=512 cluster=8 vector=2 hold=registers persistent=2 stages=2 unroll=0
+//   4096 x 131072: threads_per_row=512 cluster=8 vector=4 softmax=online hold=registers persistent=2 stages=2 unroll=0
 //                  load=evict_last
 #ifndef NORMGEN_SOFTMAX_FWD_F32_SM90_CU_
 #define NORMGEN_SOFTMAX_FWD_F32_SM90_CU_
@@ -320,6 +320,8 @@ __device__ __forceinline__ State exchange_cluster(State s, State* slots, unsigne
   return reduce_lanes<(kStates < 32 ? kStates : 32)>(total);
 }
 
+namespace two_pass {
+
 // ---- row reduction ----------------------------------------------------------------------------------------------
 
 // Look 1: max(x)
@@ -431,114 +433,6 @@ softmax_fwd_f32_4096_block_per_row_d61949(
   }
 }
 
-// softmax forward, 131072 columns: 8 blocks of 512 threads own a row; it is read once.
-NORMGEN_KERNEL void __launch_bounds__(512)
-softmax_fwd_f32_131072_cluster_per_row_3b348c(
-    float* __restrict__ y,
-    const float* __restrict__ x,
-    long long y_pitch,
-    long long x_pitch,
-    int rows) {
-  constexpr int kCols = 131072;
-  constexpr int kCluster = 8;  // blocks that share a row
-  constexpr int kThreads = 512;
-  constexpr int kWarps = kThreads / 32;
-  constexpr int kThreadsPerRow = kCluster * kThreads;
-  constexpr int kVector = 2;  // elements per access of 8 bytes
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[2][kCluster * kWarps];
-  __shared__ Look2 look2_slots[2][kCluster * kWarps];
-  __shared__ unsigned long long look1_full[2];
-  __shared__ unsigned long long look2_full[2];
-
-  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
-  unsigned trip = 0;
-  if (threadIdx.x == 0) {
-    mbarrier_init(look1_full + 0, 1);
-    mbarrier_init(look1_full + 1, 1);
-    mbarrier_init(look2_full + 0, 1);
-    mbarrier_init(look2_full + 1, 1);
-    mbarrier_cluster_fence();
-  }
-  cluster_arrive();  // a block may write to another only once that one has started
-
-  Vec<float, kVector> x_next[kSteps];
-  // The loads of the next row travel while this one is computed.
-  const auto fetch = [&](int first_row) {
-    const int fetched_row = first_row;
-    const float* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      x_next[step] = read_evict_last<kVector>(x_row + vector * kVector);
-    }
-  };
-  if (blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
-
-  cluster_wait();
-
-  for (int first_row = blockIdx.x / kCluster; first_row < rows; first_row += gridDim.x / kCluster) {
-    const int row = first_row;
-    float* y_row = y + static_cast<long long>(row) * y_pitch;
-
-    Vec<float, kVector> x_held[kSteps];
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      x_held[step] = x_next[step];
-    }
-
-    if (first_row + gridDim.x / kCluster < rows) fetch(first_row + gridDim.x / kCluster);
-
-    Look1 look1 = {__int_as_float(0xff800000)};
-
-    // Look 1: max(x)
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1.row_max = maximum(look1.row_max, x_i);
-      }
-    }
-
-    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots[trip % 2], &look1_full[trip % 2], trip / 2 % 2);
-
-    Look2 look2 = {0.0f};
-
-    // Look 2: sum(exp(-row_max + x))
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look2.row_sum += expf(x_i - look1.row_max);
-      }
-    }
-
-    look2 = exchange_cluster<kWarps, kCluster>(look2, look2_slots[trip % 2], &look2_full[trip % 2], trip / 2 % 2);
-    const float row_sum_inverse = 1.0f / look2.row_sum;
-
-    // Last look: the outputs
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        y_values[i] = expf(x_i - look1.row_max) * row_sum_inverse;
-      }
-      Vec<float, kVector> y_vec;
-      pack(y_vec, y_values);
-      write_default(y_row + vector * kVector, y_vec);
-    }
-
-    ++trip;
-  }
-}
-
 // softmax forward, any number of columns: 256 threads own a row; it is read 3 times.
 NORMGEN_KERNEL void __launch_bounds__(256)
 softmax_fwd_f32_any_cols_block_per_row_37daf1(
@@ -619,6 +513,128 @@ softmax_fwd_f32_any_cols_block_per_row_37daf1(
   }
 }
 
+}  // namespace two_pass
+
+namespace online {
+
+// ---- row reduction ----------------------------------------------------------------------------------------------
+
+// Look 1: online_softmax(x)
+struct Look1 {
+  float row_max;
+  float row_sum;
+};
+
+__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+  const float new_max = maximum(a.row_max, b.row_max);
+  return {new_max, expf(a.row_max - new_max) * a.row_sum + expf(b.row_max - new_max) * b.row_sum};
+}
+
+__device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+  return {__shfl_xor_sync(0xffffffffu, s.row_max, offset),
+          __shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
+}
+
+// softmax forward, 131072 columns: 8 blocks of 512 threads own a row; it is read once.
+NORMGEN_KERNEL void __launch_bounds__(512)
+softmax_fwd_f32_131072_cluster_per_row_37511b(
+    float* __restrict__ y,
+    const float* __restrict__ x,
+    long long y_pitch,
+    long long x_pitch,
+    int rows) {
+  constexpr int kCols = 131072;
+  constexpr int kCluster = 8;  // blocks that share a row
+  constexpr int kThreads = 512;
+  constexpr int kWarps = kThreads / 32;
+  constexpr int kThreadsPerRow = kCluster * kThreads;
+  constexpr int kVector = 4;  // elements per access of 16 bytes
+  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  __shared__ Look1 look1_slots[2][kCluster * kWarps];
+  __shared__ unsigned long long look1_full[2];
+
+  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
+  unsigned trip = 0;
+  if (threadIdx.x == 0) {
+    mbarrier_init(look1_full + 0, 1);
+    mbarrier_init(look1_full + 1, 1);
+    mbarrier_cluster_fence();
+  }
+  cluster_arrive();  // a block may write to another only once that one has started
+
+  Vec<float, kVector> x_next[kSteps];
+  // The loads of the next row travel while this one is computed.
+  const auto fetch = [&](int first_row) {
+    const int fetched_row = first_row;
+    const float* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      x_next[step] = read_evict_last<kVector>(x_row + vector * kVector);
+    }
+  };
+  if (blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
+
+  cluster_wait();
+
+  for (int first_row = blockIdx.x / kCluster; first_row < rows; first_row += gridDim.x / kCluster) {
+    const int row = first_row;
+    float* y_row = y + static_cast<long long>(row) * y_pitch;
+
+    Vec<float, kVector> x_held[kSteps];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      x_held[step] = x_next[step];
+    }
+
+    if (first_row + gridDim.x / kCluster < rows) fetch(first_row + gridDim.x / kCluster);
+
+    Look1 look1 = {-3.402823466e+38f, 0.0f};
+
+    // Look 1: online_softmax(x)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      float new_max = look1.row_max;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        new_max = maximum(new_max, x_i);
+      }
+      look1.row_sum = expf(look1.row_max - new_max) * look1.row_sum;
+      look1.row_max = new_max;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1.row_sum += expf(x_i - look1.row_max);
+      }
+    }
+
+    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots[trip % 2], &look1_full[trip % 2], trip / 2 % 2);
+    const float row_sum_inverse = 1.0f / look1.row_sum;
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        y_values[i] = expf(x_i - look1.row_max) * row_sum_inverse;
+      }
+      Vec<float, kVector> y_vec;
+      pack(y_vec, y_values);
+      write_default(y_row + vector * kVector, y_vec);
+    }
+
+    ++trip;
+  }
+}
+
+}  // namespace online
+
 }  // namespace softmax_fwd_f32_detail
 }  // namespace sm90
 }  // namespace normgen
@@ -644,7 +660,7 @@ struct Launch {
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
 inline constexpr Launch kLaunch_4096_block_per_row_d61949{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_131072_cluster_per_row_3b348c{512, 1, 8, 2, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_131072_cluster_per_row_37511b{512, 1, 8, 2, 0, 0, 1, 0, false};
 inline constexpr Launch kLaunch_any_cols_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
@@ -655,8 +671,8 @@ struct Shape {
   bool alike;       // the rows of all tensors must start at the same offset from a multiple of 16 bytes
 };
 inline constexpr Shape kTuned[] = {
-    {8192, 4096, 8, 0u, false},  // 63.75 us: block_per_row
-    {4096, 131072, 8, 0u, false},  // 1042 us: cluster_per_row
+    {8192, 4096, 8, 0u, false},  // 63.66 us: block_per_row
+    {4096, 131072, 16, 0u, false},  // 1020 us: cluster_per_row
 };
 
 // Bits of `absent`: none.
@@ -810,17 +826,17 @@ inline cudaError_t softmax_fwd_f32_pitched(
       status = k::grid(k::kLaunch_4096_block_per_row_d61949, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::softmax_fwd_f32_4096_block_per_row_d61949,
+          k::two_pass::softmax_fwd_f32_4096_block_per_row_d61949,
           k::kLaunch_4096_block_per_row_d61949, blocks, stream,
           y, x, y_pitch, x_pitch, rows);
     case 1:  // 4096 x 131072
-      status = k::grid(k::kLaunch_131072_cluster_per_row_3b348c, rows, &blocks);
+      status = k::grid(k::kLaunch_131072_cluster_per_row_37511b, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::softmax_fwd_f32_131072_cluster_per_row_3b348c, k::kLaunch_131072_cluster_per_row_3b348c, &blocks);
+      status = k::fit_clusters(k::online::softmax_fwd_f32_131072_cluster_per_row_37511b, k::kLaunch_131072_cluster_per_row_37511b, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::softmax_fwd_f32_131072_cluster_per_row_3b348c,
-          k::kLaunch_131072_cluster_per_row_3b348c, blocks, stream,
+          k::online::softmax_fwd_f32_131072_cluster_per_row_37511b,
+          k::kLaunch_131072_cluster_per_row_37511b, blocks, stream,
           y, x, y_pitch, x_pitch, rows);
     default:
       break;
@@ -828,7 +844,7 @@ inline cudaError_t softmax_fwd_f32_pitched(
   status = k::grid(k::kLaunch_any_cols_block_per_row_37daf1, rows, &blocks);
   if (status != cudaSuccess) return status;
   return k::launch(
-      k::softmax_fwd_f32_any_cols_block_per_row_37daf1,
+      k::two_pass::softmax_fwd_f32_any_cols_block_per_row_37daf1,
       k::kLaunch_any_cols_block_per_row_37daf1, blocks, stream,
       y, x, y_pitch, x_pitch, rows, cols);
 }
