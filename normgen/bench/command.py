@@ -181,7 +181,9 @@ def _recorded(file: Path) -> Results:
 
 
 def _show(results: Results, json_to: str | None, picture: Path | None) -> None:
-    click.echo(as_json(results).rstrip("\n") if json_to == STDOUT else results_text(results))
+    text = as_json(results)
+    # What is printed is what the file says: a figure rounded twice may end on another digit.
+    click.echo(text.rstrip("\n") if json_to == STDOUT else results_text(from_json(text)))
     if picture is not None and results.entries:
         plots.plot(results, picture)
 

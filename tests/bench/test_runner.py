@@ -26,7 +26,7 @@ from tests.bench.simulated_bench import Faults, SimulatedBench
 
 H200 = TARGETS["h200"]
 TEXT = (
-    'name = "few"\nsummary = "three"\n[[entry]]\nop = "rmsnorm"\nshape = ["96x256", "64x288"]\ndtype = "bf16"\n'
+    'name = "few"\nsummary = "three"\n[[entry]]\nop = "rmsnorm"\nshape = ["96x256", "64x272"]\ndtype = "bf16"\n'
     '[[entry]]\nop = "layernorm"\nshape = "128x384"\ndirection = "backward"\n'
 )
 
@@ -78,7 +78,7 @@ def test_every_entry_is_raced_against_the_roof_and_told_as_it_comes() -> None:
 
 
 def test_a_wrong_kernel_is_not_timed_and_the_suite_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulated_bench, "FAULTS", Faults(wrong=(288,), no_memory=(384,)))
+    monkeypatch.setattr(simulated_bench, "FAULTS", Faults(wrong=(272,), no_memory=(384,)))
     first, second, third = run_suite(suite(), Wish(peers=())).entries
     assert first.ours.us is not None
     assert second.ours.us is None
@@ -96,7 +96,7 @@ def test_an_interrupt_and_a_time_limit_keep_what_there_is(monkeypatch: pytest.Mo
 
 
 def test_a_run_goes_on_with_what_another_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulated_bench, "FAULTS", Faults(no_memory=(288,), interrupted=(384,)))
+    monkeypatch.setattr(simulated_bench, "FAULTS", Faults(no_memory=(272,), interrupted=(384,)))
     first = run_suite(suite(), Wish(peers=(), limit_s=100.0))
     assert [entry.ours.us is None for entry in first.entries] == [False, True]
     monkeypatch.setattr(simulated_bench, "FAULTS", Faults(interrupted=(256,)))  # that entry is not run again
@@ -104,7 +104,7 @@ def test_a_run_goes_on_with_what_another_timed(monkeypatch: pytest.MonkeyPatch) 
     again = from_json(json.dumps(first.as_dict()))
     found = run_suite(suite(), Wish(peers=()), before=again, on_results=told.append)
     assert found.finished
-    assert [entry.shape for entry in found.entries] == ["96x256", "64x288", "128x384"]
+    assert [entry.shape for entry in found.entries] == ["96x256", "64x272", "128x384"]
     assert found.entries[0] == again.entries[0]
     assert all(entry.ours.us is not None for entry in found.entries)
     assert [len(results.entries) for results in told] == [2, 3]
@@ -116,7 +116,7 @@ def test_a_run_goes_on_with_what_another_timed(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_lost_device_ends_the_suite_with_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulated_bench, "FAULTS", Faults(fatal=(288,)))
+    monkeypatch.setattr(simulated_bench, "FAULTS", Faults(fatal=(272,)))
     found = run_suite(suite(), Wish(peers=()))
     assert (found.finished, len(found.entries)) == (False, 1)
     assert found.note == "device lost: a kernel ended the device's context"
@@ -132,7 +132,7 @@ def test_the_schedule_is_the_best_record_of_the_files_given(tmp_path: Path) -> N
     first, second, _ = run_suite(suite(), Wish(peers=(), records=(file,))).entries
     assert first.ours.schedule == best.as_dict()
     assert first.ours.note == ""
-    assert second.ours.note == "tuned for 96x256, the nearest to 64x288"
+    assert second.ours.note == "tuned for 96x256, the nearest to 64x272"
     assert second.ours.schedule == best.as_dict()
     file.write_text(record(best, 1.0, Cache.HOT).line())
     assert run_suite(suite(), Wish(peers=(), records=(file,))).entries[0].ours.note == "tuned hot"
@@ -169,7 +169,7 @@ def test_the_command_prints_a_table_and_writes_the_results(
     assert code == 0
     assert "rmsnorm fwd 96x256 bf16 cold" in text
     assert text.splitlines()[-1].startswith("2 entries in ")
-    assert "[2/2] rmsnorm fwd 64x288 bf16 cold: " in progress
+    assert "[2/2] rmsnorm fwd 64x272 bf16 cold: " in progress
     written = from_json(out.read_text())
     assert written.finished
     assert len(written.entries) == 2
@@ -195,7 +195,7 @@ def test_runs_of_parts_of_a_suite_add_up_in_one_file(
 def test_the_command_prints_json_on_stdout(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, text, _ = run(capsys, "bench", file, "--peers", "none", "--json", "-")
     assert code == 0
-    assert [entry["shape"] for entry in json.loads(text)["entries"]] == ["96x256", "64x288", "128x384"]
+    assert [entry["shape"] for entry in json.loads(text)["entries"]] == ["96x256", "64x272", "128x384"]
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_the_exit_code_says_how_it_ended(
     monkeypatch.setattr(simulated_bench, "FAULTS", faults)
     found, text, _ = run(capsys, "bench", file, "--peers", "none")
     assert found == code
-    assert "rmsnorm fwd 64x288 bf16 cold" in text
+    assert "rmsnorm fwd 64x272 bf16 cold" in text
 
 
 @pytest.mark.parametrize(

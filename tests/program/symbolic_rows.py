@@ -74,6 +74,23 @@ def chain(monoid: Monoid, rows: list[Row]) -> Row:
     return state
 
 
+def vector_chain(monoid: Monoid, vectors: list[list[Row]], state: Row) -> Row:
+    """One thread that takes a vector of elements at a time: the reference of all of them first."""
+    by_vector = monoid.vector_step
+    assert by_vector is not None
+    for rows in vectors:
+        known = dict(zip(monoid.state, state, strict=True))
+        (reference,) = recipe(Recipe((by_vector.start,)), known)
+        for args in rows:
+            seen = {by_vector.reference: reference, **dict(zip(monoid.args, args, strict=True))}
+            (reference,) = recipe(Recipe((by_vector.peek,)), seen)
+        state = recipe(by_vector.move, {**known, by_vector.reference: reference})
+        for args in rows:
+            known = dict(zip(monoid.state, state, strict=True)) | dict(zip(monoid.args, args, strict=True))
+            state = recipe(by_vector.step, known)
+    return state
+
+
 def tree_reduce(tree: Tree) -> Callable[[Monoid, list[Row]], Row]:
     """Lift every element, then combine in the association of `tree`."""
 

@@ -9,7 +9,17 @@ from normgen.program.rewrites import SOFTMAX, VARIANCE, applicable, passes, rewr
 from normgen.schedule.schedule import KNOBS, Schedule
 from normgen.spec import Kind
 from normgen.spec_reader import load, parse
-from tests.program.symbolic_rows import associations, chain, combine, identity, lift, run_row, symbols, tree_reduce
+from tests.program.symbolic_rows import (
+    associations,
+    chain,
+    combine,
+    identity,
+    lift,
+    run_row,
+    symbols,
+    tree_reduce,
+    vector_chain,
+)
 
 LENGTHS = (2, 3, 5)
 TREES = [(n, tree) for n in LENGTHS for tree in associations(range(n))]
@@ -78,6 +88,18 @@ def test_online_softmax_is_the_max_and_the_shifted_sum_in_any_association(n: int
     ):
         assert got_max == top
         assert gathered(got_sum - want) == 0
+
+
+@pytest.mark.parametrize("vectors", [(1, 1), (2,), (3, 1), (2, 2)])
+def test_online_softmax_by_vectors_moves_its_sum_once_a_vector(vectors: tuple[int, ...]) -> None:
+    x = symbols("x", 1 + sum(vectors))
+    rest = [[v] for v in x[1:]]
+    cuts = [rest[sum(vectors[:i]) : sum(vectors[: i + 1])] for i in range(len(vectors))]
+    got_max, got_sum = vector_chain(ONLINE_SOFTMAX, cuts, lift(ONLINE_SOFTMAX, [x[0]]))
+    top = sp.Max(*x)
+    assert got_max == top
+    assert gathered(got_sum - sum(sp.exp(v - top) for v in x)) == 0
+    assert vector_chain(ONLINE_SOFTMAX, [[]], [got_max, got_sum]) == [got_max, got_sum]
 
 
 @pytest.mark.parametrize("n", LENGTHS)
