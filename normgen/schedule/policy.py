@@ -126,8 +126,8 @@ def searched_launch(problem: Problem, s: Schedule, device: Device) -> str | None
         return "not searched: every kernel launched early where a launch moves 768 MB or more"
     if s.hold != "registers":
         return "not searched: every kernel launched early, of rows not held in registers"
-    places = ("start", "end") if s.persistent and s.row_blocks > 1 else ("start",) if s.persistent else ("loads",)
-    if s.dependent_launch not in places:
+    at_end = s.dependent_launch == "end" and s.persistent > 0 and s.row_blocks > 1
+    if not at_end and s.dependent_launch != ("start" if s.persistent else "loads"):
         return "not searched: the next kernel started at another place than the best"
     return None
 

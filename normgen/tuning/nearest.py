@@ -13,6 +13,7 @@ take what its distance leaves of a measurement's worth.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator
@@ -74,8 +75,13 @@ def is_trusted(near: Neighbour, problem: Problem, device: Device, *, cache: Cach
     """Whether the cost model does not find a neighbour's schedule too slow for its distance."""
     hot = cache is Cache.HOT
     ours = parts.predicted_us(problem, near.schedule, device, hot=hot)
-    default = parts.predicted_us(problem, parts.default_schedule(problem, device), device, hot=hot)
-    return ours <= default * (1 + WORTH - WORTH_LOST * near.distance)
+    return ours <= _default_us(problem, device, hot=hot) * (1 + WORTH - WORTH_LOST * near.distance)
+
+
+@functools.cache
+def _default_us(problem: Problem, device: Device, *, hot: bool) -> float:
+    """Predicted once, however many neighbours are held against it."""
+    return parts.predicted_us(problem, parts.default_schedule(problem, device), device, hot=hot)
 
 
 def is_same_kind(tuned: ProblemKey, problem: Problem) -> bool:
