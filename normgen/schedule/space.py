@@ -54,7 +54,8 @@ DEFAULT_KNOBS: dict[str, tuple[Any, ...]] = {
     "persistent": (0, 1, 2, 4, 8, 16),
     "stages": (1, 2),
     "reduce_with": ("shuffle", "cooperative_groups", "shared_tree"),
-    "variance": ("two_pass", "sum_of_squares", "shifted", "welford"),
+    # Not sum_of_squares: it loses rows that a dtype can hold (near_level and sparse_steps of verify/rows.py).
+    "variance": ("two_pass", "shifted", "welford"),
     "softmax": ("two_pass", "online"),
     "unroll": (0, 1, 4),
     "load": ("evict_last", "default", "no_allocate"),

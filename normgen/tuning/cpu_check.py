@@ -10,7 +10,6 @@ from normgen.problem import Problem
 
 CPU_ELEMENTS = 1 << 15
 CPU_SMS = 4  # a persistent grid on so few makes its blocks loop even over the few rows
-CPU_ROWS = 24  # two of every row family
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +37,10 @@ def check_on_cpu(problem: Problem, module: Module, *, seed: int = 0) -> CpuCheck
     with its own number first and then with enough for every family.
     Raises CompileError when the host compiler refuses the text.
     """
-    enough = max(CPU_ROWS, CPU_ELEMENTS // problem.cols)
-    counts = [problem.rows, CPU_ROWS] if problem.rows < CPU_ROWS else [min(problem.rows, enough)]
+    from normgen.verify import FAMILY_ROWS
+
+    enough = max(FAMILY_ROWS, CPU_ELEMENTS // problem.cols)
+    counts = [problem.rows, FAMILY_ROWS] if problem.rows < FAMILY_ROWS else [min(problem.rows, enough)]
     check = _check_rows(replace(problem, rows=counts[0]), module, seed)
     if check.ok and len(counts) > 1:
         check = _check_rows(replace(problem, rows=counts[1]), module, seed)

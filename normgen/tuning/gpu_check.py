@@ -14,11 +14,10 @@ from normgen.cuda.runtime import Bound, DeviceBuffer, LoadedModule, Stream
 from normgen.device import Device
 from normgen.problem import Problem
 from normgen.spec import Kind
-from normgen.verify import Buffer, Expectation, Verdict
+from normgen.verify import FAMILY_ROWS, Buffer, Expectation, Verdict
 
 CHECKED_ELEMENTS = 1 << 17  # of every candidate
 CHECKED_ELEMENTS_FULL = 1 << 22  # of every finalist: some 0.5 s of float64 on the host, once for all of them
-FAMILY_ROWS = 24  # two of every row family
 VERIFY_ELEMENTS = 1 << 24  # a larger problem is checked with fewer rows than it has
 
 

@@ -3,8 +3,7 @@
 Near is: the same operation, direction and dtypes (statistics may be there or not), rows and cols by ratio. The
 distance is in octaves of rows; an octave of cols, which decides how many threads a row keeps busy, counts four times.
 The schedule is fitted: with twice the cols a row gets twice the threads, and edges follow what cols divides into.
-What is not legal after that is not taken, whatever its distance. Nor is a way to compute that was proven for other
-cols only: E[x^2] - mean^2 of a constant row is as right as mean rounds, which it does by the number of cols.
+What is not legal after that is not taken, whatever its distance. Nor is a variance method that is searched no more.
 
 A measurement is worth less the farther away it was made. The cost model sees what a shape changes, as a row that no
 longer fits its SM twice: a neighbour is trusted while the model finds it no slower than the default schedule, give or
@@ -23,6 +22,7 @@ from normgen.device import Device
 from normgen.problem import Problem
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import KNOBS, Schedule
+from normgen.schedule.space import DEFAULT_KNOBS
 from normgen.tuning import parts
 from normgen.tuning.records import Cache, ProblemKey, Record
 
@@ -108,13 +108,20 @@ def distance(tuned: ProblemKey, problem: Problem) -> float:
 
 def fitted(record: Record, problem: Problem, device: Device) -> Schedule | None:
     """The record's schedule for another shape, with as few changes as make it legal; None when that is not enough."""
-    own = record.schedule
-    if own.variance == "sum_of_squares" and problem.cols != record.problem.cols:
-        own = replace(own, variance="two_pass")
+    own = searched_today(record.schedule, problem)
     for schedule in _variants(own, problem.cols / record.problem.cols):
         if refusal(problem, schedule, device) is None:
             return _without_late_parameters_pushed_out(schedule, own, problem)
     return None
+
+
+def searched_today(schedule: Schedule, problem: Problem) -> Schedule:
+    """The schedule, with two passes in place of a variance method that is searched no more.
+
+    Older records hold sum_of_squares, which loses rows that 16-bit types can hold.
+    """
+    searched = problem.searched_knobs.get("variance", DEFAULT_KNOBS["variance"])
+    return schedule if schedule.variance in searched else replace(schedule, variance="two_pass")
 
 
 def _without_late_parameters_pushed_out(schedule: Schedule, own: Schedule, problem: Problem) -> Schedule:

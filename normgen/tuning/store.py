@@ -21,7 +21,7 @@ from normgen.device import TARGETS, Device
 from normgen.errors import UsageError
 from normgen.problem import Problem
 from normgen.schedule.schedule import Schedule
-from normgen.tuning.nearest import Neighbour, nearest
+from normgen.tuning.nearest import Neighbour, nearest, searched_today
 from normgen.tuning.records import Cache, ProblemKey, Record, is_better, parse_line
 
 
@@ -193,7 +193,9 @@ def lookup(
 
     if exact:
         best = min(exact, key=order)
-        return Lookup(record=best, schedule=best.schedule, exact=True, reason="tuned for this problem")
+        schedule = searched_today(best.schedule, problem)
+        reason = "tuned for this problem" + ("" if schedule == best.schedule else ", with two passes for its variance")
+        return Lookup(record=best, schedule=schedule, exact=True, reason=reason)
     near = nearest(problem, device, found, cache=cache)
     if near is not None:
         return Lookup(record=near.record, schedule=near.schedule, exact=False, reason=_why_near(near, key))

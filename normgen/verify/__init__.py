@@ -22,12 +22,13 @@ from normgen.verify.error_model import Bounded, Float32Error
 from normgen.verify.families import default_families, make_inputs
 from normgen.verify.interpret import finite_difference_check, interpret
 from normgen.verify.reference import BACKWARD_FORMULAS, has_reference, reference, register
-from normgen.verify.rows import ALL, Buffer, Inputs, Outputs, allocate, make_outputs
+from normgen.verify.rows import ALL, FAMILY_ROWS, Buffer, Inputs, Outputs, allocate, make_outputs
 from normgen.verify.sources import prove_derivative
 
 __all__ = [
     "ALL",
     "BACKWARD_FORMULAS",
+    "FAMILY_ROWS",
     "BadElement",
     "Bounded",
     "Buffer",

@@ -2,6 +2,8 @@
 
     normal       standard normal
     large_mean   mean 10^4 times the standard deviation (or 1 / (8 u) of a coarser dtype): breaks E[x²] - mean²
+    near_level   50 with noise of a quarter unit roundoff: as stored, one element in a hundred is a step off
+    sparse_steps 1000, one element in a hundred the next number of the dtype: mean/std is 2500 in bf16
     constant     one value per row: variance 0, and every addition of a chain rounds the same way
     one_outlier  standard normal, one element 10^3
     tiny         around the smallest normal number of the dtype
@@ -46,6 +48,17 @@ def _normal(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
 def _large_mean(rng: np.random.Generator, rows: int, cols: int, dtype: DType) -> Array:
     mean = min(1e4, 1 / (8 * dtype.unit_roundoff)) * rng.choice([-1.0, 1.0], (rows, 1))
     return rng.standard_normal((rows, cols)) + mean
+
+
+def _near_level(rng: np.random.Generator, rows: int, cols: int, dtype: DType) -> Array:
+    return 50.0 * (1 + dtype.unit_roundoff / 4 * rng.standard_normal((rows, cols)))
+
+
+def _sparse_steps(rng: np.random.Generator, rows: int, cols: int, dtype: DType) -> Array:
+    is_off = rng.random((rows, cols)) < 0.01
+    is_off[np.arange(rows), rng.integers(0, cols, rows)] = True
+    step = 2.0**9 * 2 * dtype.unit_roundoff  # the spacing of the dtype's numbers from 512 to 1024
+    return np.where(is_off, 1000.0 + step, 1000.0)
 
 
 def _constant(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
@@ -101,6 +114,8 @@ def _tail(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
 DRAWS: dict[str, Draw] = {
     "normal": _normal,
     "large_mean": _large_mean,
+    "near_level": _near_level,
+    "sparse_steps": _sparse_steps,
     "constant": _constant,
     "one_outlier": _one_outlier,
     "tiny": _tiny,
@@ -114,6 +129,7 @@ DRAWS: dict[str, Draw] = {
 }
 ALL: tuple[str, ...] = tuple(name for name in DRAWS if name != "outlier_first")
 NON_FINITE = ("inf", "nan")
+FAMILY_ROWS = 2 * len(ALL)  # two of every family
 
 
 @dataclass(frozen=True, kw_only=True)

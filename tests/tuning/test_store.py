@@ -112,6 +112,13 @@ def test_lookup_prefers_measured_records_and_the_asked_cache_policy(tmp_path: Pa
         assert found.us == us
 
 
+def test_a_record_of_a_variance_method_that_is_searched_no_more_is_served_with_two_passes(tmp_path: Path) -> None:
+    adopt(record(schedule=Schedule(threads_per_row=64, vector=4, variance="sum_of_squares")), tmp_path, H200)
+    found = lookup(problem(), H200, folders=[tmp_path])
+    assert found.schedule == Schedule(threads_per_row=64, vector=4)
+    assert found.reason == "tuned for this problem, with two passes for its variance"
+
+
 def test_a_miss_says_why(tmp_path: Path) -> None:
     adopt(record(), tmp_path, H200)
     other_text = dataclasses.replace(problem(), spec=dataclasses.replace(problem().spec, sha256="cd" * 32))
