@@ -61,13 +61,13 @@ class Kernel:
         origin: str = "",
         general: Callable[[], Kernel | None] | None = None,
     ) -> None:
-        from normgen.cuda.runtime import LoadedModule
+        from normgen.cuda.runtime import interned
 
         self.problem, self.schedule, self.module, self.cubin = problem, schedule, module, cubin
         self.device, self.origin = device, origin
         self._make_general = general
         self._general: Kernel | None = None
-        self._bound = LoadedModule(module, cubin, device=device).bind()
+        self._bound = interned(module, cubin, device=device).bind()
         self._bound.set(cols=problem.cols)
         self._scalars = dict(problem.spec.scalars)
         self._expected = expectations(problem, schedule, module)
@@ -76,6 +76,7 @@ class Kernel:
         self._first_output = next((t.name for t in self._writes if t.kind is Kind.ELEM), self._writes[0].name)
         self._plans: dict[tuple[Any, ...], _Plan] = {}
         self._workspaces: dict[int, DeviceBuffer] = {}
+        self._captured: dict[tuple[int, int], DeviceBuffer] = {}
         self._lock = threading.Lock()
 
     def __call__(self, *inputs: Any, stream: Any = None, **named: Any) -> Any:
@@ -233,9 +234,19 @@ class Kernel:
         return self._general
 
     def _workspace(self, queue: int, size: int) -> DeviceBuffer:
-        """One workspace per stream, as large as its largest call: kernels on two streams may run at the same time."""
-        from normgen.cuda.runtime import DeviceBuffer
+        """One workspace per stream, as large as its largest call: kernels on two streams may run at the same time.
 
+        A captured call's belongs to the graph, which may be replayed beside eager calls and after this handle is gone.
+        """
+        from normgen.cuda.runtime import DeviceBuffer, capture_on, workspace_of
+
+        capture = capture_on(queue)
+        if capture is not None:
+            key = (capture.id, queue)
+            if key not in self._captured or self._captured[key].size < size:
+                self._captured = {k: kept for k, kept in self._captured.items() if k[0] == capture.id}
+                self._captured[key] = workspace_of(capture, size, device=self.device)
+            return self._captured[key]
         found = self._workspaces.get(queue)
         if found is None or found.size < size:
             found = DeviceBuffer(size, device=self.device)  # freeing the smaller one waits for the kernels that use it

@@ -8,6 +8,8 @@ general launch function that converts every argument each time (H200, 1x1024 bf1
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import threading
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -160,6 +162,23 @@ class LoadedModule:
     def _function(self, kernel: Kernel) -> Any:
         found = driver().cuModuleGetFunction(self._handle, kernel.name.encode())
         return check(found, f"find kernel {kernel.name} in its cubin")
+
+
+_interned: dict[tuple[str, int, tuple[Kernel, ...]], LoadedModule] = {}
+_interning = threading.Lock()
+
+
+def interned(module: Module, cubin: Cubin, *, device: int = 0) -> LoadedModule:
+    """The one loaded module of this machine code in this process; it is never unloaded.
+
+    A captured graph holds addresses in a module and says to nobody when it is gone: unloading the module with its
+    handle left graphs that crashed at their next replay. What stays is bounded by the kernels a program uses.
+    """
+    key = (hashlib.sha256(cubin.data).hexdigest(), device, module.kernels)
+    with _interning:
+        if key not in _interned:
+            _interned[key] = LoadedModule(module, cubin, device=device)
+        return _interned[key]
 
 
 _CELLS: dict[Source, Any] = {

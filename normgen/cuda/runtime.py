@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from normgen.cuda.captured import capture_on, workspace_of
 from normgen.cuda.driver import (
     OnDevice,
     context_of,
@@ -11,7 +12,7 @@ from normgen.cuda.driver import (
     driver_version,
     use_device,
 )
-from normgen.cuda.launch import Bound, LoadedKernel, LoadedModule
+from normgen.cuda.launch import Bound, LoadedKernel, LoadedModule, interned
 from normgen.cuda.memory import DeviceBuffer, copy, memset
 from normgen.cuda.stream import Event, Graph, Stream, stream_handle, wait_for_stream
 
@@ -24,14 +25,17 @@ __all__ = [
     "LoadedModule",
     "OnDevice",
     "Stream",
+    "capture_on",
     "context_of",
     "copy",
     "device_count",
     "device_facts",
     "devices",
     "driver_version",
+    "interned",
     "memset",
     "stream_handle",
     "use_device",
     "wait_for_stream",
+    "workspace_of",
 ]
