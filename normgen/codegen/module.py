@@ -5,8 +5,10 @@ The layers below (NVRTC, driver, CPU executor) see names, sizes and argument lis
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 
 class Source(StrEnum):
@@ -109,3 +111,17 @@ class Module:
     def source(self) -> str:
         """The whole text for NVRTC or nvcc."""
         return self.instructions + self.text
+
+    @cached_property
+    def digest(self) -> str:
+        """What decides the behaviour: the text and how it is launched, whatever the kernels are called."""
+        text = self.source
+        for number, kernel in enumerate(self.kernels):
+            text = text.replace(kernel.name, f"kernel_{number}")
+        return hashlib.sha256(f"{text}\0{self.launches}".encode()).hexdigest()
+
+    @property
+    def launches(self) -> str:
+        """How the kernels are launched, as text."""
+        launches = [(kernel.params, kernel.launch) for kernel in self.kernels]
+        return repr((launches, self.workspace_fixed_bytes, self.workspace_block_bytes))

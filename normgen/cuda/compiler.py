@@ -70,6 +70,11 @@ class Job:
     key: str
 
 
+def identity_of(module: Module) -> str:
+    """16 hex digits over the emitted text and the compile options: what a kept result or record answers for."""
+    return _key((module.digest, *_FIXED_OPTIONS))[:16]
+
+
 def nvrtc_version() -> tuple[int, int]:
     """The release of the loaded NVRTC, for example (13, 0). Raises NoDeviceError if it does not load."""
     return nvrtc.version()

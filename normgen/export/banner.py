@@ -5,12 +5,13 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 
+from normgen.codegen.emit import emit
+from normgen.cuda.compiler import identity_of
 from normgen.export.groups import Entry, Group
 from normgen.problem import Direction
 from normgen.schedule.schedule import DETERMINISTIC_COLUMNS, Schedule
 from normgen.spec import Kind
 from normgen.tuning.records import Record
-from normgen.tuning.revision import generator_revision
 
 WIDTH = 116
 _VECTOR_NAMES = {"f32": "float", "f16": "half", "bf16": "bfloat16"}
@@ -31,6 +32,7 @@ def banner(group: Group, fallback: Schedule) -> list[str]:
         "",
         f"spec      {spec.name}, sha256:{spec.sha256}",
         *_evidence(records),
+        *_emitted_anew(group.entries),
         "",
         *_table(group, fallback),
         *_predicted(records),
@@ -80,8 +82,7 @@ def _evidence(records: Sequence[Record]) -> list[str]:
     """Who made the records, on what, with which commands; a fact that all share is said once."""
 
     def made(record: Record) -> str:
-        v = record.versions
-        return f"normgen {v.get('normgen', '?')}, generator revision {v.get('generator', '?')}"
+        return f"normgen {record.versions.get('normgen', '?')}"
 
     def where(record: Record) -> str:
         v = record.versions
@@ -100,9 +101,15 @@ def _evidence(records: Sequence[Record]) -> list[str]:
         for text in _unique(map(fact, records)):
             lines.append(f"{label.ljust(9)} {text}")
             label = ""
-    if any(r.versions.get("generator") not in (None, generator_revision()) for r in records):
-        lines.append("note      the text below comes from another generator revision than the one that was tuned")
     return lines
+
+
+def _emitted_anew(entries: Sequence[Entry]) -> list[str]:
+    """Which kernels of this header are not, to the byte, the ones that were tuned; older records do not say."""
+    tuned = [e for e in entries if e.record.text]
+    other = [e for e in tuned if identity_of(emit(e.problem, e.record.schedule)) != e.record.text]
+    shapes = ", ".join(f"{e.problem.rows} x {e.problem.cols}" for e in other)
+    return _wrapped(f"emitted as another text than the one that was tuned: {shapes}", "note      ") if other else []
 
 
 def vector_name(schedule: Schedule, dtype: str) -> str:

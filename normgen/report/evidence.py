@@ -1,7 +1,7 @@
 """What files of records and sweeps hold, as a report needs it: candidates in order, and final records.
 
 A record with a `search` summary is a final one: the winner a run ended with. All others are candidates; those of
-one file, problem, cache policy, device, seed, generator and command form a series, in the order of the file. A sweep
+one file, problem, cache policy, device, seed and command form a series, in the order of the file. A sweep
 is a series too, whose order means nothing.
 """
 
@@ -239,4 +239,4 @@ def _with_default(series: Series, finals: Sequence[Record]) -> Series:
 
 
 def _run_key(one: Record | Series) -> tuple[Any, ...]:
-    return one.problem, one.cache, one.device.get("name"), one.seed, one.versions.get("generator")
+    return one.problem, one.cache, one.device.get("name"), one.seed

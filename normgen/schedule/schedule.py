@@ -99,16 +99,18 @@ class Schedule:
         return asdict(self)
 
     @property
+    def changed(self) -> dict[str, Any]:
+        """The knobs that are not at their plain value."""
+        return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default}
+
+    @property
     def key(self) -> str:
-        """Twelve hex digits that name this schedule in files and kernel names."""
-        return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()[:12]
+        """Twelve hex digits that name this schedule in files and kernel names; a new knob renames none."""
+        return hashlib.sha256(json.dumps(self.changed, sort_keys=True).encode()).hexdigest()[:12]
 
     def __str__(self) -> str:
-        """Only what differs from the default, shortest first to read: `threads_per_row=32 vector=4 ...`."""
-        default = Schedule()
-        changed = ((f.name, getattr(self, f.name)) for f in fields(self))
-        shown = [f"{name}={value}" for name, value in changed if value != getattr(default, name)]
-        return " ".join(shown) or "default"
+        """Only what is not plain: `threads_per_row=32 vector=4 ...`."""
+        return " ".join(f"{name}={value}" for name, value in self.changed.items()) or "default"
 
 
 # The ways to sum columns that give the same bits in every run: each sum in a fixed order, no atomics on sums.

@@ -8,6 +8,7 @@ from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING
 
 from normgen.codegen.module import Module
+from normgen.cuda.compiler import identity_of
 from normgen.errors import CompileError, NormgenError
 from normgen.problem import Problem
 from normgen.schedule.schedule import Schedule
@@ -40,6 +41,9 @@ class Builder:
         self._waiting: dict[str, Future[Cubin]] = {}
         self._twins: dict[str, Candidate] = {}
 
+    def text_of(self, schedule: Schedule) -> str:
+        return text_of(self._problem, schedule, self._emit)
+
     def begin(self, candidate: Candidate) -> None:
         """Emit the candidate and start its compilation; with an emitter, in its thread."""
         if self._emitter is None:
@@ -53,7 +57,8 @@ class Builder:
         except NormgenError as error:
             candidate.fail(Outcome.ILLEGAL, str(error))
             return
-        first = self._by_text.setdefault(text_digest(candidate.module), candidate)
+        candidate.text = identity_of(candidate.module)
+        first = self._by_text.setdefault(candidate.text, candidate)
         if first is not candidate:
             self._twins[candidate.key] = first
         else:
@@ -85,22 +90,17 @@ class Builder:
         return self._twins.get(candidate.key)
 
 
-def text_digest(module: Module) -> str:
-    """What decides a kernel's behaviour: its text and how it is launched, whatever the kernels are called."""
-    text = module.source
-    for number, kernel in enumerate(module.kernels):
-        text = text.replace(kernel.name, f"kernel_{number}")
-    return hashlib.sha256(f"{text}\0{_launches(module)}".encode()).hexdigest()
+def text_of(problem: Problem, schedule: Schedule, emit: Emit) -> str:
+    """The identity of a schedule's emitted text; empty where the emitter refuses the schedule."""
+    try:
+        return identity_of(emit(problem, schedule))
+    except NormgenError:
+        return ""
 
 
 def code_digest(module: Module, cubin: Cubin) -> str:
-    """The same of the machine code."""
+    """The machine code and how it is launched, whatever the kernels are called."""
     data = cubin.data
     for number, kernel in enumerate(module.kernels):
         data = data.replace(kernel.name.encode(), f"kernel_{number}".encode())
-    return hashlib.sha256(data + b"\0" + _launches(module).encode()).hexdigest()
-
-
-def _launches(module: Module) -> str:
-    launches = [(kernel.params, kernel.launch) for kernel in module.kernels]
-    return repr((launches, module.workspace_fixed_bytes, module.workspace_block_bytes))
+    return hashlib.sha256(data + b"\0" + module.launches.encode()).hexdigest()

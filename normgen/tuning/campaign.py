@@ -59,7 +59,8 @@ class Campaign:
         self.turn: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         self._usable: dict[str, Candidate] = {}
         self._reference: Candidate | None = None
-        self._baseline_us = run.memory.baseline_us(default.key)
+        self._default_text = builder.text_of(default)
+        self._baseline_us = run.memory.baseline_us(self._default_text)
         self._roof_us: float | None = None
         self._roofs_us: Mapping[str, float] = {}
         self._batches = 0
@@ -142,7 +143,7 @@ class Campaign:
         batch = [(p.number, Candidate(schedule=p.schedule, predicted_us=p.predicted_us)) for p in proposals]
         with self.run.clock.phase("emit"):
             for _, candidate in batch:
-                if not self.run.recall(candidate):
+                if not self.run.recall(candidate, self.builder.text_of):
                     self.builder.begin(candidate)
         return batch
 
@@ -171,7 +172,7 @@ class Campaign:
         self.run.memory.refresh()
         for candidate in batch:
             if candidate.known is None and candidate.outcome is None and self.builder.twin_of(candidate) is None:
-                self.run.recall(candidate)
+                self.run.recall(candidate, self.builder.text_of)
             if candidate.known is not None and candidate.outcome is Outcome.OK:
                 self._scale(candidate)
                 self._usable[candidate.key] = candidate
@@ -285,7 +286,7 @@ class Campaign:
     def _scale(self, candidate: Candidate) -> None:
         """Times of an earlier run, as if the reference had taken then what it took in this run."""
         assert candidate.known is not None
-        then = reference_us(candidate.known, self.default.key)
+        then = reference_us(candidate.known, self._default_text)
         if candidate.times_us is not None and then and self._baseline_us:
             candidate.times_us = candidate.times_us.scaled(self._baseline_us / then)
 
@@ -303,7 +304,7 @@ class Campaign:
 
     def _conditions(self) -> dict[str, Any]:
         """What makes a candidate's times comparable with those of other runs."""
-        reference = self._reference.key if self._reference and self._baseline_us else None
+        reference = self._reference.text if self._reference and self._baseline_us else None
         return {"policy": self.policy.as_dict(), "reference": reference, "reference_us": self._baseline_us}
 
     def _ranked(self) -> list[Candidate]:

@@ -131,9 +131,8 @@ def results_here(
     here = Environment(
         spec=problem.spec.sha256,
         gpu=device.name,
-        generator=versions.get("generator", ""),
         nvrtc=versions.get("nvrtc", ""),
-        measuring=versions.get("measuring", ""),
+        protocol=versions.get("protocol", ""),
         cache=cache.value,
         policy=canonical((policy or Policy()).as_dict()),
     )

@@ -38,7 +38,7 @@ class Memory:
             self.results.append(record)
 
     def baseline_us(self, reference: str) -> float | None:
-        """What the schedule with that key took where the known times come from: new ones are scaled to it."""
+        """What the kernel of that text took where the known times come from: new ones are scaled to it."""
         known = [*self._own.values(), *(self._known.records if self._known else ())]
         return next((us for record in known if (us := reference_us(record, reference)) is not None), None)
 

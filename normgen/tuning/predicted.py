@@ -60,7 +60,7 @@ def compile_all(run: Run, builder: Builder, candidates: list[Candidate], done: C
     """Emit all, then collect their cubins until the time for it is over; what has no cubin is recorded here."""
     deadline_s = run.clock.budget_s * COMPILE_SHARE
     for candidate in candidates:
-        if not run.recall(candidate) or candidate.outcome is Outcome.PREDICTED:
+        if not run.recall(candidate, builder.text_of) or candidate.outcome is Outcome.PREDICTED:
             candidate.outcome = None
             builder.begin(candidate)
     for candidate in candidates:

@@ -5,6 +5,8 @@ op, spec_sha256, direction, rows, cols, dtypes, pitch, align, any_cols, accumula
 deterministic  the same bits in every run, stable_parameters: promises; there only when true
 cache          cold: every launch finds its data in DRAM; hot: in L2
 schedule       every knob
+text           the identity of the emitted text and the compile options (`cuda.compiler.identity_of`); absent where
+               nothing was emitted, and from older records
 outcome        ok | illegal | compile_error | launch_error | timeout | wrong_result | worker_died | predicted
 measured       false: no GPU ran this, `predicted_us` is the cost model's word
 times_us       n, median, p05, p95, low, high (95 % interval of the median) in µs a launch
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -126,6 +128,7 @@ class Record:
     problem: ProblemKey
     cache: Cache = Cache.COLD
     schedule: Schedule
+    text: str = ""
     outcome: Outcome
     measured: bool
     times_us: Times | None = None
@@ -199,6 +202,7 @@ class Record:
             "reason": self.reason,
         }
         head = {"schema": SCHEMA, **key, "cache": self.cache.value, "schedule": self.schedule.as_dict()}
+        head |= {"text": self.text} if self.text else {}
         verdict = {"outcome": self.outcome.value, "measured": self.measured}
         rounded = _rounded({**head, **verdict, **figures, **evidence})
         assert isinstance(rounded, dict)
@@ -211,7 +215,7 @@ class Record:
 
 _PROBLEM_FIELDS = ("op", "spec_sha256", "direction", "rows", "cols", "pitch", "align", "any_cols", "accumulate")
 _PROMISES = ("deterministic", "stable_parameters")  # fields of the problem that a line may leave out: not promised
-_OPTIONAL = ("roofs_us",)  # younger than the first records
+_OPTIONAL = ("roofs_us", "text")  # younger than the first records
 _DERIVED = ("schema", "gb_per_s", "percent_of_roof", "dtypes")
 _PLAIN = (
     *("measured", "predicted_us", "roof_us", "bytes", "default_us", "error", "device"),
@@ -268,19 +272,20 @@ def _rounded(value: Any) -> Any:
     return value
 
 
-def is_better(new: Record, old: Record | None) -> bool:
+def is_better(new: Record, old: Record | None, *, text_now: Callable[[Schedule], str] | None = None) -> bool:
     """Whether `new` replaces `old` in a file of winners.
 
-    Measured beats predicted; another spec, device or generator beats what can no longer be compared; otherwise
-    the shorter time wins, beyond the noise the new run measured.
+    Measured beats predicted; a record of another text of the spec, or whose schedule is emitted as another text today
+    (`text_now`, where the caller can emit), cannot be compared and gives way; otherwise the shorter time wins, beyond
+    the noise the new run measured.
     """
     if old is None:
         return new.outcome.is_usable
     if not new.outcome.is_usable or (old.measured and not new.measured):
         return False
-    stale = old.problem.spec_sha256 != new.problem.spec_sha256 or old.versions.get("generator") != new.versions.get(
-        "generator"
-    )
+    stale = old.problem.spec_sha256 != new.problem.spec_sha256
+    if not stale and text_now is not None and old.text:
+        stale = text_now(old.schedule) != old.text
     if stale or (new.measured and not old.measured) or old.schedule == new.schedule:
         return True
     if new.search.get("incumbent") == old.schedule.key:

@@ -2,9 +2,10 @@
 
 <cache folder>/results/<gpu>/<problem>.jsonl     records, appended; every environment keeps its own lines
 
-A line answers for a schedule only where its whole environment is the asker's: spec text, GPU model, generator,
-NVRTC release, the code that checks and times, its policy, and the cache objective. Any other line is a miss with its
-reason. What can pass by itself (a timeout, a launch that failed) is never an answer.
+A line answers for a schedule only where its whole environment is the asker's (spec text, GPU model, NVRTC release,
+the protocol of checks and times, its policy, the cache objective), and where the schedule is emitted as the same text
+today. Any other line is a miss with its reason. What can pass by itself (a timeout, a launch that failed) is never an
+answer.
 """
 
 from __future__ import annotations
@@ -35,14 +36,13 @@ class Environment:
 
     spec: str  # sha256 of the spec
     gpu: str
-    generator: str
     nvrtc: str
-    measuring: str  # hash of the code that checks and times
+    protocol: str  # of checks and times: `measure.PROTOCOL`
     cache: str
     policy: str  # canonical JSON of how it was measured
 
     def difference(self, here: Environment) -> str:
-        """`generator 1a2b, here 3c4d; ...`, empty when nothing differs."""
+        """`nvrtc 13.0, here 13.1; ...`, empty when nothing differs."""
         pairs = [(f.name, getattr(self, f.name), getattr(here, f.name)) for f in fields(self)]
         return "; ".join(f"{name} {_short(then)}, here {_short(now)}" for name, then, now in pairs if then != now)
 
@@ -51,9 +51,8 @@ def environment_of(record: Record) -> Environment:
     return Environment(
         spec=record.problem.spec_sha256,
         gpu=str(record.device.get("name", "")),
-        generator=record.versions.get("generator", ""),
         nvrtc=record.versions.get("nvrtc", ""),
-        measuring=record.versions.get("measuring", ""),
+        protocol=record.versions.get("protocol", ""),
         cache=record.cache.value,
         policy=canonical(record.search.get("policy") or {}),
     )
@@ -127,7 +126,7 @@ class Results:
         return True
 
     def get(self, schedule: Schedule) -> Record | None:
-        """The last result of a schedule in this environment."""
+        """The last result of a schedule in this environment; whether its text is today's, the asker must see."""
         return self._hits.get(schedule)
 
     def why_missing(self, schedule: Schedule) -> str:

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +21,6 @@ from normgen.tuning import resume as resuming
 from normgen.tuning.memory import Memory
 from normgen.tuning.progress import Progress
 from normgen.tuning.records import Cache, Outcome, ProblemKey, Record
-from normgen.tuning.revision import generator_revision
 from normgen.tuning.statistics import Times
 from normgen.tuning.store import RecordWriter, gpu_slug, state_folder
 
@@ -39,6 +38,7 @@ class Candidate:
     predicted_us: float | None = None
     module: Module | None = None
     cubin: Cubin | None = None
+    text: str = ""  # identity of what was emitted
     outcome: Outcome | None = None
     reason: str = ""
     times_us: Times | None = None
@@ -136,6 +136,7 @@ class Run:
             problem=ProblemKey.of(self.problem),
             cache=self.cache,
             schedule=candidate.schedule,
+            text=candidate.text,
             outcome=candidate.outcome,
             measured=candidate.times_us is not None,
             times_us=candidate.times_us,
@@ -152,14 +153,27 @@ class Run:
             **evidence,
         )
 
-    def recall(self, candidate: Candidate) -> bool:
-        """Take over what an earlier run, or this one before it was resumed, found out about the candidate."""
+    def recall(self, candidate: Candidate, text_of: Callable[[Schedule], str]) -> bool:
+        """Take over what an earlier run, or this one before it was resumed, found out about the candidate.
+
+        Only where the schedule is emitted as the text that was measured then.
+        """
         known = self.memory.recall(candidate.schedule)
         if known is None:
             return False
+        text = candidate.text or text_of(candidate.schedule)
+        if known.text != text:
+            self._note_other_text()
+            return False
+        candidate.text = text
         candidate.outcome, candidate.reason = known.outcome, known.reason
         candidate.times_us, candidate.error, candidate.known = known.times_us, known.error, known
         return True
+
+    def _note_other_text(self) -> None:
+        self.counts["another_text"] += 1
+        if self.counts["another_text"] == 1:
+            self.note("kept results of kernels that are emitted as another text today are measured again")
 
     def keep(self, candidate: Candidate, **evidence: Any) -> Record:
         """Write the candidate's record to the run's file, and count it.
@@ -205,9 +219,8 @@ class Run:
             "cache": self.cache.value,
             "seed": self.seed,
             "measured": self.measured,
-            "generator": self.versions.get("generator"),
             "nvrtc": self.versions.get("nvrtc"),
-            "measuring": self.versions.get("measuring"),
+            "protocol": self.versions.get("protocol"),
         }
 
 
@@ -297,10 +310,9 @@ def _go_on(run: Run) -> int:
 
 
 def versions(**more: object) -> dict[str, str]:
-    """normgen, the generator's revision, Python, and what the caller knows of compiler and driver."""
+    """normgen, Python, and what the caller knows of compiler and driver."""
     known = {
         "normgen": normgen.__version__,
-        "generator": generator_revision(),
         "python": ".".join(map(str, sys.version_info[:3])),
     }
     return known | {name: str(value) for name, value in more.items() if value is not None}

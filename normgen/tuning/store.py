@@ -12,7 +12,7 @@ import fcntl
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -151,10 +151,18 @@ def read_whole(path: Path) -> tuple[Record, ...]:
     return reading.records
 
 
-def adopt(record: Record, folder: Path, device: Device, *, force: bool = False) -> bool:
+def adopt(
+    record: Record,
+    folder: Path,
+    device: Device,
+    *,
+    force: bool = False,
+    text_now: Callable[[Schedule], str] | None = None,
+) -> bool:
     """Put a winner into `folder/<gpu>.jsonl`, one line per problem and cache policy, lines sorted.
 
-    Replaces an older line only when the new one is better (`is_better`) or with `force`; says whether it did.
+    Replaces an older line only when the new one is better (`is_better`, `text_now` as there) or with `force`; says
+    whether it did.
     Damaged lines of the old file move to `<gpu>.jsonl.damaged`.
     """
     path = folder / f"{gpu_slug(device)}.jsonl"
@@ -163,7 +171,7 @@ def adopt(record: Record, folder: Path, device: Device, *, force: bool = False) 
         reading = read(path)
         slots = {_slot(r): r for r in reading.records}
         old = slots.get(_slot(record))
-        if not (force or is_better(record, old)):
+        if not (force or is_better(record, old, text_now=text_now)):
             return False
         slots[_slot(record)] = record
         if reading.damaged:

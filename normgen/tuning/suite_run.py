@@ -15,12 +15,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import normgen
 from normgen.device import Device
 from normgen.errors import UsageError
 from normgen.problem import Problem
 from normgen.tuning.jobs import STALE_S, Job, JobStore
+from normgen.tuning.measure import PROTOCOL
 from normgen.tuning.records import Cache, Record, parse_line
-from normgen.tuning.revision import generator_revision, measuring_revision
 from normgen.tuning.store import adopt, gpu_slug, state_folder
 from normgen.tuning.suite_worker import Configuration
 
@@ -123,8 +124,8 @@ def tune_arguments(entry: Entry) -> dict[str, Any]:
 
 
 def suite_id(name: str, tasks: Sequence[tuple[str, Mapping[str, Any]]], device: Device, *, measured: bool) -> str:
-    """The same on every host that asks the same of the same GPU model with the same generator."""
-    facts = json.dumps([tasks, device.name, measured, generator_revision(), measuring_revision()], sort_keys=True)
+    """The same on every host that asks the same of the same GPU model with the same release and protocol."""
+    facts = json.dumps([tasks, device.name, measured, normgen.__version__, PROTOCOL], sort_keys=True)
     return f"{name}-{gpu_slug(device)}-{hashlib.sha256(facts.encode()).hexdigest()[:10]}"
 
 

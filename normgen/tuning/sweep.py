@@ -22,7 +22,7 @@ from normgen.problem import Problem
 from normgen.schedule.schedule import Schedule
 from normgen.tuning import measure, parts, statistics
 from normgen.tuning.bench import Bench, DeviceLostError, KernelFaultError
-from normgen.tuning.builder import Builder
+from normgen.tuning.builder import Builder, text_of
 from normgen.tuning.measure import Policy
 from normgen.tuning.records import Cache, Outcome, ProblemKey
 from normgen.tuning.run import Candidate
@@ -256,7 +256,7 @@ def sweep(
     """Measure what `path` does not hold yet of the legal set, or of `first` and a sample of `limit`; the whole sweep.
 
     `header(roof_us, noise_floor)` describes a new file. Raises UsageError when the file is of another problem,
-    device, cache policy or generator.
+    device, cache policy or protocol, or when the default schedule is emitted as another text today.
     """
     roof_us, noise_floor = sweeper.start()
     fresh, before = header(roof_us, noise_floor), resumed(path)
@@ -288,8 +288,9 @@ def _check_same(old: Header, new: Header, path: Path) -> None:
     for name in ("problem", "cache", "device", "knobs"):
         if getattr(old, name) != getattr(new, name):
             raise UsageError(f"{path} is a sweep of another {name}", hint="write to another file with --out")
-    if old.versions.get("generator") != new.versions.get("generator"):
-        raise UsageError(f"{path} was measured with another generator", hint="write to another file with --out")
+    for name, what in (("protocol", "another protocol"), ("default_text", "another text of the default schedule")):
+        if old.versions.get(name) != new.versions.get(name):
+            raise UsageError(f"{path} was measured with {what}", hint="write to another file with --out")
 
 
 def called_fastest(
@@ -363,7 +364,10 @@ def _header_maker(
             problem=asdict(ProblemKey.of(problem)) | {"dtypes": {t.name: t.dtype.name for t in problem.tensors}},
             cache=cache.value,
             device=facts.as_dict(),
-            versions=environment(measured=True),
+            versions={
+                **environment(measured=True),
+                "default_text": text_of(problem, default, parts.emit),
+            },
             roof_us=roof_us,
             noise_floor=noise_floor,
             bytes=problem.compulsory_bytes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -13,10 +14,11 @@ from normgen.device import Device
 from normgen.errors import UsageError, did_you_mean
 from normgen.problem import Problem, Question
 from normgen.tuning import parts
+from normgen.tuning.builder import text_of
+from normgen.tuning.measure import PROTOCOL
 from normgen.tuning.progress import Progress, Silent
 from normgen.tuning.records import Cache, Record
 from normgen.tuning.result import Result
-from normgen.tuning.revision import measuring_revision
 from normgen.tuning.run import Clock, Run, open_run, versions
 from normgen.tuning.store import adopt, gpu_slug, state_folder, write_atomically
 
@@ -183,7 +185,8 @@ def conclude(run: Run, records: tuple[Record, ...], *, interrupted: bool, output
     winner = records[0]
     record_path = run.folder / "winner.jsonl"
     write_atomically(record_path, winner.line())
-    adopted = adopt(winner, state_folder() / "records", run.device)
+    text_now = partial(text_of, run.problem, emit=parts.emit)
+    adopted = adopt(winner, state_folder() / "records", run.device, text_now=text_now)
     with run.clock.phase("export"):
         header = export_record(winner, output or run.folder, spec=run.problem.spec)
     run.finish()
@@ -206,7 +209,7 @@ def conclude(run: Run, records: tuple[Record, ...], *, interrupted: bool, output
 
 
 def environment(*, measured: bool) -> dict[str, str]:
-    """The versions a record names: ours, the compiler's, and with a GPU the driver's and the measuring code's."""
+    """The versions a record names: ours, the compiler's, and with a GPU the driver's and the protocol's."""
     from normgen.cuda.compiler import nvrtc_version
 
     found: dict[str, Any] = {
@@ -216,7 +219,7 @@ def environment(*, measured: bool) -> dict[str, str]:
     if measured:
         from normgen.cuda.runtime import driver_version
 
-        found["measuring"] = measuring_revision()
+        found["protocol"] = PROTOCOL
         found["driver_cuda"] = ".".join(map(str, driver_version()))
     return versions(**found)
 

@@ -13,7 +13,6 @@ from normgen.schedule.space import default_schedule
 from normgen.spec import Spec
 from normgen.spec_reader import load
 from normgen.tuning.records import Cache, Outcome, ProblemKey, Record
-from normgen.tuning.revision import generator_revision
 from normgen.tuning.statistics import Times
 
 H200 = target("h200")
@@ -33,7 +32,7 @@ def record(
     us: float = 15.0,
     cache: str = "cold",
     measured: bool = False,
-    generator: str | None = None,
+    text: str = "",
     **problem: Any,
 ) -> Record:
     """A record of that problem; by default of the default schedule, and predicted."""
@@ -44,6 +43,7 @@ def record(
         problem=ProblemKey.of(found),
         cache=Cache(cache),
         schedule=schedule or default_schedule(found, H200),
+        text=text,
         outcome=Outcome.OK if measured else Outcome.PREDICTED,
         measured=measured,
         times_us=times,
@@ -53,7 +53,7 @@ def record(
         bytes=found.compulsory_bytes,
         error={t.name: 0.25 for t in found.tensors if t.is_written},
         device=H200.as_dict(),
-        versions={"normgen": "0.1.0", "generator": generator or generator_revision(), "nvrtc": "13.0"},
+        versions={"normgen": "0.1.0", "nvrtc": "13.0"},
         command=f"normgen tune --shape {shape}",
         created=CREATED,
     )

@@ -12,6 +12,7 @@ from normgen import export
 from normgen.cli import cli
 from normgen.codegen.emit import emit
 from normgen.cpu import find_compiler
+from normgen.cuda.compiler import identity_of
 from normgen.errors import UsageError
 from normgen.export import Header, headers_of
 from normgen.export.groups import groups_of, problem_of
@@ -95,9 +96,12 @@ def test_the_banner_names_formula_spec_device_and_command_and_no_date() -> None:
     assert CREATED[:10] not in banner
 
 
-def test_a_text_from_another_generator_than_the_tuned_one_says_so() -> None:
-    assert "another generator revision" not in only(record()).text
-    assert "another generator revision" in only(record(generator="0123456789ab")).text
+def test_a_kernel_that_is_not_the_one_that_was_tuned_says_so() -> None:
+    tuned = identity_of(emit(problem_for(load("layernorm"), shape="8192x768"), record().schedule))
+    assert "another text" not in only(record()).text
+    assert "another text" not in only(record(text=tuned)).text
+    said = only(record(text="0123456789abcdef")).text
+    assert "emitted as another text than the one that was tuned: 8192 x 768" in said
 
 
 def test_measured_records_win_over_predicted_ones_and_cold_ones_over_hot_ones() -> None:

@@ -202,7 +202,7 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
 // rmsnorm backward, 1024 columns: 64 threads own a row, 4 rows a block, 2 blocks share their column sums; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 extern "C" __global__ void __launch_bounds__(256)
-rmsnorm_bwd_bf16_1024_block_per_row_a638da(
+rmsnorm_bwd_bf16_1024_block_per_row_dc216a(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* dy,
@@ -372,7 +372,7 @@ rmsnorm_bwd_bf16_1024_block_per_row_a638da(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 extern "C" __global__ void __launch_bounds__(512)
-rmsnorm_bwd_bf16_1024_block_per_row_a638da_finish(
+rmsnorm_bwd_bf16_1024_block_per_row_dc216a_finish(
     bfloat16* __restrict__ dweight,
     const float* partials,
     int blocks) {

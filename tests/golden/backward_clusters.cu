@@ -226,7 +226,7 @@ __device__ __forceinline__ State exchange_cluster(State s, State* slots, unsigne
 
 // layernorm backward, 4096 columns: 2 blocks of 128 threads own a row; it is read once.
 extern "C" __global__ void __launch_bounds__(128)
-layernorm_bwd_bf16_4096_cluster_per_row_56e6b2(
+layernorm_bwd_bf16_4096_cluster_per_row_617285(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -372,7 +372,7 @@ layernorm_bwd_bf16_4096_cluster_per_row_56e6b2(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 extern "C" __global__ void __launch_bounds__(512)
-layernorm_bwd_bf16_4096_cluster_per_row_56e6b2_finish(
+layernorm_bwd_bf16_4096_cluster_per_row_617285_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     const float* __restrict__ partials,

@@ -117,7 +117,7 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
 
 // rmsnorm backward, 768 columns: 64 threads own a row; it is read once.
 extern "C" __global__ void __launch_bounds__(64)
-rmsnorm_bwd_f32_768_block_per_row_09b09e(
+rmsnorm_bwd_f32_768_block_per_row_68700a(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     const float* __restrict__ dy,

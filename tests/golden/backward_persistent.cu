@@ -146,7 +146,7 @@ __device__ __forceinline__ State reduce_lanes(State s) {
 
 // layernorm backward, 768 columns: 32 lanes of a warp own a row, 4 rows a block; it is read once.
 extern "C" __global__ void __launch_bounds__(128)
-layernorm_bwd_bf16_768_warp_per_row_856fbd(
+layernorm_bwd_bf16_768_warp_per_row_03a820(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -292,7 +292,7 @@ layernorm_bwd_bf16_768_warp_per_row_856fbd(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 extern "C" __global__ void __launch_bounds__(512)
-layernorm_bwd_bf16_768_warp_per_row_856fbd_finish(
+layernorm_bwd_bf16_768_warp_per_row_03a820_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     const float* __restrict__ partials,

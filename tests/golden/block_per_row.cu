@@ -148,7 +148,7 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
 
 // rmsnorm forward, 4096 columns: 256 threads own a row; it is read once.
 extern "C" __global__ void __launch_bounds__(256)
-rmsnorm_fwd_bf16_4096_block_per_row_613966(
+rmsnorm_fwd_bf16_4096_block_per_row_5ae4c5(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     const bfloat16* __restrict__ x,

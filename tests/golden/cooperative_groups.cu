@@ -121,7 +121,7 @@ __device__ __forceinline__ State reduce_tiles(State s, State* slots) {
 
 // layernorm forward, 768 columns: 128 threads own a row; it is read once.
 extern "C" __global__ void __launch_bounds__(128)
-layernorm_fwd_f32_768_block_per_row_bb7897(
+layernorm_fwd_f32_768_block_per_row_211600(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,

@@ -150,7 +150,7 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
 // rmsnorm forward, 4096 columns: 256 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends; weight may be read before it has ended.
 extern "C" __global__ void __launch_bounds__(256)
-rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_37d031(
+rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_3c3ee5(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,

@@ -200,7 +200,7 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
 
 // log_softmax forward, any number of columns: 128 threads own a row; it is read twice.
 extern "C" __global__ void __launch_bounds__(128)
-log_softmax_fwd_bf16_any_cols_block_per_row_d65972(
+log_softmax_fwd_bf16_any_cols_block_per_row_befe16(
     bfloat16* __restrict__ y,
     const bfloat16* __restrict__ x,
     long long y_pitch,

@@ -122,7 +122,7 @@ __device__ __forceinline__ State reduce_tree(State s, State* slots) {
 
 // layernorm forward, 768 columns: 256 threads own a row; it is read twice.
 extern "C" __global__ void __launch_bounds__(256)
-layernorm_fwd_f32_768_block_per_row_5223aa(
+layernorm_fwd_f32_768_block_per_row_c58618(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,

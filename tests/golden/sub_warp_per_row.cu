@@ -164,7 +164,7 @@ __device__ __forceinline__ State reduce_lanes(State s) {
 
 // softmax forward, 60 columns: 8 lanes of a warp own a row, 16 rows a block; it is read once.
 extern "C" __global__ void __launch_bounds__(128)
-softmax_fwd_bf16_60_warp_per_row_846a49(
+softmax_fwd_bf16_60_warp_per_row_deef5a(
     bfloat16* __restrict__ y,
     const bfloat16* __restrict__ x,
     long long y_pitch,

@@ -68,7 +68,7 @@ __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
 
 // row_sum forward, 8 columns: one thread owns a row, 128 rows a block; it is read twice.
 extern "C" __global__ void __launch_bounds__(128)
-row_sum_fwd_f32_8_thread_per_row_a3ba3e(
+row_sum_fwd_f32_8_thread_per_row_b948da(
     float* __restrict__ total,
     const float* __restrict__ x,
     long long x_pitch,

@@ -110,7 +110,7 @@ __device__ __forceinline__ State reduce_lanes(State s) {
 
 // layernorm forward, 768 columns: 32 lanes of a warp own a row, 4 rows a block; it is read once.
 extern "C" __global__ void __launch_bounds__(128)
-layernorm_fwd_f32_768_warp_per_row_e0f3eb(
+layernorm_fwd_f32_768_warp_per_row_add802(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,

@@ -167,7 +167,7 @@ __device__ __forceinline__ State reduce_lanes(State s) {
 
 // layernorm forward, 123 columns: 32 lanes of a warp own a row; it is read twice.
 extern "C" __global__ void __launch_bounds__(32)
-layernorm_fwd_f16_123_warp_per_row_55145d(
+layernorm_fwd_f16_123_warp_per_row_4607d1(
     float16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,

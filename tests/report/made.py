@@ -16,7 +16,7 @@ from normgen.tuning.sweep_file import Point as SweepPoint
 from normgen.tuning.sweep_file import SweepWriter, header_of
 
 H200 = TARGETS["h200"].as_dict()
-VERSIONS = {"normgen": "0.1.0", "generator": "0123456789ab", "nvrtc": "13.0"}
+VERSIONS = {"normgen": "0.1.0", "nvrtc": "13.0"}
 SEARCH = {"trials": 12, "noise_floor": 0.01, "policy": {"confirm_samples": 40}, "elapsed_s": 3.5}
 SCHEDULES = [
     Schedule(threads_per_row=t, vector=v, load=ld)

@@ -44,7 +44,7 @@ class FakeBench(SimulatedTimer):
 def take_over() -> None:
     """From here on this process takes a simulated device for the GPU it is asked to use."""
     parts.find_gpu = lambda device: (device if isinstance(device, int) else 0, TARGETS["h200"])
-    tuner.environment = lambda *, measured: {"generator": "test", "nvrtc": "13"}  # noqa: ARG005
+    tuner.environment = lambda *, measured: {"protocol": "test", "nvrtc": "13"}  # noqa: ARG005
     measured.BENCH = "tests.tuning.fake_worker:FakeBench"
 
 

@@ -29,7 +29,7 @@ def record(us: float = 14.0, **changes: Any) -> Record:
         "error": {"y": 0.25},
         "resources": ({"kernel": "k", "registers": 32, "spill_bytes": 0},),
         "device": TARGETS["h200"].as_dict(),
-        "versions": {"normgen": "0.1.0", "generator": "0123456789ab"},
+        "versions": {"normgen": "0.1.0"},
         "search": {"trials": 64, "noise_floor": 0.01},
         "command": "normgen tune --shape 8192x768",
         "seed": 3,
@@ -136,11 +136,13 @@ def test_a_winner_that_was_timed_next_to_the_old_one_replaces_it_whatever_the_cl
     assert not is_better(record(us=14.3, schedule=other, search={**rerun, "incumbent": other.key}), old)
 
 
-def test_a_record_of_another_spec_or_generator_is_replaced_whatever_its_time() -> None:
-    old = record(us=10.0)
+def test_a_record_of_another_spec_or_emitted_text_is_replaced_whatever_its_time() -> None:
+    old = record(us=10.0, text="0123456789abcdef")
     new_spec = dataclasses.replace(ProblemKey.of(problem()), spec_sha256="cd" * 32)
     assert is_better(record(us=14.0, problem=new_spec), old)
-    assert is_better(record(us=14.0, versions={"generator": "ffffffffffff"}), old)
+    assert is_better(record(us=14.0, schedule=Schedule()), old, text_now=lambda _: "fedcba9876543210")
+    assert not is_better(record(us=14.0, schedule=Schedule()), old, text_now=lambda _: "0123456789abcdef")
+    assert not is_better(record(us=14.0, schedule=Schedule()), record(us=10.0), text_now=lambda _: "0123456789abcdef")
 
 
 def test_the_slot_ignores_the_spec_text() -> None:

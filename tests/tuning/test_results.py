@@ -23,7 +23,7 @@ SCHEDULE = Schedule(threads_per_row=64)
 
 def measured(**changes: Any) -> Record:
     plain = {
-        "versions": {"generator": "abc", "nvrtc": "13.0.88", "measuring": "123"},
+        "versions": {"nvrtc": "13.0.88", "protocol": "1"},
         "device": H200.as_dict(),
         "search": {"policy": POLICY, "reference": "r", "reference_us": 20.0},
         "schedule": SCHEDULE,
@@ -50,8 +50,7 @@ def test_what_one_process_measured_another_finds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"generator": "def"}, "generator abc, here def"),
-        ({"measuring": "456"}, "measuring 123, here 456"),
+        ({"protocol": "2"}, "protocol 1, here 2"),
         ({"nvrtc": "13.1.1"}, "nvrtc 13.0.88, here 13.1.1"),
         ({"cache": Cache.HOT.value}, "cache cold, here hot"),
         ({"spec": "cd" * 32}, f"spec {HERE.spec[:12]}, here cdcdcdcdcdcd"),
@@ -67,7 +66,7 @@ def test_another_environment_is_a_miss_with_its_reason_and_keeps_its_lines(
     assert other.get(SCHEDULE) is None
     assert other.why_missing(SCHEDULE).startswith(reason)
     assert other.counts() == {"usable": 0, other.why_missing(SCHEDULE): 1}
-    theirs = measured(versions={"generator": changed.get("generator", "abc"), "nvrtc": "99"}, seed=7)
+    theirs = measured(versions={"nvrtc": "99"}, seed=7)
     other.append(theirs)
     assert results(tmp_path).get(SCHEDULE) == measured()
     assert results(tmp_path).why_missing(Schedule(threads_per_row=512)).startswith("never measured")

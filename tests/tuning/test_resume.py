@@ -30,7 +30,7 @@ from tests.tuning.test_search import DEFAULT, truth
 
 TRIALS = 48
 KILLS = 20
-VERSIONS = {"normgen": "0.1.0", "generator": "abc", "nvrtc": "13.0"}
+VERSIONS = {"normgen": "0.1.0", "protocol": "abc", "nvrtc": "13.0"}
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["tests.tuning.test_resume", "optuna", "normgen.tuning.predicted", "normgen.cuda.pool"])
 

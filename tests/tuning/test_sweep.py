@@ -60,7 +60,7 @@ class SweptBench(SimulatedBench):
 def describe(legal: Sequence[Schedule], **changed: Any) -> Any:
     facts = {
         "problem": {"op": "layernorm"}, "cache": "cold", "device": {"name": "simulated"}, "bytes": 1,
-        "versions": {"generator": "ab"}, "seed": 0,
+        "versions": {"protocol": "1", "default_text": "ab"}, "seed": 0,
     }  # fmt: skip
 
     def header(roof_us: float | None, noise_floor: float) -> Header:
@@ -211,7 +211,8 @@ def test_what_is_far_behind_gets_three_samples_and_what_is_near_all(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "changed", [{"cache": "hot"}, {"device": {"name": "another"}}, {"versions": {"generator": "cd"}}]
+    "changed",
+    [{"cache": "hot"}, {"device": {"name": "another"}}, {"versions": {"protocol": "1", "default_text": "cd"}}],
 )
 def test_what_cannot_be_compared_is_not_mixed(tmp_path: Path, changed: dict[str, Any]) -> None:
     path = tmp_path / "a.jsonl.xz"
@@ -262,7 +263,7 @@ def test_the_command_sweeps_a_sample_and_the_first_choices_on_a_simulated_device
     monkeypatch.setenv("NORMGEN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(runtime, "device_facts", lambda _: TARGETS["h200"])
     monkeypatch.setattr(measured, "BENCH", "tests.tuning.fake_worker:FakeBench")
-    monkeypatch.setattr(tuner, "environment", lambda *, measured: {"generator": "test"})  # noqa: ARG005
+    monkeypatch.setattr(tuner, "environment", lambda *, measured: {"protocol": "test"})  # noqa: ARG005
     file = tmp_path / "sweep.jsonl.xz"
     asked = ["--op", "rmsnorm", "--shape", "64x512", "--dtype", "bf16", "--cache", "hot", "--out", str(file)]
     with pytest.raises(SystemExit) as end:
