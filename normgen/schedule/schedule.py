@@ -155,3 +155,10 @@ def schedule_from(values: Mapping[str, Any]) -> Schedule:
             allowed = ", ".join(map(str, KNOBS[name]))
             raise UsageError(f"knob '{name}' takes one of: {allowed}", received=repr(value))
     return Schedule(**values)
+
+
+def changed(schedule: Schedule, knobs: str) -> Schedule:
+    """The schedule with the knobs of a text such as `vector=4 hold=shared` changed; `default` stands for no change."""
+    pairs = [pair.partition("=") for pair in knobs.split() if pair != "default"]
+    values = {name: int(value) if value.isdecimal() else value for name, _, value in pairs}
+    return schedule_from(schedule.as_dict() | values)
