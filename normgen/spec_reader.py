@@ -17,6 +17,7 @@ from normgen import spec_checks
 from normgen.dtypes import DTYPES, dtype
 from normgen.errors import SpecError, UsageError, did_you_mean
 from normgen.schedule.schedule import KNOBS
+from normgen.shipped import shipped
 from normgen.spec import ROW_FAMILIES, Formula, Role, Spec, Tensor
 from normgen.spec_names import refusal
 from normgen.toml_lines import KeyPath, key_lines, parse_toml
@@ -28,10 +29,8 @@ _VECTOR_NAME = re.compile(r"(?:float|half|bfloat16)(2|4|8|16)?")
 
 
 def builtin_folder() -> Path:
-    """Where the specs that come with normgen are: inside an installed package, beside it in a clone."""
-    package = Path(__file__).resolve().parent
-    installed = package / "specs"
-    return installed if installed.is_dir() else package.parent / "specs"
+    """The specs that come with normgen."""
+    return shipped("specs")
 
 
 def list_specs(folders: Sequence[str | Path] = ()) -> dict[str, Path]:

@@ -14,7 +14,7 @@ import normgen
 PACKAGE = Path(normgen.__file__).parent
 # From the top; what stands in one line is one layer, whose modules may import each other.
 LAYERS = (
-    ("errors",),
+    ("errors", "shipped"),
     ("toml_lines", "spec_names", "dtypes", "device"),
     ("spec",),
     ("problem",),

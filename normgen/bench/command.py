@@ -150,8 +150,7 @@ def run_ablation(source: str, ask: Ask, *, each: int, most: int, tried: int) -> 
 
 def known_records(files: tuple[Path, ...], facts: Device) -> list[Record]:
     """What the rule may know: the records of the files, and those that ship; not what this user tuned meanwhile."""
-    shipped = shipped_folder()
-    places = [*files, *([shipped / f"{gpu_slug(facts)}.jsonl"] if shipped else [])]
+    places = [*files, shipped_folder() / f"{gpu_slug(facts)}.jsonl"]
     return [r for place in places for r in read_whole(place) if r.device.get("name") == facts.name]
 
 

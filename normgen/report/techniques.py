@@ -1,7 +1,8 @@
 """The table of techniques: how many shipped winners use each, and what doing without costs.
 
 Counts come from `generated/records`, times from `generated/evidence/techniques_<gpu>.json`, which is what
-`normgen bench --ablation` wrote.
+`normgen bench --ablation` wrote. A measurement is in the table where its tuned schedule uses the technique and the
+other schedule does not, as the emitter is today; the other measurements are listed with what they compare.
 """
 
 from __future__ import annotations
@@ -13,10 +14,15 @@ from typing import Any
 
 from normgen.errors import UsageError
 from normgen.export.groups import problem_of
+from normgen.problem import Direction, Problem
+from normgen.program.source import problem_for
+from normgen.schedule.schedule import Schedule, changed
 from normgen.spec_reader import load
 from normgen.tuning.records import Record
 from normgen.tuning.store import read
-from normgen.tuning.techniques import all_techniques
+from normgen.tuning.techniques import all_techniques, changes
+
+Line = Mapping[str, Any]  # one of the ablation's, see `bench.ablation`
 
 
 def techniques_part(root: Path) -> str:
@@ -28,12 +34,12 @@ def techniques_part(root: Path) -> str:
 
 def _of_gpu(records: Path, evidence: Path) -> str:
     counts, total = usage(read(records).records)
-    lines = _lines(evidence)
+    lines, misfiled = _lines(evidence)
     head = ("technique", "what it is", "winners", "shape", "with, µs", "without, µs", "gain", "without it")
     rows = [row for name in counts if counts[name] for row in _rows(name, f"{counts[name]} of {total}", lines)]
     unused = ", ".join(f"`{name}`" for name, count in counts.items() if not count)
     text = f"### {records.stem}\n\n{markdown_table(head, rows)}"
-    return text + (f"\nIn no winner: {unused}.\n" if unused else "")
+    return text + (f"\nIn no winner: {unused}.\n" if unused else "") + _left_out(misfiled)
 
 
 def usage(records: tuple[Record, ...]) -> tuple[dict[str, int], int]:
@@ -45,18 +51,54 @@ def usage(records: tuple[Record, ...]) -> tuple[dict[str, int], int]:
     return counts, len(present)
 
 
-def _lines(evidence: Path) -> list[Mapping[str, Any]]:
-    """The lines of a recorded ablation; none where it was not run. Raises UsageError for another file."""
+def _lines(evidence: Path) -> tuple[list[Line], list[Line]]:
+    """The lines of a recorded ablation that measured their technique, and those that measured something else.
+
+    No lines where it was not run. Raises UsageError for another file.
+    """
     if not evidence.is_file():
-        return []
+        return [], []
     try:
-        return list(json.loads(evidence.read_text(encoding="utf-8"))["lines"])
+        lines: list[Line] = json.loads(evidence.read_text(encoding="utf-8"))["lines"]
+        judged = [(line, _is_of_its_technique(line)) for line in lines]
     except (ValueError, TypeError, KeyError) as error:
         hint = "`normgen bench --ablation ... --json` writes it"
         raise UsageError("evidence is what an ablation wrote", received=f"{evidence}: {error}", hint=hint) from None
+    return [line for line, good in judged if good], [line for line, good in judged if not good]
 
 
-def _rows(name: str, winners: str, lines: list[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+def _is_of_its_technique(line: Line) -> bool:
+    """Whether the tuned schedule uses the line's technique, and the other one, if any, does not."""
+    technique = {t.name: t for t in all_techniques()}[line["technique"]]
+    own = changed(Schedule(), line["schedule"])
+    other = changed(own, line["changed"])
+    problem = _problem(line["label"])
+    return technique.is_in(own, problem) and not (line["changed"] and technique.is_in(other, problem))
+
+
+def _problem(label: str) -> Problem:
+    """The problem of a label such as `rmsnorm fwd 4096x4096 bf16 cold`, without what is unusual about it."""
+    op, way, shape, dtype, *_ = label.split()
+    directions = {direction.short: direction.value for direction in Direction}
+    return problem_for(load(op), shape=shape, dtype=dtype, direction=directions[way])
+
+
+def _left_out(lines: list[Line]) -> str:
+    """One line a measurement that the table leaves out: what it was recorded as, and the knobs that it does compare."""
+    if not lines:
+        return ""
+    why = "Left out of the table: measurements recorded under a technique in which their two kernels do not differ."
+    return "\n".join(("", why, "", *(_compared(line) for line in lines))) + "\n"
+
+
+def _compared(line: Line) -> str:
+    own = changed(Schedule(), line["schedule"])
+    knobs = " ".join(f"{name}={getattr(own, name)}" for name in changes(own, changed(own, line["changed"])))
+    found = f"`{knobs}` against `{line['changed']}`" if knobs else line["note"]
+    return f"- `{line['technique']}`, {line['label']}: {found}"
+
+
+def _rows(name: str, winners: str, lines: list[Line]) -> Iterator[tuple[str, ...]]:
     """The technique's measured shapes, its name and count beside the first; one empty line if there is none."""
     summaries = {t.name: t.summary for t in all_techniques()}
     head = (f"`{name}`", summaries[name], winners)
@@ -67,7 +109,7 @@ def _rows(name: str, winners: str, lines: list[Mapping[str, Any]]) -> Iterator[t
         yield (*(head if number == 0 else ("", "", "")), *_figures(line))
 
 
-def _figures(line: Mapping[str, Any]) -> tuple[str, ...]:
+def _figures(line: Line) -> tuple[str, ...]:
     gain = line["gain"]
     interval = f"{gain['median']:.3f} [{gain['low']:.3f}, {gain['high']:.3f}]" if gain else ""
     times = (f"{us:.4g}" if us else "" for us in (line["with_us"], line["without_us"]))

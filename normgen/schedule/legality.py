@@ -390,7 +390,7 @@ def hints(_: Problem, s: Schedule, device: Device) -> str | None:
     return None
 
 
-# Of these, what is wrong with a cut is wrong wherever its rows wait.
+# Rules about how a row is cut: a cut that breaks one of these rules breaks it wherever the row waits.
 CUT: tuple[Rule, ...] = (_block_size, _vector_width, _idle_threads, _edges)
 STRUCTURAL: tuple[Rule, ...] = (
     *CUT,

@@ -99,18 +99,18 @@ class Schedule:
         return asdict(self)
 
     @property
-    def changed(self) -> dict[str, Any]:
+    def chosen(self) -> dict[str, Any]:
         """The knobs that are not at their plain value."""
         return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default}
 
     @property
     def key(self) -> str:
         """Twelve hex digits that name this schedule in files and kernel names; a new knob renames none."""
-        return hashlib.sha256(json.dumps(self.changed, sort_keys=True).encode()).hexdigest()[:12]
+        return hashlib.sha256(json.dumps(self.chosen, sort_keys=True).encode()).hexdigest()[:12]
 
     def __str__(self) -> str:
         """Only what is not plain: `threads_per_row=32 vector=4 ...`."""
-        return " ".join(f"{name}={value}" for name, value in self.changed.items()) or "default"
+        return " ".join(f"{name}={value}" for name, value in self.chosen.items()) or "default"
 
 
 # The ways to sum columns that give the same bits in every run: each sum in a fixed order, no atomics on sums.
@@ -157,3 +157,10 @@ def schedule_from(values: Mapping[str, Any]) -> Schedule:
             allowed = ", ".join(map(str, KNOBS[name]))
             raise UsageError(f"knob '{name}' takes one of: {allowed}", received=repr(value))
     return Schedule(**values)
+
+
+def changed(schedule: Schedule, knobs: str) -> Schedule:
+    """The schedule with the knobs of a text such as `vector=4 hold=shared` changed; `default` stands for no change."""
+    pairs = [pair.partition("=") for pair in knobs.split() if pair != "default"]
+    values = {name: int(value) if value.isdecimal() else value for name, _, value in pairs}
+    return schedule_from(schedule.as_dict() | values)

@@ -339,7 +339,8 @@ def _without_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
     Of many rows the inputs are last to leave L2: up to 4 % faster from memory, and the next kernel finds as much of the
     outputs there as after default loads, where streaming stores would leave it less (see docs/techniques.md).
     With an early start parameters are read early; without one, late wins for fewer rows than SMs but in clusters.
-    Many a thread cost occupancy: 64 registers of f32 ones take 36 % more at 8192x4096 bf16 than late ones do.
+    Holding f32 parameters in registers costs occupancy: with 64 of them a thread, 8192x4096 bf16 takes 36 % longer than
+    with parameters read late.
     Clusters that walk many long rows, the next one on its way, hide their exchanges (2048x65536 to 2048x262144: 3 to
     7 % ahead of one cluster a row).
     """
@@ -381,7 +382,7 @@ def _clusters(problem: Problem, device: Device) -> tuple[int, ...]:
 
 
 def _crowded(problem: Problem, s: Schedule, *, more: bool) -> bool:
-    """More than 16 vectors of 16 bytes a thread; or more of a row than lets four blocks share an SM's registers.
+    """Whether rows in registers need too many: over 256 bytes a thread, or so many a block that no four fit an SM.
 
     Clusters of 16 find room in few places of the chip: from 8 on, only the threads' share counts (2048x262144 f32).
     """

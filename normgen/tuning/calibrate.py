@@ -111,7 +111,7 @@ class _Probes:
     def timed(
         self, name: str, *, source: DeviceBuffer | None = None, threads: int = 32, cluster: int = 1
     ) -> Callable[[int], float]:
-        """µs of one launch that repeats its thing so often: the median of some, one warm-up before."""
+        """The function from a number of repetitions to the median µs of a launch with them, after one warm-up."""
         module = probe_module(name, threads=threads, cluster=cluster)
         loaded = LoadedModule(module, compile_module(module, self._facts.arch), device=self._index)
         pointers = {"out": self._out.pointer, "in": (source or self._out).pointer}

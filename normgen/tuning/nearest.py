@@ -125,7 +125,10 @@ def searched_today(schedule: Schedule, problem: Problem) -> Schedule:
 
 
 def _without_late_parameters_pushed_out(schedule: Schedule, own: Schedule, problem: Problem) -> Schedule:
-    """Parameters that are read late, or by windows, now and were not before: rows that stay in L2 push them out."""
+    """The schedule without rows that stay in L2, if it reads parameters late or by windows where `own` does not.
+
+    Rows that stay in L2 push such parameters out of it.
+    """
     changed = (schedule.edges, schedule.params) != (own.edges, own.params)
     late = schedule.params == "late" and problem.parameter_bytes > 0
     hinted = schedule.load == "evict_last" and schedule.copy == "direct"

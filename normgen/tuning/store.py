@@ -21,6 +21,7 @@ from normgen.device import TARGETS, Device
 from normgen.errors import UsageError
 from normgen.problem import Problem
 from normgen.schedule.schedule import Schedule
+from normgen.shipped import shipped
 from normgen.tuning.nearest import Neighbour, nearest, searched_today
 from normgen.tuning.records import Cache, ProblemKey, Record, is_better, parse_line
 
@@ -69,16 +70,14 @@ def state_folder() -> Path:
     return Path(platformdirs.user_state_dir("normgen"))
 
 
-def shipped_folder() -> Path | None:
-    """generated/records of the clone this package runs from; None where there is no such folder."""
-    folder = Path(__file__).resolve().parents[2] / "generated" / "records"
-    return folder if folder.is_dir() else None
+def shipped_folder() -> Path:
+    """The records that come with normgen."""
+    return shipped("generated") / "records"
 
 
 def record_folders() -> tuple[Path, ...]:
     """Where winners are looked up: the user's own first, then what ships."""
-    shipped = shipped_folder()
-    return (state_folder() / "records", *((shipped,) if shipped else ()))
+    return (state_folder() / "records", shipped_folder())
 
 
 def gpu_slug(device: Device) -> str:

@@ -31,7 +31,7 @@ from normgen.tuning.sweep_file import Header, Point, Sweep, SweepWriter, header_
 
 BATCH = 32
 AHEAD = 6  # batches in the compilers while one is on the GPU
-# Three samples place what is far behind; a legal set is mostly that, and each further one is half a millisecond.
+# Three samples show that a schedule is far behind. Most legal schedules are, and each further sample takes 0.5 ms.
 POLICY = Policy(screen_samples=8, drop_after=3, margin=0.3)
 REFERENCE = "reference"  # the key under which the default schedule stays loaded
 FINAL_POINTS = 32

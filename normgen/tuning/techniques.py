@@ -1,7 +1,8 @@
 """What schedules are made of, one technique at a time, and the best guess of a schedule without one of them.
 
 A technique is a value of a knob other than its plain one. The sizes (threads, rows, vector width, unrolling) are no
-techniques: every schedule has some. A knob that gets a new value gets a new technique by itself.
+techniques: every schedule has some. A knob that gets a new value gets a new technique by itself, and SUMMARIES must
+describe it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from normgen.codegen.emit import emit_parts
 from normgen.device import Device
 from normgen.problem import Problem
 from normgen.schedule.legality import refusal
@@ -54,7 +56,7 @@ SUMMARIES = {
     "arithmetic=approximate": "exponentials by the hardware's power of two",
     "columns=partials_two_kernels": "column sums: partial rows, summed by a second kernel",
     "columns=cluster_partials": "column sums: partial rows of whole clusters, summed by a second kernel",
-    "columns=partials_last_block": "column sums: partial rows, summed by the last block",
+    "columns=partials_last_tile": "column sums: partial rows, summed tile by tile by the last block to arrive there",
     "columns=register_atomic": "column sums: registers, then one atomic a column and block",
     "columns=shared_atomic": "column sums: shared memory, then one atomic a column and block",
     "columns=atomic": "column sums: an atomic for each element",
@@ -62,7 +64,7 @@ SUMMARIES = {
     "dependent_launch=start": "every kernel starts while the one in front ends; it lets the next one start at once",
     "dependent_launch=loads": "the same; the next one starts when this one has asked for its row",
     "dependent_launch=end": "the same; the next one starts when this one ends",
-    "row_barriers": "rows side by side in a block, each of several warps with its own barrier",
+    "row_barriers": "wide rows side by side in a block, each with a barrier of its own",
 }
 
 
@@ -76,15 +78,15 @@ class Technique:
 
     @property
     def summary(self) -> str:
-        """What it does; of a knob's new value that nobody described, its name."""
-        return SUMMARIES.get(self.name, self.name)
+        """What the technique does."""
+        return SUMMARIES[self.name]
 
     def is_in(self, schedule: Schedule, problem: Problem) -> bool:
         """Whether the schedule uses it; a way of summing columns is used where there are column sums."""
         if self.knob == "columns" and not problem.column_outputs:
             return False
         if self.name == "row_barriers":
-            return schedule.rows_per_block > 1 and schedule.threads_per_row > 32
+            return _has_row_barriers(schedule, problem)
         return getattr(schedule, self.knob) in self.values
 
     @property
@@ -132,6 +134,11 @@ def without(
 def changes(a: Schedule, b: Schedule) -> tuple[str, ...]:
     """The knobs in which two schedules differ."""
     return tuple(f.name for f in fields(Schedule) if getattr(a, f.name) != getattr(b, f.name))
+
+
+def _has_row_barriers(schedule: Schedule, problem: Problem) -> bool:
+    """Whether the emitted reduction gives each row its own barrier: the emitter decides for which rows that pays."""
+    return schedule.rows_per_block > 1 and emit_parts(problem, schedule).method.endswith("_rows")
 
 
 def _neighbours(technique: Technique, own: Schedule) -> Iterator[Schedule]:

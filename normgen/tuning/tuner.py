@@ -103,7 +103,7 @@ def tune(
 
 
 def _checked(question: Question) -> Question:
-    """The question. Raises UsageError for a name that is none of its: Python itself takes any."""
+    """The question. Raises UsageError for an argument that `tune` does not have; Python accepts any keyword."""
     known = sorted(Question.__annotations__)
     for name in question:
         if name not in known:

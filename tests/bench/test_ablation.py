@@ -24,7 +24,7 @@ from tests.bench.modelled import H200, ModelledBench, tuned
 
 PLACE = Place(facts=H200, index=0, samples=12, seed=3)
 HELD = Schedule(threads_per_row=128, vector=8, hold="registers", unroll=0, load="streaming")
-ONE_LOOK = Schedule(threads_per_row=64, rows_per_block=2, vector=8, variance="welford", hold="registers", unroll=0)
+ONE_LOOK = Schedule(threads_per_row=256, rows_per_block=2, vector=4, variance="welford", hold="registers", unroll=0)
 RECORDS = [
     tuned(problem_for(load("rmsnorm"), shape="2048x4096", dtype="bf16"), HELD),
     tuned(problem_for(load("rmsnorm"), shape="1024x4096", dtype="bf16"), HELD),

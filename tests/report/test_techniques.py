@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from normgen.bench.ablation import Ablation, Line
+from normgen.codegen.emit import emit
 from normgen.errors import UsageError
+from normgen.export.groups import problem_of
 from normgen.program.source import problem_for
+from normgen.report.readme import ROOT
 from normgen.report.techniques import techniques_part, usage
-from normgen.schedule.schedule import Schedule
+from normgen.schedule.schedule import KNOBS, Schedule
 from normgen.spec_reader import load
 from normgen.tuning.statistics import Ratio
-from normgen.tuning.store import adopt
+from normgen.tuning.store import adopt, read, shipped_folder
 from tests.bench.modelled import H200, tuned
 
 PEELED = Schedule(threads_per_row=128, vector=8, hold="registers", unroll=0, edges="peel")
@@ -24,11 +28,15 @@ RECORDS = (
     tuned(problem_for(load("rmsnorm"), shape="2048x4097", dtype="bf16"), PEELED),
     tuned(problem_for(load("rmsnorm"), shape="2048x4096", dtype="bf16"), STREAMED),
 )
+_PAIR = re.compile(r"\b[a-z_]+=\w+")
+LABELS = ("rmsnorm fwd 2048x4096 bf16 cold", "rmsnorm fwd 4096x4096 bf16 cold align=2")
+PEELED_LABEL = "rmsnorm fwd 2048x4097 bf16 cold"
 
 
 def line(technique: str, label: str, gain: Ratio | None, **changes: object) -> Line:
-    facts: dict[str, object] = {"with_us": 10.0, "without_us": 11.25, "changed": "vector=1", "note": ""}
-    return Line(technique=technique, label=label, gain=gain, schedule="", tried=4, **{**facts, **changes})  # type: ignore[arg-type]
+    facts: dict[str, object] = {"with_us": 10.0, "without_us": 11.25, "changed": "", "note": ""}
+    facts |= {"schedule": str(PEELED), **changes}
+    return Line(technique=technique, label=label, gain=gain, tried=4, **facts)  # type: ignore[arg-type]
 
 
 def write(root: Path, *lines: Line) -> Path:
@@ -55,25 +63,28 @@ def cells(text: str, technique: str) -> list[list[str]]:
 def test_each_technique_has_its_winners_and_its_measured_shapes(tmp_path: Path) -> None:
     write(
         tmp_path,
-        line("edges=peel", "rmsnorm fwd 2048x4097 bf16 cold", Ratio(median=1.125, low=1.11, high=1.13)),
-        line("hold=registers", "b", Ratio(median=0.99, low=0.98, high=1.01)),
-        line("hold=registers", "a", None, without_us=None, changed="", note="no schedule near it is legal without"),
+        line("edges=peel", PEELED_LABEL, Ratio(median=1.125, low=1.11, high=1.13), changed="vector=1 edges=exact"),
+        line("hold=registers", LABELS[1], Ratio(median=0.99, low=0.98, high=1.01), changed="hold=shared"),
+        line(
+            "hold=registers", LABELS[0], None, without_us=None, changed="", note="no schedule near it is legal without"
+        ),
     )
     text = techniques_part(tmp_path)
     assert cells(text, "edges=peel") == [
         [
             *("`edges=peel`", "a scalar head and tail around 16-byte accesses of misaligned rows", "1 of 2"),
-            *("rmsnorm fwd 2048x4097 bf16 cold", "10", "11.25", "1.125 [1.110, 1.130]", "`vector=1`"),
+            *("rmsnorm fwd 2048x4097 bf16 cold", "10", "11.25", "1.125 [1.110, 1.130]", "`vector=1 edges=exact`"),
         ]
     ]
     first, second = cells(text, "hold=registers")
-    assert first[2:4] == ["2 of 2", "a"]
+    assert first[2:4] == ["2 of 2", LABELS[0]]
     assert first[-1] == "no schedule near it is legal without"
-    assert second[:4] == ["", "", "", "b"]
+    assert second[:4] == ["", "", "", LABELS[1]]
     assert cells(text, "load=streaming")[0][2:4] == ["1 of 2", "not measured"]
     unused = text[text.index("In no winner") :]
     assert "`cluster`" in unused
     assert "`edges=peel`" not in unused
+    assert "Left out" not in text
 
 
 def test_a_record_of_another_text_of_its_spec_counts_for_nothing() -> None:
@@ -89,3 +100,37 @@ def test_without_records_and_with_a_broken_file_it_says_so(tmp_path: Path) -> No
     write(tmp_path).write_text("[]")
     with pytest.raises(UsageError, match="evidence is what an ablation wrote"):
         techniques_part(tmp_path)
+
+
+def test_a_measurement_of_something_else_is_no_line_and_is_told_by_what_it_compares(tmp_path: Path) -> None:
+    tie = Ratio(median=1.0, low=0.99, high=1.01)
+    narrow = "threads_per_row=64 rows_per_block=4 vector=4 hold=registers unroll=0"
+    write(
+        tmp_path,
+        line("row_barriers", LABELS[0], tie, schedule=narrow, changed="rows_per_block=1"),
+        line("edges=peel", LABELS[1], tie, changed="vector=1"),
+        line("hold=registers", LABELS[0], tie, changed="hold=shared"),
+    )
+    text = techniques_part(tmp_path)
+    left_out = text[text.index("Left out") :].splitlines()[2:]
+    assert left_out == [
+        f"- `row_barriers`, {LABELS[0]}: `rows_per_block=4` against `rows_per_block=1`",
+        f"- `edges=peel`, {LABELS[1]}: `vector=8` against `vector=1`",
+    ]
+    assert cells(text, "edges=peel")[0][2:4] == ["1 of 2", "not measured"]
+    assert cells(text, "hold=registers")[0][3] == LABELS[0]
+
+
+def test_as_many_winners_have_row_barriers_as_have_them_in_their_text() -> None:
+    winners = read(shipped_folder() / "h200.jsonl").records
+    texts = [emit(problem_of(r, load(r.problem.op)), r.schedule).text for r in winners]
+    counted = sum("named_barrier(" in text for text in texts)
+    assert counted > 0
+    assert cells(techniques_part(ROOT), "row_barriers")[0][2] == f"{counted} of {len(winners)}"
+
+
+def test_every_knob_value_that_the_document_names_exists() -> None:
+    text = (ROOT / "docs" / "techniques.md").read_text(encoding="utf-8")
+    named = {tuple(pair.split("=")) for code in re.findall(r"`([^`\n]+)`", text) for pair in _PAIR.findall(code)}
+    assert len(named) > 50
+    assert {(knob, value) for knob, value in named if value not in map(str, KNOBS[knob])} == set()

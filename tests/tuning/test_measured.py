@@ -71,7 +71,7 @@ def test_a_run_over_real_kernels_confirms_a_winner_and_keeps_every_candidate(
 ) -> None:
     monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path))
     monkeypatch.setattr("normgen.tuning.results.cache_root", lambda: tmp_path / "cache")
-    monkeypatch.setattr("normgen.tuning.store.shipped_folder", lambda: None)  # a shipped record of this problem wins
+    monkeypatch.setattr("normgen.tuning.store.shipped_folder", lambda: tmp_path / "none")  # a shipped record would win
     records, path = tune_once(monkeypatch)
     winner = records[0]
     assert winner.measured

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import pytest
 
+from normgen.codegen.emit import emit
 from normgen.device import TARGETS
 from normgen.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.legality import refusal
-from normgen.schedule.schedule import KNOBS, Schedule
+from normgen.schedule.schedule import KNOBS, Schedule, schedule_from
+from normgen.schedule.space import BACKWARD_KNOBS, DEFAULT_KNOBS
 from normgen.spec_reader import load
-from normgen.tuning.techniques import MOST_CHANGES, SIZES, all_techniques, changes, without
+from normgen.tuning.techniques import (
+    ALTERNATIVES,
+    COUNTED,
+    MOST_CHANGES,
+    SIZES,
+    SUMMARIES,
+    _neighbours,
+    all_techniques,
+    changes,
+    without,
+)
 
 H200 = TARGETS["h200"]
 TECHNIQUES = {t.name: t for t in all_techniques()}
@@ -36,8 +48,42 @@ def test_every_value_of_every_knob_but_the_sizes_is_a_technique_or_plain() -> No
         plain = {getattr(Schedule(), knob)}
         assert covered | plain == set(values), knob
     for technique in TECHNIQUES.values():
-        assert technique.summary, technique.name
         assert not set(technique.instead) & set(technique.values) or technique.name == "row_barriers"
+
+
+def test_every_technique_has_words_and_no_words_are_of_a_value_that_is_gone() -> None:
+    assert set(SUMMARIES) == set(TECHNIQUES)
+    assert {*SIZES, *COUNTED, *ALTERNATIVES} <= set(KNOBS)
+
+
+@pytest.mark.parametrize("searched", [DEFAULT_KNOBS, BACKWARD_KNOBS], ids=["forward", "backward"])
+def test_every_value_that_is_searched_has_words_or_is_plain(searched: dict[str, tuple[object, ...]]) -> None:
+    for knob, values in searched.items():
+        for value in () if knob in SIZES else values:
+            name = knob if knob in COUNTED else f"{knob}={value}"
+            plain = value in (getattr(Schedule(), knob), "exact")
+            assert plain or SUMMARIES[name], name
+
+
+@pytest.mark.parametrize("name", TECHNIQUES)
+def test_schedules_near_by_have_values_of_the_knobs(name: str) -> None:
+    for schedule in _neighbours(TECHNIQUES[name], SUMMED):
+        assert schedule_from(schedule.as_dict()) == schedule
+
+
+@pytest.mark.parametrize("rows_per_block", [1, 2])
+@pytest.mark.parametrize("threads_per_row", [32, 64, 128, 256, 512])
+@pytest.mark.parametrize("reduce_with", ["shuffle", "cooperative_groups", "shared_tree"])
+def test_row_barriers_are_in_a_schedule_whose_text_waits_at_one_barrier_a_row(
+    reduce_with: str, threads_per_row: int, rows_per_block: int
+) -> None:
+    schedule = Schedule(
+        threads_per_row=threads_per_row, rows_per_block=rows_per_block, vector=4, hold="registers", unroll=0,
+        reduce_with=reduce_with,
+    )  # fmt: skip
+    assert refusal(FORWARD, schedule, H200) is None
+    waits = "named_barrier(" in emit(FORWARD, schedule).text
+    assert TECHNIQUES["row_barriers"].is_in(schedule, FORWARD) == waits
 
 
 def test_what_a_schedule_uses() -> None:
@@ -47,7 +93,7 @@ def test_what_a_schedule_uses() -> None:
         *("dependent_launch=on", "row_barriers"),
     }
     assert "columns=partials_two_kernels" not in names_in(SUMMED, FORWARD)
-    narrow = Schedule(threads_per_row=32, rows_per_block=4, vector=8, hold="registers", unroll=0)
+    narrow = Schedule(threads_per_row=64, rows_per_block=4, vector=8, hold="registers", unroll=0)
     assert "row_barriers" not in names_in(narrow, FORWARD)
 
 
