@@ -162,6 +162,17 @@ BROKEN = [
     # scalars
     (changed("eps = 1e-6", "eps = true"), 11, "a finite number"),
     (changed("eps = 1e-6", "eps = inf"), 11, "a finite number"),
+    (changed("eps = 1e-6", "eps = 1e999999999"), 11, "a finite number"),
+    (changed("eps = 1e-6", "eps = 1e39"), 11, "must fit float32"),
+    (changed("eps = 1e-6", "eps = -1e-60"), 11, "must fit float32"),
+    (changed("eps = 1e-6", f"eps = {'9' * 400}"), 11, "at most 64 bits"),
+    (changed("eps = 1e-6", f"eps = {'9' * 5000}"), 11, "at most 64 bits"),
+    (changed("eps = 1e-6", f"eps = 0x{'f' * 4000}"), 11, "at most 64 bits"),
+    (changed('summary = "A norm."', f"summary = 0x{'f' * 4000}"), 2, "at most 64 bits"),
+    (changed('"half8"', f"{'9' * 5000}"), 18, "at most 64 bits"),
+    (changed('"half8"', f"0x{'f' * 4000}"), 18, "at most 64 bits"),
+    (changed('role = "output", follows', f"role = {'9' * 5000}, follows"), 8, "at most 64 bits"),
+    (changed('y = "x * scale * weight"', 'y = "x * 1e999999999 * weight"'), 14, "must fit float32"),
     (changed("eps = 1e-6", "eps = 1e-6\nx = 1.0"), 12, "a scalar and something else"),
     (changed("eps = 1e-6", "eps = 1e-6\ntau = 1"), 12, "scalar 'tau' is not used"),
     # formulas
