@@ -202,6 +202,8 @@ class _Parser:
             raise self.error("an exponent is a constant", self.offset + node.right.col_offset)
         if abs(exponent.value) > LARGEST_EXPONENT:
             raise self.error(f"an exponent is at most {LARGEST_EXPONENT}", self.offset + node.right.col_offset)
+        if exponent.value.denominator > 2:
+            raise self.error("an exponent is a whole number or a half", self.offset + node.right.col_offset)
         if isinstance(base, Number):
             raise self.error("the base of a power contains a name", at, hint="write the constant's value")
         return Power(base, exponent.value, at)
