@@ -1,7 +1,7 @@
 """How the names of a spec are spelled in emitted text, where none may meet an identifier of the text's own.
 
 The emitter never sees a spec's name. `marked` puts every name of a problem and its program into a mark that no C text
-contains, and the emitter builds its identifiers around the marks: ǂx!_row, row_ǂmean!, ǂx!_i. `Spelling` reads the
+contains, and the emitter builds its identifiers around the marks: þx!_row, row_þmean!, þx!_i. `Spelling` reads the
 finished text and replaces the marks. Only then is it known which identifiers the text uses itself, so that no list of
 them can be incomplete. A name stays as it is unless an identifier made of it is taken: `shift` becomes `spec_shift`
 in the kernels that cut rows by a shift, and stays `shift` in the others.
@@ -23,10 +23,11 @@ from normgen.program.ir import Load, Map, Reduce, RowProgram, Statement, Store, 
 from normgen.program.monoid import symbol
 
 # "!" sorts before letters, digits and "_": marked names have the order of the names, and sympy orders terms by names.
-_OPEN, _CLOSE = "ǂ", "!"
+# "þ" is a letter, so that \b of a search meets no word within a mark, and one byte of a Python text.
+_OPEN, _CLOSE = "þ", "!"
 _MARK = re.compile(rf"{_OPEN}(\w+){_CLOSE}")
-_MARKED = re.compile(rf"([A-Za-z0-9_]*){_OPEN}(\w+){_CLOSE}([A-Za-z0-9_]*)")
-_IDENTIFIER = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
+_WORD = re.compile(rf"\.?\w+{_CLOSE}?\w*")
+_MADE = re.compile(rf"([A-Za-z0-9_]*){_OPEN}(\w+){_CLOSE}([A-Za-z0-9_]*)")
 _COMMENT = re.compile(r"//[^\n]*")
 
 _CPP = """
@@ -89,11 +90,13 @@ class Spelling:
     """
 
     def __init__(self, text: str) -> None:
-        code = _COMMENT.sub("", text)
+        taken: set[str] = set()
         uses: dict[str, set[tuple[str, str]]] = {}
-        for before, name, behind in _MARKED.findall(code):
-            uses.setdefault(name, set()).add((before, behind))
-        taken = set(_IDENTIFIER.findall(_MARKED.sub(" ", code)))
+        for word in set(_WORD.findall(_COMMENT.sub("", text))):
+            if made := _MADE.search(word):
+                uses.setdefault(made[2], set()).add((made[1], made[3]))
+            elif not word.startswith("."):  # a member meets nothing outside of its struct
+                taken.add(word.removesuffix(_CLOSE))
         self._stems: dict[str, str] = {}
         for name in sorted(uses, key=lambda name: (len(name), name)):
             stem = next(s for s in _stems(name) if _fits(s, uses[name], taken))
