@@ -79,7 +79,7 @@ class Kernel:
         self._captured: dict[tuple[int, int], DeviceBuffer] = {}
         self._lock = threading.Lock()
 
-    def __call__(self, *inputs: Any, stream: Any = None, **named: Any) -> Any:
+    def __call__(self, /, *inputs: Any, stream: Any = None, **named: Any) -> Any:
         """Run on arrays: `inputs` in order, the rest by name; `out` is the first output.
 
         Without any output given, all are allocated; with some given, nothing is, and optional statistics

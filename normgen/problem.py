@@ -159,15 +159,15 @@ class Question(TypedDict, total=False):
     stable_parameters: bool
 
 
-_SHAPE = re.compile(r"\d+(x\d+)*")
+_SHAPE = re.compile(r"[0-9]{1,10}(x[0-9]{1,10})*")  # ten digits hold more than 31 bits
 
 
 def parse_shape(text: str) -> tuple[int, int]:
     """`8x1024x768` -> rows = 8192, cols = 768: leading dimensions fold into rows."""
     if not _SHAPE.fullmatch(text):
         raise UsageError(
-            "a shape is whole numbers joined by 'x', the last one being cols",
-            received=text,
+            "a shape is whole numbers joined by 'x', of ten digits at most, the last one being cols",
+            received=text if len(text) <= 80 else f"{text[:40]}... ({len(text)} characters)",
             hint="for example 8x1024x768",
         )
     return fold_shape(tuple(int(part) for part in text.split("x")))

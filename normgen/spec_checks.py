@@ -50,11 +50,7 @@ def _check_name_clashes(spec: Spec, scalar_lines: Mapping[str, int]) -> None:
         if name in tensors or any(f.name == name for f in spec.formulas):
             raise SpecError(f"'{name}' names a scalar and something else", file=spec.file, line=line)
     lines = {**{f.name: f.line for f in spec.formulas}, **tensors, **scalar_lines}
-    pitches = {f"{name}_pitch": name for name in tensors}
     for name, line in lines.items():
-        if name in pitches:
-            rule = f"the name '{name}' is kept for the row stride of '{pitches[name]}'"
-            raise SpecError(rule, file=spec.file, line=line, hint="choose another name")
         if name in gradients:
             rule = f"the name '{name}' is kept for the gradient of '{gradients[name]}'"
             raise SpecError(rule, file=spec.file, line=line, hint="choose another name")

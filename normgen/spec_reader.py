@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from normgen import spec_checks
-from normgen.dtypes import DTYPES, dtype
+from normgen.dtypes import DTYPES, F32, dtype
 from normgen.errors import SpecError, UsageError, did_you_mean
 from normgen.schedule.schedule import KNOBS
 from normgen.shipped import shipped
@@ -251,6 +251,8 @@ class _Reader:
             path = ("scalars", self.checked_name(name, ("scalars", name)))
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                 raise self.error("a scalar's default is a finite number", path, received=repr(value))
+            if abs(value) > F32.largest or 0 < abs(value) < F32.smallest_subnormal:
+                raise self.error("a scalar's default must fit float32", path, received=repr(value))
             found.append((name, float(value)))
         return tuple(found)
 

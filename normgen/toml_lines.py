@@ -17,17 +17,44 @@ _DOTTED = rf"{_KEY}(?:\s*\.\s*{_KEY})*"
 _HEADER = re.compile(rf"\s*\[\[?\s*({_DOTTED})\s*\]\]?")
 _ENTRY = re.compile(rf"\s*({_DOTTED})\s*=\s*(.*)")
 _INLINE = re.compile(rf"(?:^\{{|,)\s*({_DOTTED})\s*=")
+_LONG_NUMBER = re.compile(r"[0-9_]{1000}")
 _STRINGS = re.compile(r'"(?:\\.|[^"\\])*"' + r"|'[^']*'")
 
 
 def parse_toml(text: str, *, file: str) -> dict[str, Any]:
-    """The tables of a TOML text. Raises SpecError, with `file` and the line, where it is none."""
+    """The tables of a TOML text. Raises SpecError, with `file` and the line, where it is none.
+
+    TOML's whole numbers have 64 bits. tomllib reads longer ones, up to some length, and ends in a ValueError beyond.
+    """
     try:
-        return tomllib.loads(text)
+        data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         at = re.search(r"at line (\d+)", str(error))
         line = int(at[1]) if at else text.count("\n") + 1
         raise SpecError(f"not valid TOML: {error}", file=file, line=line) from None
+    except ValueError:
+        long = (number for number, line in enumerate(text.split("\n"), start=1) if _LONG_NUMBER.search(line))
+        raise _too_long(file, next(long, 1)) from None
+    for path in _long_numbers(data, ()):
+        lines = key_lines(text)
+        raise _too_long(file, next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), 1))
+    return data
+
+
+def _too_long(file: str, line: int) -> SpecError:
+    return SpecError("a whole number has at most 64 bits", file=file, line=line)
+
+
+def _long_numbers(value: object, path: KeyPath) -> Iterator[KeyPath]:
+    """Where whole numbers stand that 64 bits do not hold; an entry of an array stands where the array does."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _long_numbers(inner, (*path, key))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _long_numbers(inner, path)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        yield path
 
 
 def key_lines(text: str) -> dict[KeyPath, int]:

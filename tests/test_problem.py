@@ -92,6 +92,8 @@ def test_backward_may_be_narrowed_to_what_is_read_and_wanted() -> None:
     ("changes", "says"),
     [
         ({"shape": "8x"}, "a shape is whole numbers"),
+        ({"shape": "8x\N{ARABIC-INDIC DIGIT EIGHT}"}, "a shape is whole numbers"),
+        ({"shape": "8x" + "9" * 5000}, r"ten digits at most.*\n.*\(5002 characters\)"),
         ({"shape": "8x0"}, "cols >= 1"),
         ({"shape": (2**16, 2**16, 8)}, "31 bits"),
         ({"dtype": "f64"}, "unknown dtype"),

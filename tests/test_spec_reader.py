@@ -1,10 +1,13 @@
+import re
 from pathlib import Path
 
 import pytest
 
 from normgen.errors import SpecError, UsageError
+from normgen.program.formula import FUNCTIONS
 from normgen.schedule.schedule import KNOBS
 from normgen.spec import Kind, Role
+from normgen.spec_names import refusal
 from normgen.spec_reader import builtin_folder, list_specs, load, parse
 
 TEN_LINES = """\
@@ -144,11 +147,11 @@ BROKEN = [
     (changed('doc = "1 / largest"', 'dtypes = ["f16"]'), 7, "statistics are always f32"),
     (changed('follows = "x"', 'follows = "z"'), 8, "'follows' names a tensor"),
     (changed('follows = "x"', 'follows = "weight"'), 8, "follows the dtype of an input"),
-    (changed("weight = {", "float = {"), 6, "it is a C++ keyword"),
-    (changed("weight = {", "rows = {"), 6, "the emitted kernels use it"),
-    (changed("weight = {", "expf = {"), 6, "CUDA C or its maths library"),
+    (changed("weight = {", "lambda = {"), 6, "it is a keyword of Python"),
+    (changed("weight = {", "cols = {"), 6, "it is the number of columns"),
+    (changed("weight = {", "tanh = {"), 6, "it is a function of the formula language"),
+    (changed("weight = {", "stream = {"), 6, "a call of a kernel takes its stream"),
     (changed("weight = {", "dx = {"), 6, "kept for the gradient of 'x'"),
-    (changed("weight = {", "x_pitch = {"), 6, "kept for the row stride of 'x'"),
     (changed("weight = {", '"a b" = {'), 6, "a name is letters, digits"),
     (changed("weight = {", "a__b = {"), 6, "a name is letters, digits"),
     (changed("weight = {", f"{'w' * 41} = {{"), 6, "at most 40 characters"),
@@ -159,6 +162,17 @@ BROKEN = [
     # scalars
     (changed("eps = 1e-6", "eps = true"), 11, "a finite number"),
     (changed("eps = 1e-6", "eps = inf"), 11, "a finite number"),
+    (changed("eps = 1e-6", "eps = 1e999999999"), 11, "a finite number"),
+    (changed("eps = 1e-6", "eps = 1e39"), 11, "must fit float32"),
+    (changed("eps = 1e-6", "eps = -1e-60"), 11, "must fit float32"),
+    (changed("eps = 1e-6", f"eps = {'9' * 400}"), 11, "at most 64 bits"),
+    (changed("eps = 1e-6", f"eps = {'9' * 5000}"), 11, "at most 64 bits"),
+    (changed("eps = 1e-6", f"eps = 0x{'f' * 4000}"), 11, "at most 64 bits"),
+    (changed('summary = "A norm."', f"summary = 0x{'f' * 4000}"), 2, "at most 64 bits"),
+    (changed('"half8"', f"{'9' * 5000}"), 18, "at most 64 bits"),
+    (changed('"half8"', f"0x{'f' * 4000}"), 18, "at most 64 bits"),
+    (changed('role = "output", follows', f"role = {'9' * 5000}, follows"), 8, "at most 64 bits"),
+    (changed('y = "x * scale * weight"', 'y = "x * 1e999999999 * weight"'), 14, "must fit float32"),
     (changed("eps = 1e-6", "eps = 1e-6\nx = 1.0"), 12, "a scalar and something else"),
     (changed("eps = 1e-6", "eps = 1e-6\ntau = 1"), 12, "scalar 'tau' is not used"),
     # formulas
@@ -195,6 +209,16 @@ def test_a_broken_spec_is_refused_with_its_line(text: str, line: int, says: str)
         parse(text, file="broken.toml")
     assert str(caught.value).startswith(f"broken.toml:{line}: ")
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["gamma", "mask", "half", "float", "load", "begin", "rows", "i", "shift", "x_pitch"])
+def test_names_that_only_emitted_text_uses_are_free(name: str) -> None:
+    text = re.sub(r"\bx\b", name, TEN_LINES)
+    assert parse(text).tensors[0].name == name
+
+
+def test_every_function_is_reserved_but_those_that_statistics_are_named_after() -> None:
+    assert {name for name in FUNCTIONS if refusal(name) is None} == {"sum", "mean"}
 
 
 def test_every_value_of_every_knob_can_be_written() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from normgen.codegen import prelude
 from normgen.codegen.builder import KernelBuilder
 from normgen.codegen.columns import WARP
 from normgen.codegen.module import Kernel, Launch, Module
 from normgen.codegen.prelude import SHUFFLED, Vectors, tidy
+from normgen.codegen.spelling import Spelling, marked, unmarked
 from normgen.codegen.view import State
 from normgen.problem import Problem
 from normgen.program import rewrites
@@ -98,6 +99,26 @@ def emit_program(problem: Problem, program: RowProgram, schedule: Schedule) -> M
 
 
 def program_parts(problem: Problem, program: RowProgram, schedule: Schedule) -> Parts:
+    return spelled_parts(marked_parts(*marked(problem, program), schedule))
+
+
+def spelled_parts(parts: Parts) -> Parts:
+    """Parts whose text has marks for names, with the names spelled; arguments keep the spec's names as their keys."""
+    states = (line for state in parts.states for line in (*state.components, *state.combine_lets, *state.combine))
+    spelling = Spelling("\n".join([parts.kernels_text, *states]))
+    kernels = tuple(
+        replace(
+            kernel,
+            params=tuple(replace(p, name=spelling.within(p.name), key=unmarked(p.key)) for p in kernel.params),
+        )
+        for kernel in parts.kernels
+    )
+    text, spelled_states = spelling.within((parts.kernels_text, parts.states))
+    return replace(parts, kernels_text=text, states=spelled_states, kernels=kernels)
+
+
+def marked_parts(problem: Problem, program: RowProgram, schedule: Schedule) -> Parts:
+    """The pieces of the text, built around whatever names the problem and the program have."""
     builder = KernelBuilder(problem, program, schedule, kernel_name(problem, schedule))
     view = builder.view()
     columns = builder.columns

@@ -16,6 +16,7 @@ from normgen.codegen.columns import ColumnSums
 from normgen.codegen.module import Param, Source
 from normgen.codegen.printer import Printer
 from normgen.codegen.reductions import CONSTANTS, state_of, steps_of
+from normgen.codegen.spelling import unmarked
 from normgen.codegen.view import Loop, SectionList, State
 from normgen.problem import Problem
 from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Store, stage_of, used_names, value_kinds
@@ -140,7 +141,7 @@ class Looks:
                 names[name] = f"{name}_i"
         for name, kind in self.kinds.items():
             if kind is Kind.ROW:
-                names[name] = state_text.get(name) or (name if name.startswith("row_") else f"row_{name}")
+                names[name] = state_text.get(name) or self.row_name(name)
             elif kind is Kind.SCALAR:
                 names[name] = name
         names[COLS.name] = self.cols
@@ -148,6 +149,11 @@ class Looks:
             if kind is Kind.COL:
                 names[name] = f"{name}_i"
         return names
+
+    def row_name(self, value: str) -> str:
+        """The variable of a row value: `row_mean`, but not `row_row_max` unless a pointer has that name."""
+        says_row = unmarked(value).startswith("row_") and value not in self.problem.present
+        return value if says_row else f"row_{value}"
 
     def elementwise(self, roots: set[str]) -> tuple[list[Load], list[Map]]:
         """The loads and elem-level maps a loop must run to have `roots`, in program order."""

@@ -103,6 +103,7 @@ def instructions_of(text: str, dtypes: Iterable[str]) -> str:
     features = ["extremum"] if re.search(r"\b(maximum|minimum)\(", text) else []
     by_name = ("dynamic_shared", "named_barrier", "opaque", "exp_approximate")
     features += [name for name in by_name if f"{name}(" in text]
+    features += ["power"] if "power<" in text else []
     features += ["cp_async"] if "cp_async_commit()" in text else []
     bulk_loads = re.findall(r"\bbulk_load_?([a-z_]*)\(", text)
     features += ["bulk", "mbarrier"] if bulk_loads else []

@@ -1,7 +1,7 @@
 """sympy expressions -> CUDA C in float32.
 
 sympy's own C printer emits double literals, `pow` and its canonical term order; this one knows three
-precedence levels, `f` suffixes, `rsqrtf`, small powers as products, and puts terms in the order in which
+precedence levels, `f` suffixes, `rsqrtf`, whole powers as products, and puts terms in the order in which
 the program defines their values, so that `(x - mean) * rstd * weight + bias` is printed as it was written.
 """
 
@@ -15,6 +15,7 @@ from normgen.errors import ProgramError
 from normgen.program.approximate import exp_approximate
 
 SUM, PRODUCT, ATOM = 1, 2, 3  # how tightly a piece of text binds
+LONGEST_PRODUCT = 4  # factors of a power that is written out
 
 _FUNCTIONS: dict[type, str] = {
     sp.exp: "expf",
@@ -121,15 +122,16 @@ class Printer:
             return f"rsqrtf({self.text(base)})", ATOM
         if exponent == -1:
             return f"1.0f / {self.operand(base, ATOM)}", PRODUCT
-        if exponent.is_Integer and 2 <= exponent <= 4:
+        if exponent.is_Integer and exponent > LONGEST_PRODUCT:
+            return f"power<{exponent}>({self.text(base)})", ATOM  # prelude: by repeated squaring
+        if exponent.is_Integer and exponent > 1:
             return " * ".join([self.operand(base, ATOM)] * int(exponent)), PRODUCT
         if exponent.is_Integer and exponent < -1:
             return f"1.0f / ({self.text(base ** (-exponent))})", PRODUCT
-        if (2 * exponent).is_Integer:
-            whole, half = divmod(sp.Integer(2 * exponent), 2)
-            root = sp.Pow(base, sp.Rational(1 if exponent > 0 else -1, 2))
-            rest = whole if exponent > 0 else whole + half
-            return f"{self.operand(root, PRODUCT)} * {self.operand(base**rest, ATOM)}", PRODUCT
+        if (2 * exponent).is_Integer and not exponent.is_Integer:
+            root = sp.Rational(1 if exponent > 0 else -1, 2)
+            rest = base ** (exponent - root)
+            return f"{self.operand(sp.Pow(base, root), PRODUCT)} * {self.operand(rest, ATOM)}", PRODUCT
         raise ProgramError("powers must be whole numbers or halves", received=f"{base}**{exponent}")
 
     def _extremum(self, expr: sp.Max | sp.Min) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 
@@ -54,7 +55,7 @@ class Loop:
     @property
     def uses_vector(self) -> bool:
         """Whether any line names the vector index: nvcc warns about a variable nobody reads."""
-        return any("vector" in line for line in (self.guard, *self._walk))
+        return any(re.search(r"\bvector\b", line) for line in (self.guard, *self._walk))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from normgen.cpu.tensors import Array, Placed, place
 from normgen.cpu.unit import text_name
 from normgen.errors import UsageError
 
-_WORKSPACE = "workspace"
+_WORKSPACE = "the workspace"  # no tensor has a space in its name
 _CTYPES: dict[str, Any] = {
     "float": ctypes.c_float,
     "double": ctypes.c_double,

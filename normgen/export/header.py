@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from functools import cache
 
 import jinja2
 
 from normgen.codegen.prelude import tidy
+from normgen.codegen.spelling import Spelling
 from normgen.export.banner import WIDTH, banner
 from normgen.export.device_part import device_part
 from normgen.export.groups import Group
-from normgen.export.host_part import host_part
+from normgen.export.host_part import HostPart, host_part
 from normgen.schedule.space import fallback_schedule
 
 _TYPE_HEADERS = {"f16": "cuda_fp16.h", "bf16": "cuda_bf16.h"}
@@ -27,7 +29,7 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,  # CUDA text, not HTML
     )
-    made.filters["packed"] = packed
+    made.filters.update(packed=packed, wrapped=wrapped)
     return made
 
 
@@ -40,6 +42,11 @@ def packed(items: Sequence[str], separator: str, indent: int) -> str:
             lines.append("")
         lines[-1] += text
     return ("\n" + " " * indent).join(line.rstrip() for line in lines)
+
+
+def wrapped(paragraphs: Sequence[str]) -> list[str]:
+    """The lines of the paragraphs, up to the right margin of a comment."""
+    return [line for text in paragraphs for line in textwrap.wrap(text, WIDTH)]
 
 
 def header_text(group: Group) -> str:
@@ -60,6 +67,12 @@ def header_text(group: Group) -> str:
             device_headers=device.headers,
             type_headers=[_TYPE_HEADERS[name] for name in dtypes if name in _TYPE_HEADERS],
             device=device.text,
-            host=host_part(group, device.kernels[: len(tuned)], device.kernels[len(tuned) :]),
+            host=_spelled(group, host_part(group, device.kernels[: len(tuned)], device.kernels[len(tuned) :])),
         )
     )
+
+
+def _spelled(group: Group, host: HostPart) -> HostPart:
+    """The host part with the spec's names spelled so that its launch functions compile."""
+    calls = _environment().get_template("calls.cu.j2").render(name=group.name, host=host)
+    return Spelling(calls).within(host)

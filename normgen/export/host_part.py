@@ -1,13 +1,15 @@
-"""What the host template prints: signatures, conditions, kernel calls. Decisions are made here."""
+"""What the host templates print: signatures, conditions, kernel calls. Decisions are made here.
+
+Names of the spec are marked: the header spells them once the text of its launch functions is known.
+"""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from normgen.codegen.module import Kernel, Launch, Param, Source
-from normgen.export.banner import WIDTH
+from normgen.codegen.spelling import mark
 from normgen.export.device_part import Compiled
 from normgen.export.groups import Entry, Group
 from normgen.problem import Direction, Problem, TensorUse
@@ -72,7 +74,7 @@ class WorkspaceLine:
 
 @dataclass(frozen=True, kw_only=True)
 class HostPart:
-    """See templates/host.cu.j2."""
+    """See templates/host.cu.j2 and templates/calls.cu.j2; in texts, names of the spec are marked."""
 
     name: str
     launches: tuple[LaunchLine, ...]
@@ -101,8 +103,8 @@ class HostPart:
 
 def host_part(group: Group, tuned: Sequence[Compiled], fallbacks: Sequence[Compiled]) -> HostPart:
     problem = group.problem
-    pitches = tuple(f"{t.name}_pitch" for t in problem.elem_tensors)
-    scalars = _scalars(fallbacks[0])
+    pitches = tuple(f"{mark(t.name)}_pitch" for t in problem.elem_tensors)
+    scalars = [mark(p.key) for p in fallbacks[0].main.params if p.source is Source.SCALAR]
     workspace = any(
         p.source is Source.WORKSPACE for c in (*tuned, *fallbacks) for k in c.parts.kernels for p in k.params
     )
@@ -115,18 +117,18 @@ def host_part(group: Group, tuned: Sequence[Compiled], fallbacks: Sequence[Compi
         name=group.name,
         launches=tuple(_launch_line(problem, k) for c in compiled.values() for k in c.parts.kernels),
         shapes=tuple(_shape(group, entry) for entry in group.entries),
-        optional=tuple((_witness(problem, name), name) for name in group.optional),
-        nullable=group.nullable,
+        optional=tuple((mark(_witness(problem, name)), mark(name)) for name in group.optional),
+        nullable=tuple(map(mark, group.nullable)),
         pitched=(*tensors, *(f"long long {p}" for p in pitches), *tail, stream),
         packed=(*tensors, *tail, stream),
-        forwarded=(*(t.name for t in problem.tensors), *("cols" for _ in pitches), *names),
+        forwarded=(*(mark(t.name) for t in problem.tensors), *("cols" for _ in pitches), *names),
         pitches=pitches,
         bits=tuple(_bits(problem)),
         alike=_alike(problem) if any(e.record.schedule.edges == "peel" for e in group.entries) else "",
         required=tuple(_required(group)),
         paired=tuple(_paired(group)),
         launches_empty=any(c.main.launch.min_blocks for c in fallbacks),
-        bit_names=", ".join(f"{1 << i}u {n}" for i, n in enumerate((*group.optional, *group.nullable))) or "none",
+        bit_names=", ".join(f"{1 << i}u {mark(n)}" for i, n in enumerate((*group.optional, *group.nullable))) or "none",
         doc=tuple(_doc(group, workspace)),
         calls=tuple(_tuned_calls(group, tuned)),
         fallbacks=tuple(_fallback_call(group, c) for c in fallbacks),
@@ -138,13 +140,9 @@ def host_part(group: Group, tuned: Sequence[Compiled], fallbacks: Sequence[Compi
     )
 
 
-def _scalars(compiled: Compiled) -> list[str]:
-    return [p.key for p in compiled.main.params if p.source is Source.SCALAR]
-
-
 def _declaration(tensor: TensorUse) -> str:
     const = "" if tensor.is_written else "const "
-    return f"{const}{tensor.dtype.cuda_ctype}* {tensor.name}"
+    return f"{const}{tensor.dtype.cuda_ctype}* {mark(tensor.name)}"
 
 
 def _witness(problem: Problem, name: str) -> str:
@@ -183,48 +181,48 @@ def launch_values(s: Launch) -> str:
 
 def _bits(problem: Problem) -> list[str]:
     """Terms whose common power of two is the alignment of every vector access."""
-    terms = [f"k::address({t.name})" for t in problem.tensors if t.kind is Kind.ELEM]
-    terms += [f"k::address({t.name})" for t in problem.tensors if t.kind is Kind.COL and not t.is_written]
-    return terms + [f"k::pitch_bytes({t.name}_pitch, {t.dtype.bytes})" for t in problem.elem_tensors]
+    terms = [f"k::address({mark(t.name)})" for t in problem.tensors if t.kind is Kind.ELEM]
+    terms += [f"k::address({mark(t.name)})" for t in problem.tensors if t.kind is Kind.COL and not t.is_written]
+    return terms + [f"k::pitch_bytes({mark(t.name)}_pitch, {t.dtype.bytes})" for t in problem.elem_tensors]
 
 
 def _alike(problem: Problem) -> str:
     """A peeled kernel finds the first element's offset from one tensor: the rows of all must shift alike."""
     first, *others = problem.elem_tensors
-    terms = [f"k::address({t.name}) - k::address({first.name})" for t in others]
-    terms += [f"k::pitch_bytes({t.name}_pitch - {first.name}_pitch, {t.dtype.bytes})" for t in others]
+    x = mark(first.name)
+    terms = [f"k::address({mark(t.name)}) - k::address({x})" for t in others]
+    terms += [f"k::pitch_bytes({mark(t.name)}_pitch - {x}_pitch, {t.dtype.bytes})" for t in others]
     return " && ".join(f"({term}) % 16 == 0" for term in terms) or "true"
 
 
 def _required(group: Group) -> list[tuple[str, bool]]:
     """Tensors that are always there: all but optional parameters, their gradients and nullable statistics."""
     free = {*group.optional, *(f"d{n}" for n in group.optional), *group.nullable}
-    return [(t.name, t.kind is not Kind.COL) for t in group.problem.tensors if t.name not in free]
+    return [(mark(t.name), t.kind is not Kind.COL) for t in group.problem.tensors if t.name not in free]
 
 
 def _paired(group: Group) -> list[tuple[str, str]]:
     present = group.problem.present
-    return [(f"d{n}", n) for n in group.optional if {n, f"d{n}"} <= present]
+    return [(mark(f"d{n}"), mark(n)) for n in group.optional if {n, f"d{n}"} <= present]
 
 
 def _argument(param: Param, problem: Problem) -> str:
     match param.source:
         case Source.TENSOR:
-            tensor = problem.tensor(param.key)
+            tensor, pointer = problem.tensor(param.key), mark(param.key)
             if tensor.dtype.cuda_ctype == tensor.dtype.ctype:
-                return tensor.name
-            return (
-                f"reinterpret_cast<{param.ctype.replace(tensor.dtype.ctype, CALL + tensor.dtype.ctype)}>({tensor.name})"
-            )
+                return pointer
+            ctype = param.ctype.replace(tensor.dtype.ctype, CALL + tensor.dtype.ctype)
+            return f"reinterpret_cast<{ctype}>({pointer})"
         case Source.PITCH:
-            return f"{param.key}_pitch"
+            return f"{mark(param.key)}_pitch"
         case Source.WORKSPACE:
             plain = param.ctype.removeprefix("const ").removesuffix("*")
             return f"k::at<{plain}>(workspace, {param.offset})"
         case Source.BLOCKS:
             return "blocks"
         case Source.SCALAR:
-            return param.key
+            return mark(param.key)
         case _:
             return param.source.value
 
@@ -262,7 +260,7 @@ def _tuned_call(group: Group, compiled: Compiled, indices: list[int]) -> Call:
 
 
 def _fallback_call(group: Group, compiled: Compiled) -> Call:
-    absent = [name for name in group.optional if name in compiled.problem.absent]
+    absent = [mark(name) for name in group.optional if name in compiled.problem.absent]
     per_column = compiled.parts.workspace_column_bytes
     zeroed = f"{compiled.zeroed_bytes} + {per_column} * static_cast<std::size_t>(cols)" if per_column else ""
     return Call(
@@ -288,22 +286,22 @@ def _workspace_lines(tuned: Sequence[Compiled]) -> list[WorkspaceLine]:
 
 
 def _doc(group: Group, workspace: bool) -> list[str]:
-    """The comment of the launch function."""
+    """The comment of the launch function, in paragraphs."""
     problem = group.problem
     shapes = {Kind.ELEM: "[rows, cols]", Kind.ROW: "[rows]", Kind.COL: "[cols]"}
     listed = [
-        f"{', '.join(t.name for t in problem.tensors if t.kind is kind)} {shape}"
+        f"{', '.join(mark(t.name) for t in problem.tensors if t.kind is kind)} {shape}"
         for kind, shape in shapes.items()
         if any(t.kind is kind for t in problem.tensors)
     ]
-    null = [*group.optional, *group.nullable]
+    null = [mark(name) for name in (*group.optional, *group.nullable)]
     said = [f"{'; '.join(listed)}: device pointers, row-major, contiguous; what is written overlaps nothing else."]
     if null:
         said.append(
             f"May be null: {', '.join(null)}." + " A parameter that is null has no gradient." * _backward(group)
         )
     if problem.stable_tensors:
-        named = " and ".join(t.name for t in problem.tensors if t.name in problem.stable_tensors)
+        named = " and ".join(mark(t.name) for t in problem.tensors if t.name in problem.stable_tensors)
         said.append(
             f"The caller promises that nothing which may still run on `stream` at the call writes {named}: kernels "
             "launched early (programmatic dependent launch) read them before the kernels in front have ended."
@@ -314,7 +312,7 @@ def _doc(group: Group, workspace: bool) -> list[str]:
         "Asynchronous on `stream`; allocates nothing. Columns and alignment must match a tuned line exactly, rows take "
         "the nearest one; anything else goes to the general kernel."
     )
-    return [line for text in said for line in textwrap.wrap(text, WIDTH)]
+    return said
 
 
 def _backward(group: Group) -> bool:

@@ -11,6 +11,7 @@ Reductions (`sum`, `mean`, `max`, `absmax`) run over the columns of a row. `cols
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -35,6 +36,8 @@ LONGEST_TEXT = 2000
 DEEPEST_TREE = 100
 LARGEST_EXPONENT = 64
 _LARGEST_NUMBER = Fraction(2) ** 127
+_DECIMAL = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE](?P<exponent>[+-]?\d+))?")
+_FLOAT32 = "a constant must fit float32"
 
 
 @dataclass(frozen=True)
@@ -170,15 +173,17 @@ class _Parser:
 
     def number(self, node: ast.Constant, at: int) -> Number:
         written = (ast.get_source_segment(self.text[self.offset :], node) or "").replace("_", "")
-        try:
-            value = Fraction(written)
-        except ValueError:
-            raise self.error("a number is decimal, such as 2, 0.5 or 1e-5", at) from None
-        return Number(self.bounded(value, at), at)
+        decimal = _DECIMAL.fullmatch(written)
+        if decimal is None:
+            raise self.error("a number is decimal, such as 2, 0.5 or 1e-5", at)
+        # Fraction writes all digits of 1e999999999 out, and a formula has no room for the zeros that would undo them.
+        if len((decimal["exponent"] or "").lstrip("+-0")) > len(str(LONGEST_TEXT)):
+            raise self.error(_FLOAT32, at)
+        return Number(self.bounded(Fraction(written), at), at)
 
     def bounded(self, value: Fraction, at: int) -> Fraction:
         if abs(value) > _LARGEST_NUMBER or (value and abs(value) < 1 / _LARGEST_NUMBER):
-            raise self.error("a constant must fit float32", at)
+            raise self.error(_FLOAT32, at)
         return value
 
     def binary(self, node: ast.BinOp, depth: int, at: int) -> Expression:
@@ -197,6 +202,8 @@ class _Parser:
             raise self.error("an exponent is a constant", self.offset + node.right.col_offset)
         if abs(exponent.value) > LARGEST_EXPONENT:
             raise self.error(f"an exponent is at most {LARGEST_EXPONENT}", self.offset + node.right.col_offset)
+        if exponent.value.denominator > 2:
+            raise self.error("an exponent is a whole number or a half", self.offset + node.right.col_offset)
         if isinstance(base, Number):
             raise self.error("the base of a power contains a name", at, hint="write the constant's value")
         return Power(base, exponent.value, at)

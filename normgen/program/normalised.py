@@ -7,6 +7,7 @@ such as (x_sum + eps)**(-1/2), becomes a row map, so that its gradient is taken 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 import sympy as sp
@@ -30,8 +31,14 @@ def name_terms(program: RowProgram, taken: set[str]) -> tuple[Statement, ...]:
     return tuple(namer.statements)
 
 
-def fresh(name: str, taken: set[str]) -> str:
-    """`name`, or the first of name_2, name_3 ... that is free; it is taken from then on."""
+def fresh(wish: str, taken: set[str]) -> str:
+    """`wish` as a legal name, or the first of name_2, name_3 ... that is free; it is taken from then on.
+
+    A legal name has words of letters and digits, joined by single underscores, and starts with a letter: a wish that
+    was made of an expression may start with a number, or consist of nothing.
+    """
+    name = "_".join(re.findall("[A-Za-z0-9]+", wish))
+    name = name if name[:1].isalpha() else f"term_{name}".rstrip("_")
     candidate, count = name, 1
     while candidate in taken:
         count += 1

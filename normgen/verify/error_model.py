@@ -11,6 +11,10 @@ absolute error of its float32 evaluation. With u = 2^-24:
 * Functions round by the CUDA C++ Programming Guide, table of mathematical functions, 1 ulp being at most 2u |v|:
   rsqrtf, tanhf, erff 2 ulp; logf, sqrt 1 ulp; __expf 2 + floor(|1.173 x|) ulp, which covers expf. A division may
   be a product with a reciprocal: 1 ulp; by a power of two it is exact.
+* A whole power n is a product of n factors, by repeated squaring or not: a product of a and of b factors has a - 1 and
+  b - 1 roundings and adds one, so that n - 1 of them are bounded by n u |v|. The size of every
+  factor lies between 1 and the result's. A power -n is the reciprocal of that product, which may overflow where the
+  power is subnormal. A power n + 1/2 is the product times sqrtf, a power -n - 1/2 the reciprocal times rsqrtf.
 * A sum of n terms, in any order and by any tree. An addition node s rounds by δ_s |S_s| with |δ_s| <= u and S_s the
   partial sum there, so the error is Σ δ_s S_s to first order. Three bounds are known, T being Σ |t_i|:
   - always: Σ u |S_s| <= depth u T, as every term passes `depth` additions at most and Σ_s |S_s| <= depth T;
@@ -179,21 +183,38 @@ class Float32Error:
         return _rounded(value, error, 0.0 if _is_power_of_two(b) else 2.0)
 
     def power(self, base: Bounded, exponent: float) -> Bounded:
+        if exponent == 1:
+            return base
         if exponent == 2:
             return self._square(base)
         if exponent in (0.5, -0.5):
             return self.call("sqrt" if exponent > 0 else "rsqrt", base)
         value = np.asarray(base.value**exponent)
-        # A whole power is repeated products; powf is good to 4 ulp.
-        roundings = abs(exponent) if exponent == int(exponent) else 8.0
-        if base.error is None:
-            return _rounded(value, None, roundings)
         if exponent == int(exponent) and exponent > 0:
-            size = np.abs(base.value)
-            return _rounded(value, (size + base.error) ** exponent - size**exponent, roundings)
+            return self._product(base, value, exponent)
+        root = math.copysign(0.5, exponent)
+        if exponent == int(exponent):
+            parts = self.divide(self.constant(1.0), self.power(base, -exponent))
+        elif (exponent - root) == int(exponent - root):
+            parts = self.multiply(self.power(base, root), self.power(base, exponent - root))
+        else:
+            return self._powf(base, value, exponent)
+        return Bounded(value, parts.error)
+
+    def _product(self, base: Bounded, value: Array, exponent: float) -> Bounded:
+        """The base times itself in any order: a product of a and b factors passes a + b - 1 roundings on."""
+        if base.error is None:
+            return _rounded(value, None, exponent)
+        size = np.abs(base.value)
+        return _rounded(value, (size + base.error) ** exponent - size**exponent, exponent)
+
+    def _powf(self, base: Bounded, value: Array, exponent: float) -> Bounded:
+        """powf is good to 4 ulp."""
+        if base.error is None:
+            return _rounded(value, None, 8.0)
         relative = _relative(base.error, base.value)
         grown = np.where(relative < 0.5, np.expm1(-abs(exponent) * np.log1p(-np.minimum(relative, 0.5))), np.inf)
-        return _rounded(value, np.abs(value) * grown, roundings)
+        return _rounded(value, np.abs(value) * grown, 8.0)
 
     def _square(self, a: Bounded) -> Bounded:
         if a.error is None:

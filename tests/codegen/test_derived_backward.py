@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from normgen.cpu.build import build
 from normgen.cpu.compiler import find_compiler
 from normgen.device import target
 from normgen.program.evaluate import evaluate
+from normgen.program.ir import value_kinds
 from normgen.program.lower import lower
 from normgen.program.source import problem_for, written_program
 from normgen.schedule.space import default_schedule
@@ -23,8 +25,30 @@ SHAPES = {Kind.ELEM: (ROWS, COLS), Kind.ROW: (ROWS,), Kind.COL: (COLS,)}
 FORMULAS = {
     "l1norm": 'y = "x / (sum(abs(x)) + eps) * w"',
     "rectified": 'y = "maximum(x * rsqrt(mean(x*x) + eps) * w, 0)"',
+    "leaky": 'h = "x * rsqrt(mean(x*x) + eps) * w"\ny = "maximum(h, 0.1 * h)"',
     "gelu": 'h = "x * rsqrt(mean(x*x) + eps) * w"\ny = "h * (1 + erf(h * 0.7071067811865476)) / 2"',
 }
+
+
+TERMS = (
+    "maximum(x, 0.1*x)",
+    "minimum(0.5*x, 3 - x) * w",
+    "(1 - tanh(x))**2 * w + tanh(x)",
+    "exp(-2*x*w) / (3 + exp(-2*x*w))",
+    "(7 + x)**-3 * sigmoid(7 + x) * w",
+    "(abs(x) + 0.5)**2.5 / (1 + (abs(x) + 0.5)**2.5) + log(2 + x*x)",
+    "x / sum(abs(x)) * w / (2 * w*w + 1)",
+    "x * (1 + 1 / mean(x*x))**-1.5 * w",
+)
+
+
+@pytest.mark.parametrize("formula", TERMS)
+def test_every_value_of_a_derived_program_has_a_name_that_a_spec_may_give(formula: str) -> None:
+    weight = 'w = "parameter"' if "w" in formula else ""
+    spec = parse(f'name = "made"\n[tensors]\nx = "input"\n{weight}\ny = "output"\n[formulas]\ny = "{formula}"\n')
+    program = written_program(problem_for(spec, shape=(ROWS, COLS), direction="backward"))
+    for name in value_kinds(program):
+        assert re.fullmatch(r"[A-Za-z][A-Za-z0-9]*(_[A-Za-z0-9]+)*", name), str(program)
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")

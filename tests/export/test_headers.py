@@ -21,8 +21,11 @@ from normgen.export import headers_of
 from normgen.export.groups import Entry, groups_of, problem_of
 from normgen.export.host_part import launch_values
 from normgen.schedule.schedule import Schedule
+from normgen.spec import Spec
 from normgen.spec_reader import load
 from normgen.tuning.records import Record
+from tests.codegen.hostile import names_of
+from tests.codegen.hostile import specs as hostile_specs
 
 from .cases import build, layernorm_records, nvcc, record
 
@@ -57,6 +60,15 @@ def single_records() -> dict[str, list[Record]]:
     }
 
 
+# The words of a header's launch functions, for the names of specs.
+HOST_WORDS = """
+    status align alike blocks absent k launch grid select alignment address pitch_bytes kTuned kCompiledOut at rows
+    workspace Launch cudaError_t cudaSuccess nullptr x x_pitch y cudaStream_t const unsigned switch default std size_t
+    hostile_fwd_f32 normgen sm90 fit_clusters
+"""
+HOSTILE = hostile_specs(names_of(HOST_WORDS))
+
+
 IN_THE_PROGRAM = ("layernorm", "layernorm_bf16_backward")
 ALONE = {name: records for name, records in single_records().items() if name not in IN_THE_PROGRAM}
 DEPENDENT = Schedule(
@@ -70,6 +82,17 @@ def test_a_header_compiles_alone_without_a_warning(records: list[Record], tmp_pa
     (header,) = headers_of(records)
     done = nvcc("-c", header.write(tmp_path), "-o", tmp_path / "header.o")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@needs_nvcc
+@pytest.mark.parametrize("spec", HOSTILE, ids=lambda spec: spec.tensors[0].name)
+def test_a_header_compiles_whose_spec_has_the_headers_own_words_for_names(spec: Spec, tmp_path: Path) -> None:
+    direction = ("forward", "backward")[HOSTILE.index(spec) % 2]
+    made = [record(spec, shape="4096x4096", direction=direction, schedule=one) for one in (None, CLUSTERS)]
+    made += [record(spec, shape="64x1024", direction=direction, dtype="bf16")] if direction == "forward" else []
+    for header in headers_of(made, spec=spec):
+        done = nvcc("-c", header.write(tmp_path), "-o", tmp_path / "header.o")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize("arch", ["lowest", "120"])

@@ -1,0 +1,136 @@
+"""How the names of a spec are spelled in emitted text, where none may meet an identifier of the text's own.
+
+The emitter never sees a spec's name. `marked` puts every name of a problem and its program into a mark that no C text
+contains, and the emitter builds its identifiers around the marks: þx!_row, row_þmean!, þx!_i. `Spelling` reads the
+finished text and replaces the marks. Only then is it known which identifiers the text uses itself, so that no list of
+them can be incomplete. A name stays as it is unless an identifier made of it is taken: `shift` becomes `spec_shift`
+in the kernels that cut rows by a shift, and stays `shift` in the others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from functools import lru_cache
+from itertools import count
+from typing import Any, TypeVar
+
+import sympy as sp
+
+from normgen.problem import Problem
+from normgen.program.ir import Load, Map, Reduce, RowProgram, Statement, Store, value_kinds
+from normgen.program.monoid import symbol
+
+# "!" sorts before letters, digits and "_": marked names have the order of the names, and sympy orders terms by names.
+# "þ" is a letter, so that \b of a search meets no word within a mark, and one byte of a Python text.
+_OPEN, _CLOSE = "þ", "!"
+_MARK = re.compile(rf"{_OPEN}(\w+){_CLOSE}")
+_WORD = re.compile(rf"\.?\w+{_CLOSE}?\w*")
+_MADE = re.compile(rf"([A-Za-z0-9_]*){_OPEN}(\w+){_CLOSE}([A-Za-z0-9_]*)")
+_COMMENT = re.compile(r"//[^\n]*")
+
+_CPP = """
+alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class compl
+concept const consteval constexpr constinit const_cast continue co_await co_return co_yield decltype default delete do
+double dynamic_cast else enum explicit export extern false final float for friend goto if import inline int long module
+mutable namespace new noexcept not not_eq nullptr operator or or_eq override private protected public register
+reinterpret_cast requires return short signed sizeof static static_assert static_cast struct switch template this
+thread_local throw true try typedef typeid typename typeof union unsigned using virtual void volatile wchar_t while xor
+xor_eq
+"""
+_CUDA = """
+threadIdx blockIdx blockDim gridDim warpSize float16 bfloat16 half float2 float4 uint2 uint4 int2 int4 dim3 cg
+cooperative_groups atomicAdd atomicMax atomicCAS min max abs exp exp2 log log2 sqrt rsqrt tanh erf pow floor ceil round
+fma fmaf fmaxf fminf fabsf sqrtf rsqrtf expf exp2f logf log2f tanhf erff powf sin cos tan y0 y1 yn j0 j1 jn signal main
+std assert linux unix i386
+"""
+_LANGUAGE = frozenset(f"{_CPP} {_CUDA}".split())
+
+T = TypeVar("T")
+
+
+def mark(name: str) -> str:
+    """The name as it stands in text that is not spelled yet."""
+    return f"{_OPEN}{name}{_CLOSE}"
+
+
+def unmarked(text: str) -> str:
+    """The text with the names themselves."""
+    return _MARK.sub(r"\1", text)
+
+
+@lru_cache(maxsize=32)
+def marked(problem: Problem, program: RowProgram) -> tuple[Problem, RowProgram]:
+    """Both with marks for names. Thousands of schedules share a problem and a few programs."""
+    tensors = tuple(replace(tensor, name=mark(tensor.name)) for tensor in problem.tensors)
+    symbols = {symbol(name): symbol(mark(name)) for name in value_kinds(program)}
+    statements = tuple(_marked_statement(statement, symbols) for statement in program.statements)
+    scalars = tuple(map(mark, program.scalars))
+    return replace(problem, tensors=tensors), replace(program, statements=statements, scalars=scalars)
+
+
+def _marked_statement(statement: Statement, symbols: Mapping[sp.Symbol, sp.Symbol]) -> Statement:
+    match statement:
+        case Load(name=name, first_of=first_of):
+            return replace(statement, name=mark(name), first_of=mark(first_of) if first_of else "")
+        case Reduce(names=names, args=args):
+            return replace(statement, names=tuple(map(mark, names)), args=tuple(a.xreplace(symbols) for a in args))
+        case Map(name=name, expr=expr):
+            return replace(statement, name=mark(name), expr=expr.xreplace(symbols))
+        case Store(tensor=tensor, value=value):
+            return replace(statement, tensor=mark(tensor), value=mark(value))
+
+
+class Spelling:
+    """What each marked name of a text becomes: itself, or else spec_<name>, spec2_<name> ...
+
+    All identifiers made of names differ from each other and from the text's own, and none is a word of C++ or CUDA.
+    A name within a comment is spelled as in the code.
+    """
+
+    def __init__(self, text: str) -> None:
+        taken: set[str] = set()
+        uses: dict[str, set[tuple[str, str]]] = {}
+        for word in set(_WORD.findall(_COMMENT.sub("", text))):
+            if made := _MADE.search(word):
+                uses.setdefault(made[2], set()).add((made[1], made[3]))
+            elif not word.startswith("."):  # a member meets nothing outside of its struct
+                taken.add(word.removesuffix(_CLOSE))
+        self._stems: dict[str, str] = {}
+        for name in sorted(uses, key=lambda name: (len(name), name)):
+            stem = next(s for s in _stems(name) if _fits(s, uses[name], taken))
+            taken |= {before + stem + behind for before, behind in uses[name]}
+            self._stems[name] = stem
+
+    def spelled(self, name: str) -> str:
+        """What stands for the name where the text names it."""
+        return self._stems.get(name, name)
+
+    def within(self, value: T) -> T:
+        """A text, or a tuple or dataclass of texts, with every mark replaced."""
+        found: Any = value
+        if isinstance(value, str):
+            found = _MARK.sub(lambda match: self.spelled(match[1]), value)
+        elif isinstance(value, tuple):
+            found = tuple(map(self.within, value))
+        elif is_dataclass(value) and not isinstance(value, type):
+            found = replace(value, **{f.name: self.within(getattr(value, f.name)) for f in fields(value)})
+        return found  # type: ignore[no-any-return]
+
+
+def _stems(name: str) -> Iterator[str]:
+    yield name
+    yield f"spec_{name}"
+    yield from (f"spec{number}_{name}" for number in count(2))
+
+
+def _fits(stem: str, uses: set[tuple[str, str]], taken: set[str]) -> bool:
+    made = {before + stem + behind for before, behind in uses}
+    return len(made) == len(uses) and not made & taken and not any(map(_is_foreign, made))
+
+
+def _is_foreign(identifier: str) -> bool:
+    """Whether the languages, a macro or the executor's shim may give the identifier a meaning in every text."""
+    is_macro = identifier.isupper() and len(identifier) > 1
+    return identifier in _LANGUAGE or is_macro or identifier.lower().startswith(("normgen", "cuda"))
