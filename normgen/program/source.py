@@ -7,7 +7,7 @@ from functools import cache
 from typing import Unpack
 
 from normgen.errors import UsageError
-from normgen.problem import Direction, Problem, Question, make_problem
+from normgen.problem import Direction, Problem, Question, check_flow, make_problem
 from normgen.program.differentiate import backward_tensors, differentiate
 from normgen.program.ir import RowProgram
 from normgen.program.lower import lower
@@ -41,13 +41,15 @@ def problem_for(
     saved     forward values the backward pass is given (default: what the spec saves)
     question  dtype, direction, without, ...: see `Question`
 
-    Errors: UsageError for names and sizes that do not fit, ProgramError for a formula without a derivative.
+    Errors: UsageError for names and sizes that do not fit, SpecError as `check_flow`, ProgramError for a formula
+    without a derivative.
     """
     direction, gradients = question.get("direction", "forward"), question.get("gradients")
     if direction != Direction.BACKWARD:
         if gradients is not None or saved is not None or question.get("accumulate"):
             raise UsageError("gradients, saved and accumulate belong to the backward direction", received=direction)
         return make_problem(spec, shape=shape, any_cols=any_cols, **question)
+    check_flow(spec, question.get("without", ()))
     there = frozenset(t.name for t in spec.tensors) - set(question.get("without", ()))
     kept = tuple(n for n in (spec.saved if saved is None else saved) if n in there)
     wrt = None if gradients is None else tuple(gradients)
