@@ -13,7 +13,7 @@ its cotangent must cancel to 0, as it does in softmax, where the maximum only sh
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import sympy as sp
@@ -42,6 +42,7 @@ from normgen.program.normalised import fresh, name_terms
 from normgen.program.shared_terms import share_terms
 from normgen.spec import Kind
 
+NO_TENSORS: Mapping[str, Kind] = {}
 _KIND_ORDER = (Kind.ELEM, Kind.COL, Kind.ROW)
 
 
@@ -62,18 +63,21 @@ def differentiate(
     saved: tuple[str, ...] = (),
     cotangents: tuple[str, ...] | None = None,
     accumulate: bool | tuple[str, ...] = False,
+    unread: Mapping[str, Kind] = NO_TENSORS,
 ) -> RowProgram:
     """The program that computes d<input> for each input in `wrt` from d<output> of each stored elem tensor.
 
-    wrt         loaded tensors to differentiate by; None: all of them
+    wrt         loaded tensors to differentiate by; None: all of them, and those of `unread`
+    unread      tensors, with their kinds, that the program does not load: their gradients are 0
     saved       forward values (row or elem) that are loaded; what is not saved is recomputed
     cotangents  stored tensors whose gradient is given; None: the elem outputs. Others count as constants
-    accumulate  add to the gradients instead of overwriting them: all, or the tensors named (`dweight`)
+    accumulate  add to the gradients instead of overwriting them: all, or the tensors named (`dweight`). The program
+                neither reads nor stores an accumulated gradient that is 0
     Errors: ProgramError for an unknown name, a monoid other than sum, max, absmax, a maximum that does more
     than shift, and a function without a derivative.
     """
     check(program)
-    inputs = {s.name: s.kind for s in program.loads}
+    inputs = {**{s.name: s.kind for s in program.loads}, **unread}
     stored = {s.tensor: s for s in program.stores}
     chosen = tuple(inputs) if wrt is None else _known(wrt, inputs, "gradients are taken by loaded tensors")
     sources = tuple(s.tensor for s in program.stores if s.kind is Kind.ELEM) if cotangents is None else cotangents
@@ -99,14 +103,15 @@ def backward_tensors(
     *,
     wrt: tuple[str, ...] | None = None,
     cotangents: tuple[str, ...] | None = None,
+    unread: Mapping[str, Kind] = NO_TENSORS,
 ) -> tuple[GradientTensor, ...]:
     """Every tensor of `differentiate(program, ...)` in the order of a call.
 
     For layernorm with saved mean and rstd: dx, dweight, dbias, dy, x, weight, mean, rstd.
     """
-    backward = differentiate(program, wrt=wrt, saved=saved, cotangents=cotangents)
+    backward = differentiate(program, wrt=wrt, saved=saved, cotangents=cotangents, unread=unread)
     forward_inputs = {s.name for s in program.loads}
-    order = [*forward_values(program)]
+    order = [*forward_values(program), *unread]
     written = [GradientTensor(name=s.tensor, kind=s.kind, is_written=True, of=s.tensor[1:]) for s in backward.stores]
     written.sort(key=lambda t: order.index(t.of))
     read = []

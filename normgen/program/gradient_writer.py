@@ -60,8 +60,10 @@ class GradientWriter:
     # -- gradients -----------------------------------------------------------------------------------------
 
     def gradient(self, tensor: str, kind: Kind, poly: Poly, *, accumulate: bool) -> None:
-        """The statements that compute and store one gradient."""
+        """The statements that compute and store one gradient; adding zeros to a tensor is no statement."""
         expr = self.assembled(poly, kind, tensor)
+        if accumulate and expr == 0:
+            return
         known = self._by_expr.get((expr, kind))
         value = symbol(tensor) if known is None else known
         if known is None:
