@@ -14,7 +14,7 @@ its cotangent must cancel to 0, as it does in softmax, where the maximum only sh
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy as sp
 
@@ -39,6 +39,7 @@ from normgen.program.ir import (
 from normgen.program.monoid import symbol
 from normgen.program.monomials import UNIT, Poly, add_into
 from normgen.program.normalised import fresh, name_terms
+from normgen.program.ordered import opened
 from normgen.program.shared_terms import share_terms
 from normgen.spec import Kind
 
@@ -161,7 +162,7 @@ class _Reverse:
         self.kinds.update((f"d{tensor}", store.kind) for tensor, store in sources.items())
         self.loaded = {s.name: s.kind for s in program.loads}
         self.loaded.update((name, self.kinds[name]) for name in (*saved, *(f"d{t}" for t in sources)))
-        self.algebra = Algebra(self.forward, self.kinds, frozenset(saved))
+        self.algebra = Algebra(list(map(_opened, self.forward)), self.kinds, frozenset(saved))
         self.sources = sources
         self.named: dict[sp.Symbol, Poly] = {}
         self.cotangents: dict[str, Poly] = {}
@@ -202,7 +203,7 @@ class _Reverse:
         if not cotangent or statement.name not in self.active:
             return
         dependencies = self._dependencies(statement)
-        locals_ = {n: self.algebra.poly(derivative(statement.expr, symbol(n))) for n in dependencies}
+        locals_ = {n: self.algebra.poly(derivative(opened(statement.expr), symbol(n))) for n in dependencies}
         cotangent = self._named(statement, cotangent, locals_)
         for name, local in locals_.items():
             self._fan_in(name, self.algebra.times(cotangent, local), from_kind=statement.kind)
@@ -224,7 +225,7 @@ class _Reverse:
                 hint="differentiate the program as written, before rewrites such as welford or online",
             )
         for name in self._dependencies(statement):
-            local = self.algebra.poly(derivative(statement.args[0], symbol(name)))
+            local = self.algebra.poly(derivative(opened(statement.args[0]), symbol(name)))
             self._fan_in(name, self.algebra.times(cotangents[0] or {}, local), from_kind=Kind.ELEM)
 
     def _fan_in(self, name: str, poly: Poly, *, from_kind: Kind) -> None:
@@ -255,6 +256,17 @@ class _Reverse:
     def _bare(self) -> set[tuple[tuple[sp.Symbol, sp.Integer], ...]]:
         known = [symbol(f"d{t}") for t in self.sources]
         return {((value, sp.Integer(1)),) for value in (*known, *self.named)}
+
+
+def _opened(statement: Statement) -> Statement:
+    """The statement with sympy's products, in which the algebra finds equal terms."""
+    match statement:
+        case Map(expr=expr):
+            return replace(statement, expr=opened(expr))
+        case Reduce(args=args):
+            return replace(statement, args=tuple(map(opened, args)))
+        case _:
+            return statement
 
 
 def _in_order(statements: list[Statement], reverse: _Reverse) -> tuple[Statement, ...]:

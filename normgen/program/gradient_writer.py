@@ -25,6 +25,7 @@ from normgen.program.monomials import (
     raised,
 )
 from normgen.program.normalised import fresh
+from normgen.program.ordered import opened
 from normgen.program.shared_terms import term_name
 from normgen.spec import Kind
 
@@ -209,7 +210,7 @@ class GradientWriter:
         for name in defined_names(statement):
             self._written[symbol(name)] = symbol(name)
         if isinstance(statement, Map):
-            self._by_expr.setdefault((statement.expr, statement.kind), value)
+            self._by_expr.setdefault((opened(statement.expr), statement.kind), value)
         self.statements.append(statement)
 
     def _write_sum(self, value: sp.Symbol) -> sp.Symbol:
