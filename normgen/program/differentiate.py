@@ -20,6 +20,7 @@ import sympy as sp
 
 from normgen.errors import ProgramError, did_you_mean
 from normgen.program.algebra import Algebra
+from normgen.program.chain_order import in_chain_order
 from normgen.program.derivative import derivative
 from normgen.program.gradient_writer import GradientWriter
 from normgen.program.ir import (
@@ -94,7 +95,8 @@ def differentiate(
     _known(tuple(added), names, "only a gradient can be accumulated")
     for name in sorted(chosen, key=lambda n: _KIND_ORDER.index(inputs[n])):
         writer.gradient(f"d{name}", inputs[name], gradients.get(name, {}), accumulate=f"d{name}" in added)
-    statements = share_terms(writer.statements, reverse.kinds | reverse.algebra.kinds, reverse.taken)
+    statements = in_chain_order(writer.statements, reverse.forward, reverse.given())
+    statements = share_terms(statements, reverse.kinds | reverse.algebra.kinds, reverse.taken)
     return check(RowProgram(f"{program.name}_backward", _in_order(statements, reverse), program.scalars))
 
 
@@ -191,6 +193,10 @@ class _Reverse:
     def writer(self) -> GradientWriter:
         return GradientWriter(self.algebra, self.forward, self.loaded, self.named, self.taken)
 
+    def given(self) -> tuple[sp.Symbol, ...]:
+        """The cotangents that have a name: those of the outputs, and those of values."""
+        return (*(symbol(f"d{t}") for t in self.sources), *self.named)
+
     def _receive(self, name: str, poly: Poly) -> None:
         add_into(self.cotangents.setdefault(name, {}), self.algebra.poly(poly))
 
@@ -254,8 +260,7 @@ class _Reverse:
         return {((value, sp.Integer(1)),): sp.Integer(1)}
 
     def _bare(self) -> set[tuple[tuple[sp.Symbol, sp.Integer], ...]]:
-        known = [symbol(f"d{t}") for t in self.sources]
-        return {((value, sp.Integer(1)),) for value in (*known, *self.named)}
+        return {((value, sp.Integer(1)),) for value in self.given()}
 
 
 def _opened(statement: Statement) -> Statement:

@@ -63,6 +63,11 @@ def quotient(left: sp.Expr, right: sp.Expr) -> sp.Expr:
     return product(left, 1 / right)
 
 
+def square(expr: sp.Expr) -> sp.Expr:
+    """(a * b)**2 as the square of the product: sympy's a**2 * b**2 overflows where a * b does not."""
+    return (Ordered(*expr.args) if expr.is_Mul else expr) ** 2
+
+
 def settled(expr: sp.Expr) -> sp.Expr:
     """`expr` with sympy's product wherever two single factors stand alone: their order changes nothing."""
     return _settled(expr, is_bracket=False)

@@ -81,6 +81,18 @@ def test_a_sum_keeps_its_order() -> None:
     assert "y_values[i] = c_i + y_part2_i;" in text
 
 
+def test_the_square_of_a_product_is_taken_of_the_product() -> None:
+    text = '[tensors]\nx = "input"\nb = "input"\ny = "output"\n[formulas]\nh = "x * b"\n'
+    text += 'm = "mean(h)"\ny = "h * rsqrt(mean((h - m)**2) + 1)"\n'
+    problem = problem_for(parse(f'name = "made_up"\n{text}'), shape="8x96")
+    emitted = emit(problem, Schedule(variance="sum_of_squares")).text
+    assert re.search(r"h_squares \+= h_i \* h_i;", emitted)
+    inline = problem_for(
+        parse('name = "made_up"\n' + text.replace("(h)", "(x*b)").replace("(h -", "(x*b -")), shape="8x96"
+    )
+    assert "_squares += (b_i * x_i) * (b_i * x_i);" in emit(inline, Schedule(variance="sum_of_squares")).text
+
+
 def solved(problem: Problem, tensors: dict[str, Any] | None = None) -> tuple[verify.Inputs, verify.Outputs]:
     inputs, outputs = verify.make_inputs(problem), verify.make_outputs(problem)
     for name, value in (tensors or {}).items():
@@ -116,13 +128,13 @@ LEAVES = "abcdef"
 
 
 @st.composite
-def trees(draw: st.DrawFn) -> str:
+def trees(draw: st.DrawFn, operators: str = "**/+-") -> str:
     """A bracketed formula of 3 to 6 distinct tensors."""
     names = draw(st.permutations(LEAVES).map(lambda p: list(p)))
     parts = names[: draw(st.integers(3, 6))]
     while len(parts) > 1:
         at = draw(st.integers(0, len(parts) - 2))
-        operator = draw(st.sampled_from("**/+-"))
+        operator = draw(st.sampled_from(operators))
         parts[at : at + 2] = [f"({parts[at]} {operator} {parts[at + 1]})"]
     return parts[0]
 
@@ -140,25 +152,81 @@ def written(tree: Expression, values: dict[str, Any]) -> Any:
             raise AssertionError(tree)
 
 
-def printed(spec: Spec, values: dict[str, Any]) -> Any:
+def printed(spec: Spec, values: dict[str, Any], direction: str = "forward") -> dict[str, Any]:
     """The emitted expressions, read back as text and computed in float32: + - * / are alike in C and Python."""
-    problem = problem_for(spec, shape="8x96")
+    problem = problem_for(spec, shape="8x96", direction=direction)
+    program = passes_of(problem, Schedule())[-1][1]
     known = dict(values)
-    for statement in passes_of(problem, Schedule())[-1][1].maps:
+    for statement in program.maps:
         text = Printer({name: name for name in known}).text(statement.expr)
         known[statement.name] = eval(text, {"__builtins__": {}}, known)
-    return known["y"]
+    return {store.tensor: known[store.value] for store in program.stores}
+
+
+def drawn(seed: int, spread: float) -> dict[str, Any]:
+    """Random float32 values of every leaf, and dy, up to `spread` powers of ten from 1."""
+    rng = np.random.default_rng(seed)
+    shape = (len(LEAVES) + 1, 64)
+    size = 10.0 ** rng.uniform(-spread, spread, shape) * rng.choice([-1, 1], shape)
+    return dict(zip([*LEAVES, "dy"], size.astype(np.float32), strict=True))
 
 
 @given(formula=trees(), seed=st.integers(0, 2**32 - 1), spread=st.sampled_from([1.0, 8.0, 20.0]))
 @settings(max_examples=300, deadline=None)
 def test_the_printed_text_computes_the_written_tree_to_the_last_bit(formula: str, seed: int, spread: float) -> None:
-    """Also where an intermediate value overflows or underflows: `spread` is in powers of ten."""
-    rng = np.random.default_rng(seed)
-    size = 10.0 ** rng.uniform(-spread, spread, (len(LEAVES), 64)) * rng.choice([-1, 1], (len(LEAVES), 64))
-    values = dict(zip(LEAVES, size.astype(np.float32), strict=True))
+    """Also where an intermediate value overflows or underflows."""
+    values = drawn(seed, spread)
     with np.errstate(all="ignore"):
         want = written(parse_formula(formula), values)
-        got = printed(spec_of(formula, " ".join(LEAVES)), values)
+        got = printed(spec_of(formula, " ".join(LEAVES)), values)["y"]
     assert got.dtype == np.float32
     np.testing.assert_array_equal(got, want)
+
+
+def reversed_mode(tree: Expression, cotangent: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """The gradients of a product's leaves in float32, an operation at a time, from the root down."""
+    match tree:
+        case Name(name=name):
+            return {f"d{name}": cotangent}
+        case Binary(operator="*", left=left, right=right):
+            a, b = written(left, values), written(right, values)
+            return reversed_mode(left, cotangent * b, values) | reversed_mode(right, cotangent * a, values)
+        case _:
+            raise AssertionError(tree)
+
+
+@given(formula=trees("*"), seed=st.integers(0, 2**32 - 1), spread=st.sampled_from([1.0, 8.0, 20.0]))
+@settings(max_examples=60, deadline=None)
+def test_the_gradients_of_a_product_are_those_of_reverse_mode_to_the_last_bit(
+    formula: str, seed: int, spread: float
+) -> None:
+    """They overflow only where a value of the formula, or the gradient of one, does."""
+    values = drawn(seed, spread)
+    with np.errstate(all="ignore"):
+        want = reversed_mode(parse_formula(formula), values["dy"], values)
+        got = printed(spec_of(formula, " ".join(LEAVES)), values, "backward")
+    assert set(got) == set(want)
+    for name, value in want.items():
+        np.testing.assert_array_equal(got[name], value, err_msg=name)
+
+
+GRADIENTS = {
+    "x * weight * b * c": {"dx": "dy_i * c_i * b_i * weight_i", "db": "dy_i * c_i * (x_i * weight_i)"},
+    "x / b * weight * c": {"db": "-dy_i * c_i * weight_i * (x_i / b_i) / b_i", "dx": "dy_i * c_i * weight_i / b_i"},
+    "x * (b * weight) * tanh(c)": {
+        "db": "dy_i * tanh_c_i * x_i * weight_i",
+        "dc": "dy_i * (x_i * (b_i * weight_i)) * (1.0f - tanh_c_i * tanh_c_i)",
+    },
+    "x * rsqrt(mean(x*x) + eps) * b * c": {
+        "db": "dy_i * c_i * xhat_i",
+        "dc": "dy_i * (xhat_i * b_i)",
+    },
+}
+
+
+@pytest.mark.parametrize("formula", GRADIENTS)
+def test_a_gradient_is_emitted_in_the_order_of_the_chain_rule(formula: str) -> None:
+    problem = problem_for(spec_of(formula, "x b c"), shape="8x96", direction="backward")
+    text = emit(problem, default_schedule(problem, target("h200"))).text
+    for name, line in GRADIENTS[formula].items():
+        assert f"{name}_values[i] = {line};" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,17 @@ def test_the_banner_names_formula_spec_device_and_command_and_no_date() -> None:
 def test_a_text_from_another_generator_than_the_tuned_one_says_so() -> None:
     assert "another generator revision" not in only(record()).text
     assert "another generator revision" in only(record(generator="0123456789ab")).text
+
+
+def test_a_backward_header_without_a_statistic_writes_the_zero_gradient_of_what_only_that_statistic_reads(
+    tmp_path: Path,
+) -> None:
+    tensors = 'x = "input"\nb = "parameter"\ny = "output"\nm = { role = "statistic", optional = true }\n'
+    spec = parse(f'name = "own"\n[tensors]\n{tensors}[formulas]\nm = "mean(x + b)"\ny = "2 * x"\n')
+    made = record(spec, direction="backward", without=("m",))
+    text = export.export_record(made, tmp_path, spec=spec).read_text()
+    assert re.search(r"own_bwd_f32_without_m\(\s*float\* dx, float\* db,", text)
+    assert "write_default(db + column, db_vec);" in text
 
 
 def test_measured_records_win_over_predicted_ones_and_cold_ones_over_hot_ones() -> None:
