@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 
 from normgen.dtypes import F32, DType
 from normgen.dtypes import dtype as dtype_named
-from normgen.errors import UsageError, did_you_mean
+from normgen.errors import SpecError, UsageError, did_you_mean
 from normgen.spec import Kind, Role, Spec, Tensor
 
 
@@ -208,7 +208,7 @@ def make_problem(
     reads      backward only: the forward's tensors that the kernel reads (default: inputs, parameters, what is saved)
     gradients  backward only: the tensors to differentiate with respect to (default: every input and parameter)
 
-    Errors: UsageError for a name, dtype, shape, pitch or alignment that does not fit.
+    Errors: UsageError for a name, dtype, shape, pitch or alignment that does not fit, SpecError as `check_flow`.
     """
     rows, cols = parse_shape(shape) if isinstance(shape, str) else fold_shape(shape)
     if direction not in list(Direction):
@@ -217,6 +217,8 @@ def make_problem(
     stored = _stored_dtypes(spec, dtype, dtypes or {})
     here = [t for t in spec.tensors if t.name not in without]
     is_forward = direction == Direction.FORWARD
+    if not is_forward:
+        check_flow(spec, without)
     tensors = _forward_tensors(here, stored) if is_forward else _backward_tensors(spec, here, stored, reads, gradients)
     _check_layout(tensors, cols, pitch, align)
     return Problem(
@@ -243,6 +245,36 @@ def _check_names(spec: Spec, named: Iterable[str], without: Collection[str]) -> 
     for name in without:
         if not spec.tensor(name).optional:
             raise UsageError(f"tensor '{name}' of spec '{spec.name}' is not optional", received=f"without {name}")
+
+
+def check_flow(spec: Spec, without: Collection[str]) -> None:
+    """Refuse a backward pass that would start from nothing, or lose the gradient of a statistic.
+
+    The backward pass starts from the gradients of the outputs. A statistic that the spec lists as saved has no
+    gradient of its own, as mean and rstd have none in torch's native_layer_norm.
+
+    Errors: SpecError at the statistic's line; for a spec without an output, at its first statistic's.
+    """
+    here = [t for t in spec.tensors if t.name not in without]
+    statistics = _by_role(here, Role.STATISTIC)
+    where = spec.file or spec.name
+    if not _by_role(here, Role.OUTPUT):
+        raise SpecError(
+            "a backward pass needs an elem output",
+            file=where,
+            line=next((t.line for t in statistics), None),
+            received=f"spec '{spec.name}' with {', '.join(t.name for t in statistics) or 'nothing'} written",
+            hint="give a tensor the role output: a statistic's gradient is not taken",
+        )
+    for lost in (t for t in statistics if t.name not in spec.saved):
+        way_out = f"leave it out (--without {lost.name})" if lost.optional else "make it optional and leave it out"
+        raise SpecError(
+            f"the backward pass does not take the gradient of a statistic, here of '{lost.name}'",
+            file=where,
+            line=lost.line,
+            received=f"a backward problem with the statistic '{lost.name}'",
+            hint=f'{way_out}, or list it under [backward] saved = ["{lost.name}"] if nothing differentiates through it',
+        )
 
 
 def _stored_dtypes(spec: Spec, first: str, given: Mapping[str, str]) -> dict[str, DType]:
@@ -305,8 +337,9 @@ def _backward_tensors(
     sources = _by_role(here, Role.INPUT, Role.PARAMETER)
     wrt = [t for t in sources if gradients is None or t.name in gradients]
     outputs = _by_role(here, Role.OUTPUT)
-    if not wrt or not outputs:
-        raise UsageError(f"spec '{spec.name}' has nothing to differentiate", hint="a backward problem needs an output")
+    if not wrt:
+        rule = f"a backward pass of spec '{spec.name}' writes at least one gradient"
+        raise UsageError(rule, received="gradients of nothing", hint="name an input or a parameter")
 
     def gradient(tensor: Tensor, is_written: bool) -> TensorUse:
         dtype = stored[tensor.name]

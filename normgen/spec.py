@@ -21,7 +21,7 @@ class Role(StrEnum):
 
     INPUT = "input"  # elem, read
     PARAMETER = "parameter"  # col, read
-    STATISTIC = "statistic"  # row, written, always f32
+    STATISTIC = "statistic"  # row, written, always f32; it has no gradient (see Spec.saved)
     OUTPUT = "output"  # elem, written
 
     @property
@@ -81,7 +81,9 @@ class Spec:
 
     `knobs` are searched for forward kernels, `backward_knobs` for backward ones: knob name -> values, as the Schedule
     names them; a knob that is not there takes its default values.
-    `saved` names the statistics and outputs the backward pass reads; the rest it recomputes.
+    `saved` names the statistics and outputs the backward pass reads; the rest it recomputes. A saved statistic has no
+    gradient of its own, as mean and rstd have none in torch's native_layer_norm; a backward pass with any other
+    statistic present is refused.
     """
 
     name: str

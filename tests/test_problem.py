@@ -1,8 +1,11 @@
+from typing import Any
+
 import pytest
 
 from normgen.dtypes import BF16, F16, F32
-from normgen.errors import UsageError
+from normgen.errors import SpecError, UsageError
 from normgen.problem import Direction, Problem, make_problem
+from normgen.program.source import problem_for
 from normgen.spec import Kind
 from normgen.spec_reader import load, parse
 
@@ -84,8 +87,41 @@ def test_backward_may_be_narrowed_to_what_is_read_and_wanted() -> None:
     assert [t.name for t in frozen.tensors] == ["dx", "dy", "x", "weight", "rstd"]
     with pytest.raises(UsageError, match="both read and absent"):
         make_problem(load("layernorm"), shape="4x8", direction="backward", reads=["bias"], without=["bias"])
-    with pytest.raises(UsageError, match="nothing to differentiate"):
-        make_problem(load("row_sum"), shape="4x8", direction="backward")
+    with pytest.raises(UsageError, match="writes at least one gradient"):
+        make_problem(load("softmax"), shape="4x8", direction="backward", gradients=[])
+
+
+Z_LOSS = """
+name = "z_loss"
+[tensors]
+x = "input"
+y = "output"
+lse = "statistic"
+z = { role = "statistic", optional = true }
+[formulas]
+top = "max(x)"
+lse = "top + log(sum(exp(x - top)))"
+z = "lse * lse"
+y = "x - lse"
+"""
+
+
+@pytest.mark.parametrize("ask", [make_problem, problem_for], ids=["make_problem", "problem_for"])
+def test_a_backward_pass_that_would_lose_the_gradient_of_a_statistic_is_refused(ask: Any) -> None:
+    with pytest.raises(SpecError, match=r"(?s)z_loss.toml:6: .* gradient of a statistic.*'lse'.*make it optional"):
+        ask(parse(Z_LOSS, file="z_loss.toml"), shape="4x8", direction="backward")
+    saved = parse(Z_LOSS + '[backward]\nsaved = ["lse"]\n', file="z_loss.toml")
+    with pytest.raises(SpecError, match=r"(?s)z_loss.toml:7: .* gradient of a statistic.*'z'.*--without z"):
+        ask(saved, shape="4x8", direction="backward")
+    problem = ask(saved, shape="4x8", direction="backward", without=["z"])
+    assert [t.name for t in problem.tensors if t.is_written] == ["dx"]
+    assert ask(parse(Z_LOSS), shape="4x8").present >= {"lse", "z"}  # forward
+
+
+@pytest.mark.parametrize("ask", [make_problem, problem_for], ids=["make_problem", "problem_for"])
+def test_a_backward_pass_without_an_output_is_refused_with_file_line_and_hint(ask: Any) -> None:
+    with pytest.raises(SpecError, match=r"(?s)row_sum.toml:6: .*needs an elem output.*total.*hint: .*role output"):
+        ask(load("row_sum"), shape="4x8", direction="backward")
 
 
 @pytest.mark.parametrize(

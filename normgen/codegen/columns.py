@@ -25,16 +25,16 @@ from typing import TYPE_CHECKING
 from normgen.codegen.module import Kernel, Launch, Param, Source
 from normgen.codegen.prelude import environment
 from normgen.codegen.view import Loop, SectionList
-from normgen.program.ir import Reduce, Store
+from normgen.program.ir import Store
 from normgen.schedule.legality import last_tile_sums, last_tiles, sums_pitch, sums_shared_bytes
 from normgen.schedule.schedule import DETERMINISTIC_COLUMNS, TWO_KERNELS
-from normgen.spec import Kind
 
 WARP = 32
 
 if TYPE_CHECKING:
     from normgen.codegen.builder import KernelBuilder
     from normgen.codegen.looks import Site
+    from normgen.codegen.printer import Printer
 
 FINISH_THREADS = 512
 FINISH_BLOCKS = 132  # enough blocks to read partial rows with most SMs of a large GPU
@@ -46,21 +46,17 @@ class ColumnSums:
 
     def __init__(self, builder: KernelBuilder) -> None:
         self.b = builder
-        self.reduces: tuple[Reduce, ...] = builder.program.col_reduces
+        self.stores = [store for store, _ in builder.program.col_terms]
+        self.terms = [term for _, term in builder.program.col_terms]
         self.how = builder.schedule.columns
         self.pitch = sums_pitch(builder.problem)
 
     def __bool__(self) -> bool:
-        return bool(self.reduces)
+        return bool(self.stores)
 
     @property
     def names(self) -> list[str]:
-        return [r.names[0] for r in self.reduces]
-
-    @property
-    def stores(self) -> list[Store]:
-        by_value = {s.value: s for s in self.b.program.stores if s.kind is Kind.COL}
-        return [by_value[name] for name in self.names]
+        return [store.tensor for store in self.stores]
 
     @property
     def in_registers(self) -> bool:
@@ -120,17 +116,17 @@ class ColumnSums:
             return 0
         if self.in_partials:
             return last_tiles(self.b.problem) * TICKET_BYTES if self.by_tile else 0
-        return len(self.reduces) * self.pitch * 4 + TICKET_BYTES
+        return len(self.stores) * self.pitch * 4 + TICKET_BYTES
 
     @property
     def column_bytes(self) -> int:
         """What of the fixed bytes each column costs when cols is a run-time value."""
-        return len(self.reduces) * 4 if self.b.problem.any_cols else 0
+        return len(self.stores) * 4 if self.b.problem.any_cols else 0
 
     @property
     def block_bytes(self) -> int:
         """A block's part of its partial row; the blocks of a cluster fill one together."""
-        row = len(self.reduces) * self.pitch * 4 if self and self.in_partials else 0
+        row = len(self.stores) * self.pitch * 4 if self and self.in_partials else 0
         return row // self.b.schedule.cluster
 
     def params(self) -> list[Param]:
@@ -158,13 +154,13 @@ class ColumnSums:
         tile = last_tile_sums(self.b.problem)
         return [
             pitch,
-            ("kRowSums", f"{len(self.reduces)} * kPitch", "cells of a partial row"),
+            ("kRowSums", f"{len(self.stores)} * kPitch", "cells of a partial row"),
             ("kTileSums", str(tile), "of them in a tile"),
             ("kTiles", str(last_tiles(self.b.problem)), ""),
         ]
 
     def start(self, index: int) -> str:
-        """Offset of the sums of reduction `index`, ready to be added to a column."""
+        """Offset of the sums of column output `index`, ready to be added to a column."""
         pitch = "cols" if self.b.problem.any_cols else "kPitch"
         return "" if index == 0 else f"{pitch} + " if index == 1 else f"{index} * {pitch} + "
 
@@ -189,11 +185,13 @@ class ColumnSums:
                 "__syncthreads();",
             )
 
-    def elem_lines(self, printed: dict[str, str], site: Site) -> list[str]:
-        """What one element adds at a site; `printed` maps a column reduction to the text of its argument."""
+    def elem_lines(self, printer: Printer, site: Site) -> list[str]:
+        """What one element adds at a site; a sum that is 0 stays as it starts."""
         lines = []
-        for index, name in enumerate(self.names):
-            text = printed[name]
+        for index, (name, term) in enumerate(zip(self.names, self.terms, strict=True)):
+            if term == 0:
+                continue
+            text = printer.text(term)
             if self.in_registers:
                 sum_ = f"{name}_edge_sum" if site.at == "edge" else f"{name}_sum[step][i]"
                 line = f"{sum_} += {text};"

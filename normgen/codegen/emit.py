@@ -184,7 +184,7 @@ def vectors_of(problem: Problem, schedule: Schedule, program: RowProgram) -> Vec
     reads = sorted({*elem_reads, "default"})
     writes = [schedule.store] if any(t.is_written for t in problem.elem_tensors) else []
     slots = schedule.hold in ("shared", "hybrid") and schedule.copy == "direct"
-    shared_writes = ["default"] if slots or program.col_reduces else []
+    shared_writes = ["default"] if slots or program.col_terms else []
     return Vectors(
         ctypes=tuple(sorted({t.dtype.ctype for t in problem.tensors})),
         reads=tuple(reads),

@@ -19,7 +19,7 @@ from normgen.codegen.reductions import CONSTANTS, state_of, steps_of
 from normgen.codegen.spelling import unmarked
 from normgen.codegen.view import Loop, SectionList, State
 from normgen.problem import Problem
-from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Store, stage_of, used_names, value_kinds
+from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Store, names_of, stage_of, used_names, value_kinds
 from normgen.schedule.legality import register_steps
 from normgen.schedule.schedule import Schedule
 from normgen.spec import Kind
@@ -172,9 +172,7 @@ class Looks:
         if look < len(self.groups):
             return {n for r in self.groups[look] for n in used_names(r)}
         roots = {s.value for s in self.elem_stores}
-        for reduce in self.program.col_reduces:
-            roots |= used_names(reduce)
-        return roots
+        return roots.union(*(names_of(term) for _, term in self.program.col_terms))
 
     @cached_property
     def look_loads(self) -> list[list[Load]]:
@@ -352,12 +350,12 @@ class Looks:
                 text = f"element({before}, {site.index}) + {text}"
             elem.append(f"{store.tensor}_values[{site.index}] = {text};")
             tail += self.store_lines(store, site)
-        elem += self.columns.elem_lines({r.names[0]: printer.text(r.args[0]) for r in self.columns.reduces}, site)
+        elem += self.columns.elem_lines(printer, site)
         return Loop(head=tuple(head), elem=tuple(elem), tail=tuple(tail))
 
     def is_read_in_loop(self, name: str, maps: list[Map]) -> bool:
-        readers: list[Map | Reduce] = [*maps, *self.columns.reduces]
-        return any(name in used_names(m) for m in readers)
+        readers = [*(m.expr for m in maps), *self.columns.terms]
+        return any(name in names_of(expr) for expr in readers)
 
     def vector_of(self, load: Load, look: int, head: list[str], site: Site, place: str) -> str:
         """C text of the access that holds this load in this look; appends its read to `head` where needed."""

@@ -3,6 +3,7 @@
 sympy's own C printer emits double literals, `pow` and its canonical term order; this one knows three
 precedence levels, `f` suffixes, `rsqrtf`, whole powers as products, and puts terms in the order in which
 the program defines their values, so that `(x - mean) * rstd * weight + bias` is printed as it was written.
+An ordered product is printed in its own order and with its own brackets.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sympy as sp
 
 from normgen.errors import ProgramError
 from normgen.program.approximate import exp_approximate
+from normgen.program.ordered import Ordered, steps
 
 SUM, PRODUCT, ATOM = 1, 2, 3  # how tightly a piece of text binds
 LONGEST_PRODUCT = 4  # factors of a power that is written out
@@ -64,6 +66,8 @@ class Printer:
             return (text, ATOM) if expr >= 0 else (text, PRODUCT)
         if isinstance(expr, sp.Add):
             return self._sum(expr), SUM
+        if isinstance(expr, Ordered):
+            return self._ordered(expr), PRODUCT
         if isinstance(expr, sp.Mul):
             return self._product(expr), PRODUCT
         if isinstance(expr, sp.Pow):
@@ -107,10 +111,15 @@ class Printer:
                 below.append(sp.Integer(factor.q))
             else:
                 above.append(factor)
-        numerator = " * ".join(self.operand(f, PRODUCT) for f in sorted(above, key=self._factor_order)) or "1.0f"
+        factors = [(f, ATOM if isinstance(f, Ordered) else PRODUCT) for f in sorted(above, key=self._factor_order)]
+        numerator = " * ".join(self.operand(f, level) for f, level in factors) or "1.0f"
         if not below:
             return numerator
         return " / ".join([numerator, *(self.operand(f, ATOM) for f in sorted(below, key=self._factor_order))])
+
+    def _ordered(self, expr: Ordered) -> str:
+        (_, first), *others = steps(expr)
+        return self.operand(first, PRODUCT) + "".join(f" {sign} {self.operand(e, ATOM)}" for sign, e in others)
 
     def _factor_order(self, factor: sp.Expr) -> tuple[int, ...]:
         return (0 if factor.is_Number else 1, *self._order(factor))

@@ -125,7 +125,7 @@ def problem_of(record: Record, spec: Spec) -> Problem:
     stored = dict(key.dtypes)
     names = {t.name: n for t in spec.tensors for n in (f"d{t.name}", t.name) if n in stored}
     backward = key.direction == Direction.BACKWARD
-    kept = spec.saved if backward else [t.name for t in spec.statistics]
+    kept = {*(spec.saved if backward else ()), *(t.name for t in spec.statistics)}
     optional = [t.name for t in spec.tensors if t.optional and (t.name in kept or t.role in _GIVEN)]
     problem = problem_for(
         spec,
@@ -221,7 +221,12 @@ def _base(problem: Problem) -> Problem:
 def _name(base: Problem) -> str:
     """layernorm_fwd_bf16, with whatever makes another signature named after it: _weight_f32, _accumulate."""
     default = problem_for(
-        base.spec, shape=(1, 1), dtype=base.dtype.name, direction=base.direction.value, gradients=base.gradients
+        base.spec,
+        shape=(1, 1),
+        dtype=base.dtype.name,
+        direction=base.direction.value,
+        without=base.absent,
+        gradients=base.gradients,
     )
     usual = {t.name: t.dtype for t in default.tensors}
     others = {t.name: t.dtype for t in base.tensors if usual.get(t.name, F32) != t.dtype}

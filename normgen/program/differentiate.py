@@ -13,13 +13,14 @@ its cotangent must cancel to 0, as it does in softmax, where the maximum only sh
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 import sympy as sp
 
 from normgen.errors import ProgramError, did_you_mean
 from normgen.program.algebra import Algebra
+from normgen.program.chain_order import in_chain_order
 from normgen.program.derivative import derivative
 from normgen.program.gradient_writer import GradientWriter
 from normgen.program.ir import (
@@ -39,9 +40,11 @@ from normgen.program.ir import (
 from normgen.program.monoid import symbol
 from normgen.program.monomials import UNIT, Poly, add_into
 from normgen.program.normalised import fresh, name_terms
+from normgen.program.ordered import opened
 from normgen.program.shared_terms import share_terms
 from normgen.spec import Kind
 
+NO_TENSORS: Mapping[str, Kind] = {}
 _KIND_ORDER = (Kind.ELEM, Kind.COL, Kind.ROW)
 
 
@@ -62,18 +65,21 @@ def differentiate(
     saved: tuple[str, ...] = (),
     cotangents: tuple[str, ...] | None = None,
     accumulate: bool | tuple[str, ...] = False,
+    unread: Mapping[str, Kind] = NO_TENSORS,
 ) -> RowProgram:
     """The program that computes d<input> for each input in `wrt` from d<output> of each stored elem tensor.
 
-    wrt         loaded tensors to differentiate by; None: all of them
+    wrt         loaded tensors to differentiate by; None: all of them, and those of `unread`
+    unread      tensors, with their kinds, that the program does not load: their gradients are 0
     saved       forward values (row or elem) that are loaded; what is not saved is recomputed
     cotangents  stored tensors whose gradient is given; None: the elem outputs. Others count as constants
-    accumulate  add to the gradients instead of overwriting them: all, or the tensors named (`dweight`)
+    accumulate  add to the gradients instead of overwriting them: all, or the tensors named (`dweight`). The program
+                neither reads nor stores an accumulated gradient that is 0
     Errors: ProgramError for an unknown name, a monoid other than sum, max, absmax, a maximum that does more
     than shift, and a function without a derivative.
     """
     check(program)
-    inputs = {s.name: s.kind for s in program.loads}
+    inputs = {**{s.name: s.kind for s in program.loads}, **unread}
     stored = {s.tensor: s for s in program.stores}
     chosen = tuple(inputs) if wrt is None else _known(wrt, inputs, "gradients are taken by loaded tensors")
     sources = tuple(s.tensor for s in program.stores if s.kind is Kind.ELEM) if cotangents is None else cotangents
@@ -89,7 +95,8 @@ def differentiate(
     _known(tuple(added), names, "only a gradient can be accumulated")
     for name in sorted(chosen, key=lambda n: _KIND_ORDER.index(inputs[n])):
         writer.gradient(f"d{name}", inputs[name], gradients.get(name, {}), accumulate=f"d{name}" in added)
-    statements = share_terms(writer.statements, reverse.kinds | reverse.algebra.kinds, reverse.taken)
+    statements = in_chain_order(writer.statements, reverse.forward, reverse.given())
+    statements = share_terms(statements, reverse.kinds | reverse.algebra.kinds, reverse.taken)
     return check(RowProgram(f"{program.name}_backward", _in_order(statements, reverse), program.scalars))
 
 
@@ -99,14 +106,15 @@ def backward_tensors(
     *,
     wrt: tuple[str, ...] | None = None,
     cotangents: tuple[str, ...] | None = None,
+    unread: Mapping[str, Kind] = NO_TENSORS,
 ) -> tuple[GradientTensor, ...]:
     """Every tensor of `differentiate(program, ...)` in the order of a call.
 
     For layernorm with saved mean and rstd: dx, dweight, dbias, dy, x, weight, mean, rstd.
     """
-    backward = differentiate(program, wrt=wrt, saved=saved, cotangents=cotangents)
+    backward = differentiate(program, wrt=wrt, saved=saved, cotangents=cotangents, unread=unread)
     forward_inputs = {s.name for s in program.loads}
-    order = [*forward_values(program)]
+    order = [*forward_values(program), *unread]
     written = [GradientTensor(name=s.tensor, kind=s.kind, is_written=True, of=s.tensor[1:]) for s in backward.stores]
     written.sort(key=lambda t: order.index(t.of))
     read = []
@@ -156,7 +164,7 @@ class _Reverse:
         self.kinds.update((f"d{tensor}", store.kind) for tensor, store in sources.items())
         self.loaded = {s.name: s.kind for s in program.loads}
         self.loaded.update((name, self.kinds[name]) for name in (*saved, *(f"d{t}" for t in sources)))
-        self.algebra = Algebra(self.forward, self.kinds, frozenset(saved))
+        self.algebra = Algebra(list(map(_opened, self.forward)), self.kinds, frozenset(saved))
         self.sources = sources
         self.named: dict[sp.Symbol, Poly] = {}
         self.cotangents: dict[str, Poly] = {}
@@ -185,6 +193,10 @@ class _Reverse:
     def writer(self) -> GradientWriter:
         return GradientWriter(self.algebra, self.forward, self.loaded, self.named, self.taken)
 
+    def given(self) -> tuple[sp.Symbol, ...]:
+        """The cotangents that have a name: those of the outputs, and those of values."""
+        return (*(symbol(f"d{t}") for t in self.sources), *self.named)
+
     def _receive(self, name: str, poly: Poly) -> None:
         add_into(self.cotangents.setdefault(name, {}), self.algebra.poly(poly))
 
@@ -197,7 +209,7 @@ class _Reverse:
         if not cotangent or statement.name not in self.active:
             return
         dependencies = self._dependencies(statement)
-        locals_ = {n: self.algebra.poly(derivative(statement.expr, symbol(n))) for n in dependencies}
+        locals_ = {n: self.algebra.poly(derivative(opened(statement.expr), symbol(n))) for n in dependencies}
         cotangent = self._named(statement, cotangent, locals_)
         for name, local in locals_.items():
             self._fan_in(name, self.algebra.times(cotangent, local), from_kind=statement.kind)
@@ -219,7 +231,7 @@ class _Reverse:
                 hint="differentiate the program as written, before rewrites such as welford or online",
             )
         for name in self._dependencies(statement):
-            local = self.algebra.poly(derivative(statement.args[0], symbol(name)))
+            local = self.algebra.poly(derivative(opened(statement.args[0]), symbol(name)))
             self._fan_in(name, self.algebra.times(cotangents[0] or {}, local), from_kind=Kind.ELEM)
 
     def _fan_in(self, name: str, poly: Poly, *, from_kind: Kind) -> None:
@@ -248,8 +260,18 @@ class _Reverse:
         return {((value, sp.Integer(1)),): sp.Integer(1)}
 
     def _bare(self) -> set[tuple[tuple[sp.Symbol, sp.Integer], ...]]:
-        known = [symbol(f"d{t}") for t in self.sources]
-        return {((value, sp.Integer(1)),) for value in (*known, *self.named)}
+        return {((value, sp.Integer(1)),) for value in self.given()}
+
+
+def _opened(statement: Statement) -> Statement:
+    """The statement with sympy's products, in which the algebra finds equal terms."""
+    match statement:
+        case Map(expr=expr):
+            return replace(statement, expr=opened(expr))
+        case Reduce(args=args):
+            return replace(statement, args=tuple(map(opened, args)))
+        case _:
+            return statement
 
 
 def _in_order(statements: list[Statement], reverse: _Reverse) -> tuple[Statement, ...]:

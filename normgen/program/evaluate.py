@@ -17,6 +17,7 @@ import sympy as sp
 from normgen.errors import ProgramError, did_you_mean
 from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Store, value_kinds
 from normgen.program.monoid import LOWEST, Monoid, Recipe, symbol
+from normgen.program.ordered import Ordered, steps
 from normgen.spec import Kind
 
 Array = npt.NDArray[Any]
@@ -174,6 +175,8 @@ def evaluate_expr(expr: sp.Expr, values: Mapping[sp.Symbol, Array]) -> Array:
         return found
     if expr.is_number:
         return np.asarray(float(expr), dtype)
+    if isinstance(expr, Ordered):
+        return _ordered([(sign, evaluate_expr(operand, values)) for sign, operand in steps(expr)])
     args = [evaluate_expr(arg, values) for arg in expr.args]
     if expr.is_Pow:
         return _power(args[0], expr.exp, args[1])
@@ -184,6 +187,13 @@ def evaluate_expr(expr: sp.Expr, values: Mapping[sp.Symbol, Array]) -> Array:
     result = args[0] if len(args) > 1 else operation(*args)
     for arg in args[1:]:
         result = operation(result, arg)
+    return result
+
+
+def _ordered(operands: list[tuple[str, Array]]) -> Array:
+    (_, result), *others = operands
+    for sign, operand in others:
+        result = np.asarray(result * operand if sign == "*" else result / operand)
     return result
 
 

@@ -5,6 +5,8 @@ refused with file, line and column.
 
     number  name  e + e  e - e  e * e  e / e  -e  e ** number  function(e[, e])
 
+Kernels compute it in this order: left to right, brackets first, products as written.
+
 Reductions (`sum`, `mean`, `max`, `absmax`) run over the columns of a row. `cols` is the length of a row.
 """
 

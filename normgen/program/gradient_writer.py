@@ -25,6 +25,7 @@ from normgen.program.monomials import (
     raised,
 )
 from normgen.program.normalised import fresh
+from normgen.program.ordered import opened
 from normgen.program.shared_terms import term_name
 from normgen.spec import Kind
 
@@ -60,8 +61,10 @@ class GradientWriter:
     # -- gradients -----------------------------------------------------------------------------------------
 
     def gradient(self, tensor: str, kind: Kind, poly: Poly, *, accumulate: bool) -> None:
-        """The statements that compute and store one gradient."""
+        """The statements that compute and store one gradient; adding zeros to a tensor is no statement."""
         expr = self.assembled(poly, kind, tensor)
+        if accumulate and expr == 0:
+            return
         known = self._by_expr.get((expr, kind))
         value = symbol(tensor) if known is None else known
         if known is None:
@@ -207,7 +210,7 @@ class GradientWriter:
         for name in defined_names(statement):
             self._written[symbol(name)] = symbol(name)
         if isinstance(statement, Map):
-            self._by_expr.setdefault((statement.expr, statement.kind), value)
+            self._by_expr.setdefault((opened(statement.expr), statement.kind), value)
         self.statements.append(statement)
 
     def _write_sum(self, value: sp.Symbol) -> sp.Symbol:

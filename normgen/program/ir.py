@@ -99,6 +99,12 @@ class RowProgram:
         return tuple(r for r in self.reduces if r.kind is Kind.COL)
 
     @property
+    def col_terms(self) -> tuple[tuple[Store, sp.Expr], ...]:
+        """What every column output sums over all rows, in the order of the stores; what is no sum is 0."""
+        sums = {s.names[0]: s.args[0] for s in self.col_reduces}
+        return tuple((s, sums.get(s.value, sp.Integer(0))) for s in self.stores if s.kind is Kind.COL)
+
+    @property
     def maps(self) -> tuple[Map, ...]:
         return tuple(s for s in self.statements if isinstance(s, Map))
 
@@ -132,9 +138,14 @@ def used_exprs(statement: Statement) -> tuple[sp.Expr, ...]:
             return (symbol(value),)
 
 
+def names_of(expr: sp.Expr) -> frozenset[str]:
+    """Names of the values and scalars an expression reads (never `cols`)."""
+    return frozenset(s.name for s in expr.free_symbols if s != COLS)
+
+
 def used_names(statement: Statement) -> frozenset[str]:
     """Names of the values and scalars a statement reads (never `cols`)."""
-    return frozenset(s.name for e in used_exprs(statement) for s in e.free_symbols if s != COLS)
+    return frozenset().union(*map(names_of, used_exprs(statement)))
 
 
 def value_kinds(program: RowProgram) -> dict[str, Kind]:
@@ -169,7 +180,7 @@ def looks(program: RowProgram) -> int:
     """How often the row must be looked at: its stages, plus one if elem or col results need them."""
     stages = stage_of(program)
     row_stages = max((stages[n] for r in program.row_reduces for n in r.names), default=0)
-    needs_final = any(s.kind is Kind.ELEM for s in program.stores) or bool(program.col_reduces)
+    needs_final = any(s.kind is Kind.ELEM for s in program.stores) or bool(program.col_terms)
     return row_stages + (1 if needs_final else 0)
 
 
@@ -189,6 +200,10 @@ def check(program: RowProgram) -> RowProgram:
                 raise ProgramError("a value is defined once", received=f"{name} in: {text}")
             assert not isinstance(statement, Store)
             kinds[name] = statement.kind
+    sums = {name for r in program.col_reduces for name in r.names} | {m.name for m in program.maps if m.expr == 0}
+    for store in program.stores:
+        if store.kind is Kind.COL and store.value not in sums:
+            raise ProgramError("a column output is a sum over the rows, or 0", received=show_statement(store))
     stored = [s.tensor for s in program.stores]
     if len(stored) != len(set(stored)):
         raise ProgramError("a tensor is stored once", received=", ".join(stored))

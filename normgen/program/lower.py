@@ -3,7 +3,7 @@
 The author's order of operations is part of the accuracy contract, but sympy sorts and merges as it likes:
 `x - m - l` may come back as `x - l - m`, `2*(x - m)` as `2*x - 2*m`, `(x/m)*(x/m)` as `x**2/m**2`. Wherever
 that could change rounding or overflow, the inner term becomes a value of its own (`y_part`), which no rebuild
-of an expression can take apart.
+of an expression can take apart. Products and quotients keep their order and their brackets as `Ordered` ones.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from normgen.program.cleanup import without_dead_code
 from normgen.program.formula import Binary, Call, Expression, Name, Number, Power, names_in, parse_formula
 from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Statement, Store, check, join
 from normgen.program.monoid import ABSMAX, MAX, SUM, Monoid, symbol
+from normgen.program.ordered import is_product, opened, product, quotient, settled
 from normgen.spec import Formula, Kind, Spec, Tensor
 
 _MONOIDS = {"sum": SUM, "mean": SUM, "max": MAX, "absmax": ABSMAX}
@@ -146,7 +147,7 @@ class _Lowering:
         if isinstance(tree, Call) and _is_reduction(tree):
             expr = self.reduction(name, tree, wish=None if written is Kind.ELEM else name)
         else:
-            expr = self.expr(name, tree)
+            expr = settled(self.expr(name, tree))
         if expr == symbol(name) or expr.is_number:
             return expr
         if written is not None and self.kind_of(expr) is not written:
@@ -157,6 +158,7 @@ class _Lowering:
         """`expr` as a value of its own, so that sympy cannot merge it with what surrounds it."""
         if not expr.args or expr.is_number:
             return expr
+        expr = settled(expr)
         key = ("part", expr)
         if key not in self.shared:
             self.shared[key] = self.map(self.fresh(f"{owner}_part"), expr)
@@ -191,12 +193,12 @@ class _Lowering:
         for number, other in ((a, b), (b, a)):
             if number.is_number and number not in (0, 1, -1) and other.is_Add:
                 a, b = (self.part(owner, e) if e is other else e for e in (a, b))
-        return a * b if operator == "*" else a / b
+        return product(a, b) if operator == "*" else quotient(a, b)
 
     def power(self, owner: str, base: sp.Expr, exponent: sp.Rational) -> sp.Expr:
         if base == 0 and exponent < 0:
             raise self.error(owner, "division by 0")
-        return (self.part(owner, base) if base.is_Mul or base.is_Pow else base) ** exponent
+        return (self.part(owner, base) if is_product(base) or base.is_Pow else base) ** exponent
 
     def function(self, owner: str, function: str, args: list[sp.Expr]) -> sp.Expr:
         first = args[0]
@@ -222,7 +224,7 @@ class _Lowering:
 
     def reduction(self, owner: str, call: Call, wish: str | None = None) -> sp.Expr:
         """The symbol of a row reduction's result (for `mean`: over cols); equal reductions are one."""
-        arg, monoid = self.expr(owner, call.args[0]), _MONOIDS[call.function]
+        arg, monoid = settled(self.expr(owner, call.args[0])), _MONOIDS[call.function]
         kind = self.kind_of(arg)
         if kind is Kind.COL:
             raise self.error(owner, f"{call.function} reduces a row, so it reads a row input")
@@ -232,7 +234,7 @@ class _Lowering:
         if key not in self.shared:
             self.shared[key] = self.reduce(self.reduction_name(owner, arg, monoid, wish), monoid, arg)
         total = self.shared[key]
-        return total / COLS if call.function == "mean" else total
+        return quotient(total, COLS) if call.function == "mean" else total
 
     def reduction_name(self, owner: str, arg: sp.Expr, monoid: Monoid, wish: str | None) -> str:
         if wish is not None:
@@ -260,7 +262,8 @@ def _of_constant(function: str, value: sp.Expr) -> sp.Expr:
 
 def _bases(expr: sp.Expr) -> frozenset[sp.Expr]:
     """The bases whose powers make up a product, constants aside."""
-    return frozenset(factor.as_base_exp()[0] for factor in sp.Mul.make_args(expr) if not factor.is_number)
+    factors = sp.Mul.make_args(opened(expr))
+    return frozenset(factor.as_base_exp()[0] for factor in factors if not factor.is_number)
 
 
 def _merges(a: sp.Expr, b: sp.Expr) -> bool:

@@ -14,6 +14,7 @@ import sympy as sp
 
 from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Statement, Store, defined_names, join, used_exprs
 from normgen.program.monoid import symbol
+from normgen.program.ordered import is_product, opened, settled
 from normgen.spec import Kind
 
 _POWER_NAMES = {sp.Rational(-1, 2): "rsqrt", sp.Rational(1, 2): "sqrt", sp.Integer(-1): "inv"}
@@ -70,16 +71,19 @@ class _TermNamer:
             case Store():
                 return
             case Map(name=name, kind=Kind.ELEM, expr=expr):
-                named = self.rewritten(expr, is_whole=True)
-                self.known.setdefault(named, symbol(name))
+                named = settled(self.rewritten(expr, is_whole=True))
+                self.known.setdefault(opened(named), symbol(name))
                 self.append(Map(name, Kind.ELEM, named))
             case Map(name=name, expr=expr):
-                self.known.setdefault(expr, symbol(name))
+                self.known.setdefault(opened(expr), symbol(name))
                 self.append(statement)
             case Reduce(names=names, kind=kind, monoid=monoid, args=args):
-                self.append(Reduce(names, kind, monoid, tuple(self.rewritten(a, is_whole=False) for a in args)))
+                self.append(Reduce(names, kind, monoid, tuple(map(self.argument, args))))
             case Load():
                 self.append(statement)
+
+    def argument(self, expr: sp.Expr) -> sp.Expr:
+        return settled(self.rewritten(expr, is_whole=False))
 
     def append(self, statement: Load | Reduce | Map) -> None:
         read = [s.name for e in used_exprs(statement) for s in e.free_symbols if s != COLS]
@@ -100,11 +104,11 @@ class _TermNamer:
             return expr
         args = tuple(self.rewritten(arg, is_whole=False) for arg in expr.args)
         expr = expr if args == expr.args else expr.func(*args)
-        if expr in self.known and not is_whole:
-            return self.known[expr]
+        if opened(expr) in self.known and not is_whole:
+            return self.known[opened(expr)]
         if expr.is_Pow and expr.base.is_Add and kind_of(expr, self.kinds) is Kind.ROW:
             return expr if is_whole else self.row_power(expr)
-        return self.normalised(expr, is_whole=is_whole) if expr.is_Mul else expr
+        return self.normalised(expr, is_whole=is_whole) if is_product(expr) else expr
 
     def row_power(self, expr: sp.Expr) -> sp.Symbol:
         values = sorted(s.name for s in expr.free_symbols if s != COLS and self.kinds[s.name] is Kind.ROW)
@@ -112,7 +116,7 @@ class _TermNamer:
 
     def new_map(self, name: str, kind: Kind, expr: sp.Expr) -> sp.Symbol:
         value = symbol(fresh(name, self.taken))
-        self.known[expr] = value
+        self.known[opened(expr)] = value
         self.append(Map(value.name, kind, expr))
         return value
 
@@ -137,12 +141,12 @@ class _TermNamer:
         else:
             used = roots
         if value is None:
-            if core == expr and is_whole:
+            if core == opened(expr) and is_whole:
                 return expr
             value, used = self.new_map(self.hat_name(centre), Kind.ELEM, core), roots
-        unused = [sp.Pow(r, power) for r in roots if r not in used]
-        others = [f for f in expr.args if f is not elem and f not in rows]
-        return sp.Mul(*others, *unused, sp.Pow(value, power))
+        gone = [sp.Pow(root, power) for root in used]
+        factors = [sp.Pow(value, power) if f is elem else f for f in expr.args if f not in gone]
+        return expr.func(*factors)
 
     def longest_known(self, centre: sp.Expr, roots: list[sp.Expr]) -> tuple[sp.Symbol | None, list[sp.Expr]]:
         """A map known already that is the centre times some of the row factors."""

@@ -7,6 +7,8 @@ from typing import Any
 import sympy as sp
 from sympy.printing.str import StrPrinter
 
+from normgen.program.ordered import Ordered, steps
+
 
 class _Printer(StrPrinter):  # type: ignore[misc]  # sympy has no types
     def _as_ordered_terms(self, expr: sp.Expr, order: str | None = None) -> list[Any]:
@@ -17,6 +19,11 @@ class _Printer(StrPrinter):  # type: ignore[misc]  # sympy has no types
         if expr.exp == sp.Rational(-1, 2):
             return f"rsqrt({self._print(expr.base)})"
         return str(super()._print_Pow(expr, rational=rational))
+
+    def _print_Ordered(self, expr: Ordered) -> str:
+        (_, first), *others = steps(expr)
+        shown = [sign + self.parenthesize(operand, expr.precedence, strict=False) for sign, operand in others]
+        return "".join([self.parenthesize(first, expr.precedence), *shown])
 
     def _print_Mul(self, expr: sp.Expr) -> str:
         """Sums first, as in `(x - mean)*rstd`; reciprocal square roots as factors, not as quotients."""

@@ -36,6 +36,7 @@ from normgen.program.ir import (
     value_kinds,
 )
 from normgen.program.monoid import MAX, ONLINE_SOFTMAX, SUM, WELFORD, symbol
+from normgen.program.ordered import square
 from normgen.spec import Kind
 
 VARIANCE = ("two_pass", "sum_of_squares", "shifted", "welford")
@@ -205,7 +206,7 @@ def _sum_of_squares(program: RowProgram, pair: _Pair) -> dict[str, tuple[Stateme
     return {
         pair.second.names[0]: (
             *(() if pair.mean else (Map(mean, Kind.ROW, total / COLS),)),
-            Reduce((squares,), Kind.ROW, SUM, (pair.e**2,)),
+            Reduce((squares,), Kind.ROW, SUM, (square(pair.e),)),
             Map(pair.second.names[0], Kind.ROW, left),
         )
     }

@@ -10,6 +10,7 @@ import sympy as sp
 from normgen.program.ir import Load, Map, Reduce, Statement, Store, used_exprs
 from normgen.program.monoid import symbol
 from normgen.program.normalised import fresh, kind_of
+from normgen.program.ordered import is_product
 from normgen.spec import Kind
 
 
@@ -36,7 +37,7 @@ def term_name(term: sp.Expr) -> str:
         terms = sorted(term.args, key=lambda t: (t.could_extract_minus_sign(), t.is_number, str(t)))
         words = [("minus_" if t.could_extract_minus_sign() else "plus_") + term_name(abs_term(t)) for t in terms]
         return "_".join(words).removeprefix("plus_").rstrip("_")
-    if term.is_Mul:
+    if is_product(term):
         return "_".join(filter(None, map(term_name, term.args)))
     if term.is_Pow:
         return f"{term_name(term.base)}_power" if term.exp != -1 else f"inv_{term_name(term.base)}"

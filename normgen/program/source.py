@@ -7,25 +7,34 @@ from functools import cache
 from typing import Unpack
 
 from normgen.errors import UsageError
-from normgen.problem import Direction, Problem, Question, make_problem
+from normgen.problem import Direction, Problem, Question, check_flow, make_problem
 from normgen.program.differentiate import backward_tensors, differentiate
 from normgen.program.ir import RowProgram
 from normgen.program.lower import lower
-from normgen.spec import Spec
+from normgen.spec import Kind, Spec
 
 
 @cache
 def written_program(problem: Problem) -> RowProgram:
     """The problem's program as its author wrote it (backward: as derived from that), before any rewrite."""
     spec = problem.spec
-    forward = lower(spec, present=frozenset(t.name for t in spec.tensors) - set(problem.absent))
+    present = frozenset(t.name for t in spec.tensors) - set(problem.absent)
+    forward = lower(spec, present=present)
     if problem.direction is Direction.FORWARD:
         return forward
     written = {t.name for t in problem.tensors if t.is_written}
-    wrt = tuple(ld.name for ld in forward.loads if f"d{ld.name}" in written)
+    unread = _unread(spec, present, forward)
+    wrt = tuple(name for name in (*(ld.name for ld in forward.loads), *unread) if f"d{name}" in written)
     computed = {t.name for t in (*spec.outputs, *spec.statistics)}
     saved = tuple(t.name for t in problem.tensors if t.name in computed and not t.is_written)
-    return differentiate(forward, wrt=wrt, saved=saved, accumulate=problem.accumulate)
+    return differentiate(forward, wrt=wrt, saved=saved, accumulate=problem.accumulate, unread=unread)
+
+
+def _unread(spec: Spec, present: Collection[str], forward: RowProgram) -> dict[str, Kind]:
+    """Inputs and parameters that only absent statistics read: they are there, and their gradients are 0."""
+    loaded = {ld.name for ld in forward.loads}
+    given = (t for t in spec.tensors if not t.role.is_written and t.name in present)
+    return {t.name: t.kind for t in given if t.name not in loaded}
 
 
 def problem_for(
@@ -41,17 +50,20 @@ def problem_for(
     saved     forward values the backward pass is given (default: what the spec saves)
     question  dtype, direction, without, ...: see `Question`
 
-    Errors: UsageError for names and sizes that do not fit, ProgramError for a formula without a derivative.
+    Errors: UsageError for names and sizes that do not fit, SpecError as `check_flow`, ProgramError for a formula
+    without a derivative.
     """
     direction, gradients = question.get("direction", "forward"), question.get("gradients")
     if direction != Direction.BACKWARD:
         if gradients is not None or saved is not None or question.get("accumulate"):
             raise UsageError("gradients, saved and accumulate belong to the backward direction", received=direction)
         return make_problem(spec, shape=shape, any_cols=any_cols, **question)
+    check_flow(spec, question.get("without", ()))
     there = frozenset(t.name for t in spec.tensors) - set(question.get("without", ()))
     kept = tuple(n for n in (spec.saved if saved is None else saved) if n in there)
     wrt = None if gradients is None else tuple(gradients)
-    tensors = backward_tensors(lower(spec, present=there), kept, wrt=wrt)
+    forward = lower(spec, present=there)
+    tensors = backward_tensors(forward, kept, wrt=wrt, unread=_unread(spec, there, forward))
     backward = question.copy()
     backward["gradients"] = [t.of for t in tensors if t.is_written]
     reads = [t.name for t in tensors if not t.is_written and t.name in there]

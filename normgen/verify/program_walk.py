@@ -15,6 +15,7 @@ import sympy as sp
 
 from normgen.errors import ProgramError, did_you_mean
 from normgen.program.ir import COLS, Map, Reduce, RowProgram
+from normgen.program.ordered import Ordered, steps
 from normgen.spec import Kind
 from normgen.verify.interpret import REDUCTIONS, Arithmetic
 
@@ -91,6 +92,8 @@ class ProgramWalk(Generic[V]):
             return self.value(COLS.name if expr == COLS else expr.name)
         if expr.is_Add:
             return self._sum(expr)
+        if isinstance(expr, Ordered):
+            return self._ordered(expr)
         if expr.is_Mul or expr.is_Pow:
             return self._product(expr)
         name = type(expr).__name__
@@ -109,6 +112,14 @@ class ProgramWalk(Generic[V]):
             return self.arithmetic.negate(self._sum(-expr))
         total = functools.reduce(self.arithmetic.add, map(self._expr, plus))
         return functools.reduce(self.arithmetic.subtract, map(self._expr, minus), total)
+
+    def _ordered(self, expr: Ordered) -> V:
+        (_, first), *others = steps(expr)
+        total = self._expr(first)
+        for sign, operand in others:
+            do = self.arithmetic.multiply if sign == "*" else self.arithmetic.divide
+            total = do(total, self._expr(operand))
+        return total
 
     def _product(self, expr: sp.Expr) -> V:
         """Factors multiplied, then divided by those with a negative power; rsqrt is a factor."""

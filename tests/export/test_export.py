@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,17 @@ def test_a_kernel_that_is_not_the_one_that_was_tuned_says_so() -> None:
     assert "another text" not in only(record(text=tuned)).text
     said = only(record(text="0123456789abcdef")).text
     assert "emitted as another text than the one that was tuned: 8192 x 768" in said
+
+
+def test_a_backward_header_without_a_statistic_writes_the_zero_gradient_of_what_only_that_statistic_reads(
+    tmp_path: Path,
+) -> None:
+    tensors = 'x = "input"\nb = "parameter"\ny = "output"\nm = { role = "statistic", optional = true }\n'
+    spec = parse(f'name = "own"\n[tensors]\n{tensors}[formulas]\nm = "mean(x + b)"\ny = "2 * x"\n')
+    made = record(spec, direction="backward", without=("m",))
+    text = export.export_record(made, tmp_path, spec=spec).read_text()
+    assert re.search(r"own_bwd_f32_without_m\(\s*float\* dx, float\* db,", text)
+    assert "write_default(db + column, db_vec);" in text
 
 
 def test_measured_records_win_over_predicted_ones_and_cold_ones_over_hot_ones() -> None:
