@@ -83,7 +83,7 @@ def draw() -> list[Case]:
         for case in sample(op, layouts, 1, extra=EXTRA, direction=direction)
     ]
     cases = [(question_of(p), s.chosen) for p, s in (*shipped, *drawn)]
-    return [list(case) for case in dict((json.dumps(c, sort_keys=True), c) for c in cases).values()]
+    return [list(case) for case in {json.dumps(c, sort_keys=True): c for c in cases}.values()]
 
 
 def now(cases: list[Case]) -> list[Case]:
