@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from types import TracebackType
 
 from normgen.device import TARGETS, Device
 from normgen.errors import UsageError
+from normgen.private_files import write_atomically
 from normgen.problem import Problem
 from normgen.schedule.schedule import Schedule
 from normgen.tuning.nearest import Neighbour, nearest
@@ -243,18 +243,3 @@ def _locked(path: Path) -> Iterator[None]:
     with path.with_name(f".{path.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file by one rename: whoever reads it sees the old text or the new one."""
-    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from normgen.device import Device
 from normgen.errors import UsageError
+from normgen.private_files import make_private
 from normgen.problem import Problem
 from normgen.tuning.jobs import STALE_S, Job, JobStore
 from normgen.tuning.records import Cache, Record, parse_line
@@ -159,7 +160,7 @@ def tune_suite(plan: Plan, progress: SuiteProgress) -> SuiteResult:
 
 def _queue_file(suite: str) -> Path:
     folder = state_folder() / "suites"
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private(folder)
     return folder / f"{suite}.sqlite"
 
 
