@@ -15,7 +15,7 @@ PACKAGE = Path(normgen.__file__).parent
 # From the top; what stands in one line is one layer, whose modules may import each other.
 LAYERS = (
     ("errors",),
-    ("toml_lines", "spec_names", "dtypes", "device", "private_files"),
+    ("file_names", "toml_lines", "spec_names", "dtypes", "device", "private_files"),
     ("spec",),
     ("problem",),
     ("program",),

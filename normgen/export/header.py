@@ -9,6 +9,7 @@ import jinja2
 
 from normgen.codegen.prelude import tidy
 from normgen.export.banner import WIDTH, banner
+from normgen.export.comments import comment_text
 from normgen.export.device_part import device_part
 from normgen.export.groups import Group
 from normgen.export.host_part import host_part
@@ -28,6 +29,7 @@ def _environment() -> jinja2.Environment:
         autoescape=False,  # CUDA text, not HTML
     )
     made.filters["packed"] = packed
+    made.filters["comment"] = comment_text
     return made
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from types import TracebackType
 
 from normgen.device import TARGETS, Device
 from normgen.errors import UsageError
+from normgen.file_names import Part, name_part
 from normgen.private_files import write_atomically
 from normgen.problem import Problem
 from normgen.schedule.schedule import Schedule
@@ -86,7 +86,7 @@ def gpu_slug(device: Device) -> str:
     for name, known in TARGETS.items():
         if known.name == device.name:
             return name
-    return re.sub(r"[^a-z0-9]+", "-", device.name.lower()).strip("-")
+    return name_part(Part.GPU, device.name)
 
 
 class RecordWriter:

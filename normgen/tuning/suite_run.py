@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from normgen.device import Device
 from normgen.errors import UsageError
+from normgen.file_names import Part, name_part
 from normgen.private_files import make_private
 from normgen.problem import Problem
 from normgen.tuning.jobs import STALE_S, Job, JobStore
@@ -126,7 +127,7 @@ def tune_arguments(entry: Entry) -> dict[str, Any]:
 def suite_id(name: str, tasks: Sequence[tuple[str, Mapping[str, Any]]], device: Device, *, measured: bool) -> str:
     """The same on every host that asks the same of the same GPU model with the same generator."""
     facts = json.dumps([tasks, device.name, measured, generator_revision(), measuring_revision()], sort_keys=True)
-    return f"{name}-{gpu_slug(device)}-{hashlib.sha256(facts.encode()).hexdigest()[:10]}"
+    return f"{name_part(Part.SUITE, name)}-{gpu_slug(device)}-{hashlib.sha256(facts.encode()).hexdigest()[:10]}"
 
 
 def tune_suite(plan: Plan, progress: SuiteProgress) -> SuiteResult:
