@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from normgen.cpu import NoCompilerError, Program, build, build_many, find_compiler
-from normgen.cpu.compiler import compile_file, require_compiler
+from normgen.cpu.compiler import require_compiler
 from normgen.errors import CompileError, UsageError
 from tests.cpu.cases import LAST_BLOCK, ROW_SUM
 
@@ -99,29 +99,6 @@ def test_a_damaged_cache_entry_is_built_again(damage: str, tmp_path: Path, monke
 MARKED = '#include <cstdio>\n[[gnu::constructor]] static void mark() { std::fclose(std::fopen("%s", "w")); }\n'
 
 
-@pytest.mark.parametrize("disguise", ["same bytes beside the pointer", "pointer adjusted, file of another user's mode"])
-def test_an_object_that_somebody_else_put_there_never_runs(
-    disguise: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NORMGEN_CACHE_DIR", str(tmp_path / "cache"))
-    program = build(ROW_SUM)
-    source, mark = tmp_path / "mark.cpp", tmp_path / "it ran"
-    source.write_text(MARKED % mark)
-    planted = compile_file(require_compiler(), source, tmp_path / "mark.so", ("-shared", "-fPIC"), ())
-    _overwrite(program.unit, planted)
-    if disguise.startswith("pointer"):
-        sha256 = hashlib.sha256(planted).hexdigest()
-        pointers = [p for p in program.unit.parent.glob("*.json") if program.unit.name in p.read_text()]
-        for pointer in pointers:
-            pointer.write_text(json.dumps(json.loads(pointer.read_text()) | {"sha256": sha256}))
-        assert pointers
-        program.unit.chmod(0o666)
-    assert build(ROW_SUM).unit.exists()
-    assert not mark.exists()
-    ctypes.CDLL(str(tmp_path / "mark.so"))
-    assert mark.exists(), "the planted object would have left its mark"
-
-
 SHARING = """
 import sys
 from normgen.cpu import build_many
@@ -133,6 +110,31 @@ x, total = np.ones((2, 3), dtype=np.float32), np.zeros(2, dtype=np.float32)
 (program,) = build_many([ROW_SUM])
 assert program.run({"x": x, "total": total}, rows=2, cols=3).is_clean and total.tolist() == [3.0, 3.0]
 """
+
+
+@pytest.mark.parametrize("disguise", ["of the same size", "named by the pointer, in a file that others may write"])
+def test_an_object_that_somebody_else_put_there_never_runs(
+    disguise: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NORMGEN_CACHE_DIR", str(tmp_path / "cache"))
+    subprocess.run([sys.executable, "-c", SHARING], check=True)  # this process has loaded none of these objects
+    source, mark, planted = tmp_path / "mark.cpp", tmp_path / "it ran", tmp_path / "mark.so"
+    source.write_text(MARKED % mark)
+    compiler = require_compiler()
+    subprocess.run([*compiler.command, "-shared", "-fPIC", "-s", str(source), "-o", str(planted)], check=True)
+    for unit in (tmp_path / "cache" / "cpu").glob("unit*.so"):
+        content = planted.read_bytes().ljust(unit.stat().st_size, b"\0")
+        _overwrite(unit, content)
+        if disguise.startswith("named"):
+            unit.chmod(0o666)
+            for pointer in (p for p in unit.parent.glob("*.json") if unit.name in p.read_text()):
+                facts = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+                pointer.write_text(json.dumps(json.loads(pointer.read_text()) | facts))
+    x, total = np.ones((2, 3), dtype=np.float32), np.zeros(2, dtype=np.float32)
+    assert build(ROW_SUM).run({"x": x, "total": total}, rows=2, cols=3).is_clean
+    assert not mark.exists()
+    ctypes.CDLL(str(planted))
+    assert mark.exists(), "the planted object would have left its mark"
 
 
 def test_processes_that_share_a_folder_build_and_run_at_the_same_time(
