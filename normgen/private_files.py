@@ -39,14 +39,12 @@ def to_stderr(message: str) -> None:
 
 def make_private(folder: Path) -> None:
     """Make a folder, and what is missing above it, for this user alone, whatever the umask. Raises OSError."""
+    if folder.is_dir():
+        return
+    make_private(folder.parent)
     try:
         os.mkdir(folder, 0o700)
-    except FileNotFoundError:
-        if folder.parent.is_dir():  # a file system such as /proc, where nothing can be made
-            raise
-        make_private(folder.parent)
-        make_private(folder)
-    except FileExistsError:
+    except FileExistsError:  # another process was faster, or something else stands there
         if not folder.is_dir():
             raise
 
