@@ -207,14 +207,14 @@ def export(files: tuple[Path, ...], output: Path, force: bool, check: bool, spec
         show(t4_results(record for file in files for record in read_whole(file)))
         return
     from normgen import export as headers
-    from normgen.device import Device
+    from normgen.device import device_from
     from normgen.tuning.store import adopt
 
     if check and files:
         raise UsageError("--check writes nothing, so it takes no records in", received=str(files[0]))
     for file in files:
         for record in read_whole(file):
-            taken = adopt(record, output / "records", Device(**dict(record.device)), force=force)
+            taken = adopt(record, output / "records", device_from(record.device), force=force)
             click.echo(f"{'taken' if taken else 'the shipped one is better'}: {record.problem.op} {record.schedule}")
     if check:
         differences = headers.differences(output, spec_folders=specs)

@@ -21,7 +21,7 @@ def cache_group() -> None:
 @cache_group.command("path")
 def cache_path() -> None:
     """The folder: NORMGEN_CACHE_DIR, else the user's cache folder."""
-    from normgen.cuda.cache import cache_root
+    from normgen.private_files import cache_root
 
     click.echo(str(cache_root()))
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from normgen.errors import UsageError, did_you_mean
+from normgen.file_names import Part, name_part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +100,17 @@ TARGETS: dict[str, Device] = {
         blocks_per_sm=16,
     ),
 }
+
+
+def device_from(facts: Mapping[str, Any]) -> Device:
+    """The GPU whose facts a record holds. Raises UsageError for other facts, and for names that fit no path."""
+    try:
+        device = Device(**dict(facts))
+    except (TypeError, ValueError) as error:
+        raise UsageError("a record holds the facts of its GPU", received=str(error)) from None
+    name_part(Part.ARCH, device.arch)
+    name_part(Part.GPU, device.name)
+    return device
 
 
 def target(name: str) -> Device:

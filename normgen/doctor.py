@@ -228,11 +228,17 @@ def _cxx() -> Check:
 
 
 def _cache() -> Check:
-    from normgen.cuda.cache import cache_root
+    from normgen.private_files import cache_root, why_unusable
 
     root = cache_root()
+    if why := why_unusable(root / "cpu"):
+        return Check(
+            name="cache folder",
+            status=Status.WARN,
+            found=f"{root}: {why}",
+            advice="set NORMGEN_CACHE_DIR to a folder that you alone can write; without it nothing is kept",
+        )
     try:
-        root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=root) as file:
             file.write(b"normgen")
         size = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())

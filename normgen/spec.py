@@ -68,7 +68,7 @@ class Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Formula:
-    """`name = text`, as the author wrote it."""
+    """`name = text`, as the author wrote it, in one line."""
 
     name: str
     text: str

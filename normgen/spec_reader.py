@@ -16,6 +16,7 @@ from typing import Any
 from normgen import spec_checks
 from normgen.dtypes import DTYPES, F32, dtype
 from normgen.errors import SpecError, UsageError, did_you_mean
+from normgen.file_names import Part, name_part
 from normgen.schedule.schedule import KNOBS
 from normgen.shipped import shipped
 from normgen.spec import ROW_FAMILIES, Formula, Role, Spec, Tensor
@@ -153,11 +154,10 @@ class _Reader:
         if "name" not in self.data:
             raise self.error("a spec has a name", (), hint='the first line reads: name = "..."')
         name = self.text(("name",), "")
-        if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
-            raise self.error(
-                "a spec's name is lower-case letters, digits and inner underscores", ("name",), received=name
-            )
-        return name
+        try:
+            return name_part(Part.OP, name)
+        except UsageError as error:
+            raise self.error(error.rule, ("name",), received=error.received) from None
 
     def tensors(self) -> tuple[Tensor, ...]:
         table = self.table("tensors", required=True)
@@ -181,7 +181,7 @@ class _Reader:
             name=name,
             role=role,
             optional=fields.get("optional", False),
-            absent=fields.get("absent"),
+            absent=self.formula_line((*path, "absent"), fields["absent"]) if "absent" in fields else None,
             dtypes=self.dtypes(path, role, fields),
             follows=self.follows(path, role, fields, table, first_input),
             doc=fields.get("doc", ""),
@@ -262,8 +262,19 @@ class _Reader:
             path = ("formulas", self.checked_name(name, ("formulas", name)))
             if not isinstance(text, str):
                 raise self.error("a formula is a text", path, received=repr(text), hint='y = "x * rstd"')
-            found.append(Formula(name=name, text=text, line=self.line(path)))
+            found.append(Formula(name=name, text=self.formula_line(path, text), line=self.line(path)))
         return tuple(found)
+
+    def formula_line(self, path: KeyPath, text: str) -> str:
+        """A formula as one line, whatever number of lines it has in the file.
+
+        A comment is refused: in one line it would hide the rest of the formula.
+        """
+        if any(c == "#" or not (c.isprintable() or c in "\n\t") for c in text):
+            hint = "say it in a comment of the spec file, above the formula"
+            rule = "a formula holds no comment and no control character"
+            raise self.error(rule, path, received=ascii(text), hint=hint)
+        return " ".join(text.split("\n"))
 
     def knobs(self, where: KeyPath) -> dict[str, tuple[Any, ...]]:
         """The values of [space], or of [space.backward] within it."""

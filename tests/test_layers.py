@@ -15,7 +15,7 @@ PACKAGE = Path(normgen.__file__).parent
 # From the top; what stands in one line is one layer, whose modules may import each other.
 LAYERS = (
     ("errors", "shipped"),
-    ("toml_lines", "spec_names", "dtypes", "device"),
+    ("file_names", "toml_lines", "spec_names", "dtypes", "device", "private_files"),
     ("spec",),
     ("problem",),
     ("program",),
@@ -32,7 +32,7 @@ LAYERS = (
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # cuda and cpu get text, names and sizes: of the layers above them they know these and no formula.
-EXECUTORS_KNOW = {"errors", "dtypes", "device", "codegen.module"}
+EXECUTORS_KNOW = {"errors", "dtypes", "device", "private_files", "codegen.module"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 # The tuner writes the header of what it found; it does not need the exporter to be imported.
 LATE = {("tuning", "export")}

@@ -225,3 +225,24 @@ def test_every_value_of_every_knob_can_be_written() -> None:
     for knob, values in KNOBS.items():
         text = f"{TEN_LINES}[space]\n{knob} = {[*values]}\n".replace("'", '"')
         assert parse(text.replace('"""', '"')).knobs[knob] == values
+
+
+@pytest.mark.parametrize(
+    "written", ["1 #\\n#include <cstdlib>\\nint x;", "1 # one", "1 +\\u000b 1", "1\\r+ 1", "1\\u2028"]
+)
+@pytest.mark.parametrize("where", ["formula", "absent"])
+def test_a_formula_with_a_comment_or_a_control_character_is_refused_with_file_and_line(
+    where: str, written: str
+) -> None:
+    absent, formula = (written, "x * w") if where == "absent" else ("1", f"x * w * ({written})")
+    text = 'name = "a"\n[tensors]\nx = "input"\ny = "output"\n'
+    text += f'w = {{ role = "parameter", optional = true, absent = "{absent}" }}\n[formulas]\n\ny = "{formula}"\n'
+    line = 5 if where == "absent" else 8
+    with pytest.raises(SpecError, match=rf"^a\.toml:{line}: a formula holds no comment and no control character"):
+        parse(text, file="a.toml")
+
+
+def test_a_formula_of_several_lines_is_one_line_for_all_who_read_the_spec() -> None:
+    text = 'name = "a"\n[tensors]\nx = "input"\ny = "output"\n[formulas]\nm = "mean(x)"\ny = """\nx *\n\tm"""\n'
+    for ending in ("\n", "\r\n"):
+        assert parse(text.replace("\n", ending)).formulas[1].text == "x * \tm"

@@ -21,6 +21,7 @@ from normgen.bench.transfer import Transfer
 from normgen.console import Terminal
 from normgen.device import Device
 from normgen.errors import DriverError, NothingValidError, UsageError, VerificationError
+from normgen.private_files import write_atomically
 from normgen.tuning import parts
 from normgen.tuning.records import Record
 from normgen.tuning.store import gpu_slug, read_whole, shipped_folder
@@ -156,7 +157,7 @@ def known_records(files: tuple[Path, ...], facts: Device) -> list[Record]:
 
 def _save(file: Path | None, found: Run) -> None:
     if file is not None:
-        runner.write_atomically(file, as_json(found))
+        write_atomically(file, as_json(found))
 
 
 def _conclude(found: Transfer | Ablation, file: Path | None, json_to: str | None, text: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -253,16 +252,3 @@ def progress_text(entry: EntryResult) -> str:
     failed = [name for name, peer in entry.peers.items() if peer.failed]
     text += f"; no time of {', '.join(failed)}" if failed else ""
     return f"{text} ({entry.seconds:.1f} s)"
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file at once: whoever reads it finds the old text or the new one."""
-    fd, temporary = tempfile.mkstemp(dir=path.resolve().parent, prefix=f".{path.name}")
-    try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

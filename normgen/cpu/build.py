@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import tempfile
 from collections.abc import Sequence
@@ -14,17 +13,19 @@ from normgen.codegen.module import Module
 from normgen.cpu.compiler import (
     SHIM,
     Compiler,
-    cache_folder,
     compile_file,
     require_compiler,
     runtime_library,
     shim_digest,
+    unloadable,
 )
+from normgen.cpu.library import load_unit
+from normgen.cpu.objects import find_object, keep_object
 from normgen.cpu.program import Program
 from normgen.cpu.unit import unit_text
 from normgen.errors import CompileError
 
-_FORMAT = "1"
+_FORMAT = "2"
 _MODULES_PER_CALL = 32
 
 
@@ -43,14 +44,14 @@ def build_many(
     chosen = compiler or require_compiler()
     runtime = runtime_library(chosen)
     keys = [_key(module, chosen) for module in modules]
-    missing = {key: module for key, module in zip(keys, modules, strict=True) if _cached(key) is None}
+    missing = {key: module for key, module in zip(keys, modules, strict=True) if find_object(key, load_unit) is None}
     if missing:
         _build_missing(missing, chosen, runtime, workers or min(2, os.cpu_count() or 1))
     programs = []
     for key, module in zip(keys, modules, strict=True):
-        place = _cached(key)
+        place = find_object(key, load_unit)
         if place is None:
-            raise CompileError("a built program vanished from the cache", log="", received=str(cache_folder()))
+            raise unloadable()
         programs.append(Program(module=module, unit=place[0], index=place[1], runtime=runtime))
     return programs
 
@@ -78,17 +79,13 @@ def _build_unit(chunk: dict[str, Module], compiler: Compiler, runtime: Path) -> 
 
 
 def _compile_unit(chunk: dict[str, Module], compiler: Compiler, runtime: Path) -> None:
-    name = hashlib.sha256("".join(chunk).encode()).hexdigest()[:24]
-    target = cache_folder() / f"unit_{name}.so"
     include = ("-I", str(SHIM / "include"))
     with tempfile.TemporaryDirectory(prefix="normgen-") as folder:
         source = Path(folder) / "unit.cpp"
         source.write_text(unit_text(list(chunk.values())), encoding="utf-8")
-        compile_file(compiler, source, target, (*compiler.kernel_flags, *include), (str(runtime), "-lm", "-lc"))
-    for index, key in enumerate(chunk):
-        _write_atomically(
-            _pointer(key), json.dumps({"unit": target.name, "index": index, "bytes": target.stat().st_size})
-        )
+        flags, libraries = (*compiler.kernel_flags, *include), (str(runtime), "-lm", "-lc")
+        built = compile_file(compiler, source, source.with_suffix(".so"), flags, libraries)
+    keep_object("unit", built, list(chunk))
 
 
 def _key(module: Module, compiler: Compiler) -> str:
@@ -98,25 +95,3 @@ def _key(module: Module, compiler: Compiler) -> str:
         digest.update(part.encode())
         digest.update(b"\0")
     return digest.hexdigest()[:40]
-
-
-def _pointer(key: str) -> Path:
-    return cache_folder() / f"{key}.json"
-
-
-def _cached(key: str) -> tuple[Path, int] | None:
-    """The unit that holds the module, and its number in there."""
-    try:
-        found = json.loads(_pointer(key).read_text(encoding="utf-8"))
-        unit, index = cache_folder() / found["unit"], int(found["index"])
-        whole = unit.stat().st_size == found["bytes"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return (unit, index) if whole else None
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".write-")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(temporary, path)

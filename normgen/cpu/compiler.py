@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
-
+from normgen.cpu.library import load_runtime
+from normgen.cpu.objects import find_object, keep_object, object_folder
 from normgen.errors import CompileError, NoCompilerError
 
 SHIM = Path(__file__).parent / "shim"
@@ -102,12 +102,6 @@ def require_compiler() -> Compiler:
     return found
 
 
-def cache_folder() -> Path:
-    """Where built programs stay: $NORMGEN_CACHE_DIR or the user's cache folder, then `cpu`."""
-    root = os.environ.get("NORMGEN_CACHE_DIR") or platformdirs.user_cache_dir("normgen")
-    return Path(root) / "cpu"
-
-
 @functools.cache
 def shim_digest() -> str:
     """A digest over every file of the shim and the runtime."""
@@ -121,34 +115,42 @@ def shim_digest() -> str:
 
 def compile_file(
     compiler: Compiler, source: Path, target: Path, flags: Sequence[str], libraries: Sequence[str]
-) -> None:
-    """Compile and link `source` into the shared library `target`, which appears whole or not at all.
-
-    Raises CompileError with the compiler's output.
-    """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".build-", suffix=".so")
-    os.close(handle)
-    command = [*compiler.command, *flags, str(source), "-o", temporary, *libraries]
+) -> bytes:
+    """The shared library `target` that `source` compiles and links to. Raises CompileError with the log."""
+    command = [*compiler.command, *flags, str(source), "-o", str(target), *libraries]
     try:
         answer = subprocess.run(command, capture_output=True, timeout=_COMPILE_SECONDS, check=False)
-        log = answer.stderr.decode(errors="replace")
-        if answer.returncode != 0:
-            raise CompileError("the host compiler refused the text", log=log, received=log[-2000:])
-        os.replace(temporary, target)
     except subprocess.TimeoutExpired as late:
         raise CompileError(
             "the host compiler did not finish", log=str(late), received=f"{_COMPILE_SECONDS} s"
         ) from late
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    if answer.returncode != 0:
+        log = answer.stderr.decode(errors="replace")
+        raise CompileError("the host compiler refused the text", log=log, received=log[-2000:])
+    return target.read_bytes()
 
 
 def runtime_library(compiler: Compiler) -> Path:
-    """The runtime as a shared library, built on first use. Raises CompileError."""
+    """The runtime as a shared library, loaded; built on first use. Raises CompileError."""
     key = hashlib.sha256("\0".join([shim_digest(), str(compiler), *_RUNTIME_FLAGS]).encode()).hexdigest()[:20]
-    target = cache_folder() / f"libnormgen_cpu_{key}.so"
-    if not target.exists():
-        soname = f"-Wl,-soname,{target.name}"
-        compile_file(compiler, SHIM / "runtime" / "runtime.cpp", target, (*_RUNTIME_FLAGS, soname), ("-lrt",))
-    return target
+    name = f"libnormgen_cpu_{key}"
+    found = find_object(name, load_runtime)
+    if found is None:
+        with tempfile.TemporaryDirectory(prefix="normgen-") as folder:
+            source, target = SHIM / "runtime" / "runtime.cpp", Path(folder) / "runtime.so"
+            built = compile_file(compiler, source, target, (*_RUNTIME_FLAGS, f"-Wl,-soname,{name}.so"), ("-lrt",))
+        keep_object(name, built, [name])
+        found = find_object(name, load_runtime)
+    if found is None:
+        raise unloadable()
+    return found[0]
+
+
+def unloadable() -> CompileError:
+    """The error for a program that was built and kept a moment ago, and is gone or cannot be loaded."""
+    return CompileError(
+        "a built program must load from the cache folder",
+        log="",
+        received=str(object_folder()),
+        hint="set NORMGEN_CACHE_DIR to a folder on a file system that runs programs",
+    )

@@ -84,15 +84,16 @@ _RUNTIMES: dict[str, ctypes.CDLL] = {}
 def load_runtime(path: Path) -> ctypes.CDLL:
     """The runtime library; a program linked against its name finds it already loaded.
 
-    The name says what the library was built from: a second file of that name is the same library, and loading
-    it as well would leave programs bound to the first one.
+    The name up to its first dot says what the library was built from: a second file of that name is the same library,
+    and loading it as well would leave programs bound to the first one.
     """
-    if path.name not in _RUNTIMES:
+    name = path.name.partition(".")[0]
+    if name not in _RUNTIMES:
         runtime = ctypes.CDLL(str(path))
         runtime.normgen_cpu_launch.argtypes = (ctypes.POINTER(Launch), ctypes.POINTER(Report))
         runtime.normgen_cpu_launch.restype = ctypes.c_int
-        _RUNTIMES[path.name] = runtime
-    return _RUNTIMES[path.name]
+        _RUNTIMES[name] = runtime
+    return _RUNTIMES[name]
 
 
 @functools.lru_cache(maxsize=1024)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from normgen.private_files import cache_root, make_private, private_folder, to_stderr, write_atomically
 
 if TYPE_CHECKING:
     from normgen.cuda.compiler import Cubin
@@ -21,29 +21,15 @@ if TYPE_CHECKING:
 _FORMAT = "normgen-cubin-1"
 
 
-def cache_root() -> Path:
-    """NORMGEN_CACHE_DIR, else the user's cache folder for normgen."""
-    named = os.environ.get("NORMGEN_CACHE_DIR")
-    if named:
-        return Path(named)
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("normgen"))
-
-
-def _to_stderr(message: str) -> None:
-    print(message, file=sys.stderr)
-
-
 class CubinCache:
     """Look-up and storage of cubins; safe to share between processes, because writes are atomic.
 
-    A damaged file is set aside as `*.damaged`, reported, and counts as absent. A folder that cannot be
-    written is reported once, and compiling goes on without it.
+    A damaged file is set aside as `*.damaged`, reported, and counts as absent. A temporary folder takes the place of
+    one that other users may write. A folder that cannot be written is reported once, and compiling goes on without it.
     """
 
-    def __init__(self, root: Path | None = None, *, report: Callable[[str], None] = _to_stderr) -> None:
-        self.folder = (root or cache_root()) / "cubin"
+    def __init__(self, root: Path | None = None, *, report: Callable[[str], None] = to_stderr) -> None:
+        self.folder = private_folder((root or cache_root()) / "cubin", report=report)
         self._report = report
         self._is_writable = True
 
@@ -66,16 +52,10 @@ class CubinCache:
     def put(self, cubin: Cubin) -> None:
         """Store a cubin under its key: a temporary file beside the place, then one rename."""
         path = self.path(cubin.key)
-        temporary = ""
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-            with os.fdopen(handle, "wb") as file:
-                file.write(_encode(cubin))
-            os.replace(temporary, path)
+            make_private(path.parent)
+            write_atomically(path, _encode(cubin))
         except OSError as error:
-            if temporary and os.path.exists(temporary):
-                os.unlink(temporary)
             if self._is_writable:
                 self._report(f"cache folder {self.folder} cannot be written ({error}); compiling goes on without it")
             self._is_writable = False

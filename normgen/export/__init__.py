@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from normgen.private_files import write_atomically
 from normgen.spec import Spec
 from normgen.tuning.records import Record
 
@@ -22,11 +23,16 @@ class Header:
 
     file_name: str
     text: str
+    arch: int
 
     def write(self, folder: Path) -> Path:
+        """Write the file at once, after its device part has compiled. Raises CompileError."""
+        from normgen.export.compiled import check_compiles
+
+        check_compiles(self.text, name=self.file_name, arch=self.arch)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / self.file_name
-        path.write_text(self.text, encoding="utf-8", newline="\n")
+        write_atomically(path, self.text)
         return path
 
 
@@ -50,7 +56,7 @@ def headers_of(
             known[op] = load(op, spec_folders)
         return known[op]
 
-    return tuple(Header(file_name=g.file_name, text=header_text(g)) for g in groups_of(records, spec_of))
+    return tuple(Header(file_name=g.file_name, text=header_text(g), arch=g.arch) for g in groups_of(records, spec_of))
 
 
 def export_record(record: Record, folder: Path, *, spec: Spec | None = None) -> Path:

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 from normgen.codegen.emit import emit
 from normgen.cuda.compiler import identity_of
+from normgen.export.comments import formula_text
 from normgen.export.groups import Entry, Group
 from normgen.problem import Direction
 from normgen.schedule.schedule import DETERMINISTIC_COLUMNS, Schedule
 from normgen.spec import Kind
+from normgen.spec_checks import absent_key, parse_all
 from normgen.tuning.records import Record
 
 WIDTH = 116
@@ -19,7 +21,7 @@ PREDICTED = "predicted, not measured"
 
 
 def banner(group: Group, fallback: Schedule) -> list[str]:
-    """Lines without their comment marks."""
+    """Lines without their comment marks; the template passes each through `comment_text`."""
     spec = group.problem.spec
     records = [entry.record for entry in group.entries]
     return [
@@ -49,11 +51,12 @@ def _wrapped(text: str, label: str) -> list[str]:
 
 def _formulas(group: Group) -> list[str]:
     spec = group.problem.spec
+    texts = {key: formula_text(tree) for key, tree in parse_all(spec).items()}
     width = max(len(f.name) for f in spec.formulas)
-    lines = ["", *(f"  {f.name.ljust(width)} = {f.text}" for f in spec.formulas)]
-    absent = [t for t in spec.tensors if t.absent is not None and t.name in group.optional]
+    lines = ["", *(f"  {f.name.ljust(width)} = {texts[f.name]}" for f in spec.formulas)]
+    absent = [f"{name} = {texts[absent_key(name)]}" for name in group.optional if absent_key(name) in texts]
     if absent:
-        lines.append("  " + ", ".join(f"{t.name} = {t.absent}" for t in absent) + " where the pointer is null")
+        lines.append("  " + ", ".join(absent) + " where the pointer is null")
     if group.problem.direction is Direction.BACKWARD:
         wrt = ", ".join(t.name for t in group.problem.tensors if t.is_written)
         added = ", each added to what is there" if group.problem.accumulate else ""

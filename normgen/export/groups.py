@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from normgen.device import Device
+from normgen.device import Device, device_from
 from normgen.dtypes import F32
 from normgen.errors import UsageError
+from normgen.file_names import Part, name_part
 from normgen.problem import Direction, Problem
 from normgen.program.source import problem_for
 from normgen.spec import Role, Spec
@@ -26,7 +27,7 @@ class Entry:
 
     @property
     def device(self) -> Device:
-        return Device(**dict(self.record.device))
+        return device_from(self.record.device)
 
     @property
     def vector_align(self) -> int:
@@ -114,6 +115,7 @@ def _stored(problem: Problem, name: str) -> str:
 def problem_of(record: Record, spec: Spec) -> Problem:
     """The problem a record was tuned for. Raises UsageError if the spec has changed since, or it fits no header."""
     key = record.problem
+    name_part(Part.OP, key.op)
     if key.spec_sha256 != spec.sha256:
         raise UsageError(
             f"a record of {key.op} must be of the present text of its spec",

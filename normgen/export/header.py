@@ -11,6 +11,7 @@ import jinja2
 from normgen.codegen.prelude import tidy
 from normgen.codegen.spelling import Spelling
 from normgen.export.banner import WIDTH, banner
+from normgen.export.comments import comment_text
 from normgen.export.device_part import device_part
 from normgen.export.groups import Group
 from normgen.export.host_part import HostPart, host_part
@@ -29,7 +30,7 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,  # CUDA text, not HTML
     )
-    made.filters.update(packed=packed, wrapped=wrapped)
+    made.filters.update(packed=packed, wrapped=wrapped, comment=comment_text)
     return made
 
 

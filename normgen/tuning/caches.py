@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from normgen.cuda.cache import cache_root
+from normgen.private_files import cache_root
 from normgen.tuning.results import environment_of
 from normgen.tuning.store import read
 

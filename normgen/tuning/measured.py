@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from normgen.device import Device
+from normgen.private_files import to_stderr
 from normgen.problem import Problem
 from normgen.schedule.schedule import Schedule
 from normgen.tuning import parts
@@ -22,7 +23,7 @@ from normgen.tuning.measure import Policy
 from normgen.tuning.memory import Memory
 from normgen.tuning.process import Worker
 from normgen.tuning.records import Cache, ProblemKey, Record
-from normgen.tuning.results import Environment, Results, canonical, results_path, to_stderr
+from normgen.tuning.results import Environment, Results, canonical, results_path
 from normgen.tuning.run import Run
 from normgen.tuning.store import lookup, state_folder
 from normgen.tuning.study import StudyCopy

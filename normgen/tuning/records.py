@@ -27,6 +27,9 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from normgen.device import device_from
+from normgen.errors import NormgenError
+from normgen.file_names import Part, name_part
 from normgen.problem import Problem
 from normgen.schedule.schedule import DETERMINISTIC_COLUMNS, Schedule, schedule_from
 from normgen.tuning.statistics import Times
@@ -246,6 +249,9 @@ def from_dict(data: Mapping[str, Any]) -> Record:
     try:
         fields = {name: data[name] for name in (*_PROBLEM_FIELDS, *_PROMISES) if name in data}
         key = ProblemKey(dtypes=tuple(data["dtypes"].items()), **fields)
+        name_part(Part.OP, key.op)
+        if data["device"]:
+            device_from(data["device"])
         return Record(
             problem=key,
             cache=Cache(data["cache"]),
@@ -257,7 +263,9 @@ def from_dict(data: Mapping[str, Any]) -> Record:
         )
     except (TypeError, AttributeError) as error:
         raise ValueError(f"a field has the wrong form: {error}") from None
-    except Exception as error:  # schedule_from and the enums name the value they refuse
+    except NormgenError as error:
+        raise ValueError(": ".join(part for part in (error.rule, error.received) if part)) from None
+    except Exception as error:  # the enums name the value they refuse
         raise ValueError(str(error)) from None
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from normgen.device import Device
+from normgen.device import device_from
 from normgen.errors import UsageError, did_you_mean
 from normgen.problem import Problem
 from normgen.schedule.schedule import Schedule
@@ -71,7 +71,7 @@ def landscape_of(sweep: Sweep) -> Landscape:
     from normgen.tuning.parts import predicted_us
 
     hot = sweep.header.cache == Cache.HOT
-    problem, device = problem_of(sweep.header), Device(**dict(sweep.header.device))
+    problem, device = problem_of(sweep.header), device_from(sweep.header.device)
     legal = tuple(p.schedule for p in sweep.points)
     sweep.optimum  # noqa: B018  raises when there is no time at all
     return Landscape(

@@ -15,17 +15,16 @@ import fcntl
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from normgen.cuda.cache import cache_root
 from normgen.device import Device
+from normgen.private_files import cache_root, make_private, private_folder, to_stderr, write_atomically
 from normgen.schedule.schedule import Schedule
 from normgen.tuning.records import Outcome, ProblemKey, Record, parse_line
-from normgen.tuning.store import gpu_slug, write_atomically
+from normgen.tuning.store import gpu_slug
 
 _LASTING = (Outcome.OK, Outcome.ILLEGAL, Outcome.COMPILE_ERROR, Outcome.WRONG_RESULT)
 
@@ -63,7 +62,7 @@ def canonical(policy: Mapping[str, Any]) -> str:
 
 
 def results_folder(root: Path | None = None) -> Path:
-    return (root or cache_root()) / "results"
+    return private_folder((root or cache_root()) / "results")
 
 
 def results_path(problem: ProblemKey, device: Device, root: Path | None = None) -> Path:
@@ -71,10 +70,6 @@ def results_path(problem: ProblemKey, device: Device, root: Path | None = None) 
     digest = hashlib.sha256(repr(problem.slot()).encode()).hexdigest()[:10]
     name = f"{problem.op}_{problem.direction}_{problem.rows}x{problem.cols}_{digest}.jsonl"
     return results_folder(root) / gpu_slug(device) / name
-
-
-def to_stderr(message: str) -> None:
-    print(message, file=sys.stderr)
 
 
 class Results:
@@ -151,7 +146,7 @@ class Results:
             return
         data = record.line().encode()
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_private(self.path.parent)
             with _locked_file(self.path) as fd:
                 size = os.fstat(fd).st_size
                 if size and os.pread(fd, 1, size - 1) != b"\n":

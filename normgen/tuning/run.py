@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import normgen
 from normgen.device import Device
+from normgen.private_files import make_private
 from normgen.problem import Problem
 from normgen.schedule.schedule import Schedule
 from normgen.tuning import resume as resuming
@@ -289,7 +290,7 @@ def _begin(run: Run) -> int:
     problem = run.problem
     name = f"{stamp}-{problem.name}-{problem.rows}x{problem.cols}-{gpu_slug(run.device)}-{os.getpid()}"
     run.folder = state_folder() / "runs" / name
-    run.folder.mkdir(parents=True)
+    make_private(run.folder)
     lock = resuming.take(run.folder)
     resuming.write_manifest(run.folder, run.asked)
     return lock

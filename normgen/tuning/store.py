@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +17,8 @@ from types import TracebackType
 
 from normgen.device import TARGETS, Device
 from normgen.errors import UsageError
+from normgen.file_names import Part, name_part
+from normgen.private_files import write_atomically
 from normgen.problem import Problem
 from normgen.schedule.schedule import Schedule
 from normgen.shipped import shipped
@@ -85,7 +85,7 @@ def gpu_slug(device: Device) -> str:
     for name, known in TARGETS.items():
         if known.name == device.name:
             return name
-    return re.sub(r"[^a-z0-9]+", "-", device.name.lower()).strip("-")
+    return name_part(Part.GPU, device.name)
 
 
 class RecordWriter:
@@ -252,18 +252,3 @@ def _locked(path: Path) -> Iterator[None]:
     with path.with_name(f".{path.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file by one rename: whoever reads it sees the old text or the new one."""
-    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise

@@ -18,6 +18,8 @@ from typing import Any, Protocol
 import normgen
 from normgen.device import Device
 from normgen.errors import UsageError
+from normgen.file_names import Part, name_part
+from normgen.private_files import make_private
 from normgen.problem import Problem
 from normgen.tuning.jobs import STALE_S, Job, JobStore
 from normgen.tuning.measure import PROTOCOL
@@ -126,7 +128,7 @@ def tune_arguments(entry: Entry) -> dict[str, Any]:
 def suite_id(name: str, tasks: Sequence[tuple[str, Mapping[str, Any]]], device: Device, *, measured: bool) -> str:
     """The same on every host that asks the same of the same GPU model with the same release and protocol."""
     facts = json.dumps([tasks, device.name, measured, normgen.__version__, PROTOCOL], sort_keys=True)
-    return f"{name}-{gpu_slug(device)}-{hashlib.sha256(facts.encode()).hexdigest()[:10]}"
+    return f"{name_part(Part.SUITE, name)}-{gpu_slug(device)}-{hashlib.sha256(facts.encode()).hexdigest()[:10]}"
 
 
 def tune_suite(plan: Plan, progress: SuiteProgress) -> SuiteResult:
@@ -160,7 +162,7 @@ def tune_suite(plan: Plan, progress: SuiteProgress) -> SuiteResult:
 
 def _queue_file(suite: str) -> Path:
     folder = state_folder() / "suites"
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private(folder)
     return folder / f"{suite}.sqlite"
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from normgen.device import Device
 from normgen.errors import UsageError, did_you_mean
+from normgen.private_files import write_atomically
 from normgen.problem import Problem, Question
 from normgen.tuning import parts
 from normgen.tuning.builder import text_of
@@ -20,7 +21,7 @@ from normgen.tuning.progress import Progress, Silent
 from normgen.tuning.records import Cache, Record
 from normgen.tuning.result import Result
 from normgen.tuning.run import Clock, Run, open_run, versions
-from normgen.tuning.store import adopt, gpu_slug, state_folder, write_atomically
+from normgen.tuning.store import adopt, gpu_slug, state_folder
 
 if TYPE_CHECKING:
     from normgen.tuning.measured import Processes

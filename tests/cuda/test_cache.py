@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,17 @@ def test_a_folder_that_cannot_be_written_is_reported_once_and_compiling_goes_on(
     assert not compile_module(modules.scale(cols=32), 90, cache=cache).cached
     assert len(messages) == 1
     assert "cannot be written" in messages[0]
+
+
+def test_cubins_are_kept_where_this_user_alone_can_write(tmp_path: Path) -> None:
+    messages: list[str] = []
+    cache, first = _filled(tmp_path / "cache", messages)
+    assert stat.S_IMODE(cache.path(first.key).parent.stat().st_mode) == 0o700
+    cache.folder.chmod(0o777)
+    later = CubinCache(tmp_path / "cache", report=messages.append)
+    assert later.get(first.key) is None
+    assert not later.path(first.key).is_relative_to(tmp_path)
+    assert [m.count("other users may write") for m in messages] == [1]
 
 
 def test_no_temporary_file_is_left_behind(tmp_path: Path) -> None:

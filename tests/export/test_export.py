@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,9 @@ from normgen import export
 from normgen.cli import cli
 from normgen.codegen.emit import emit
 from normgen.cpu import find_compiler
+from normgen.cuda import nvrtc
 from normgen.cuda.compiler import identity_of
-from normgen.errors import UsageError
+from normgen.errors import CompileError, NoDeviceError, UsageError
 from normgen.export import Header, headers_of
 from normgen.export.groups import groups_of, problem_of
 from normgen.program.source import problem_for
@@ -91,7 +94,14 @@ def test_a_predicted_record_says_so_and_a_measured_one_shows_its_figures() -> No
 def test_the_banner_names_formula_spec_device_and_command_and_no_date() -> None:
     banner = only(record()).text.split("#ifndef")[0]
     spec = load("layernorm")
-    for wanted in (*(f.text for f in spec.formulas), spec.sha256, "NVIDIA H200", "sm_90", "NVRTC 13.0"):
+    for wanted in (
+        "var  = sum((x - mean)**2) / cols",
+        "weight = 1, bias = 0 where the pointer is null",
+        spec.sha256,
+        "NVIDIA H200",
+        "sm_90",
+        "NVRTC 13.0",
+    ):
         assert wanted in banner
     assert "normgen tune --shape 8192x768" in banner
     assert CREATED[:10] not in banner
@@ -141,7 +151,65 @@ def test_a_record_of_a_users_spec_is_exported_with_that_spec(tmp_path: Path) -> 
     spec = parse(text + 'y = "x * rsqrt(sum(x*x) + eps)"\n')
     path = export.export_record(record(spec), tmp_path, spec=spec)
     assert path.name == "l2norm_fwd_f32_sm90.cu"
-    assert "y = x * rsqrt(sum(x*x) + eps)" in path.read_text()
+    assert "y = x * rsqrt(sum(x * x) + eps)" in path.read_text()
+
+
+def test_a_formula_of_several_lines_is_one_line_of_the_header(tmp_path: Path) -> None:
+    text = 'name = "scaled"\n[tensors]\nx = "input"\nw = { role = "parameter", optional = true, absent = "1 +\\n 1" }\n'
+    spec = parse(text + 'y = "output"\n[formulas]\ny = """x *\n  (w *\n\tsum(x))"""\n')
+    banner = export.export_record(record(spec), tmp_path, spec=spec).read_text().split("#ifndef")[0]
+    assert "//   y = x * (w * sum(x))\n//   w = 2 where the pointer is null\n" in banner
+
+
+BROKEN = "the kernel of another language;\n"
+
+
+def test_a_header_that_does_not_compile_is_not_kept(tmp_path: Path) -> None:
+    good = only(record())
+    path = good.write(tmp_path)
+    broken = replace(good, text=good.text.replace("#undef NORMGEN_KERNEL", BROKEN))
+    assert BROKEN in broken.text
+    with pytest.raises(CompileError, match="must compile for sm_90") as caught:
+        broken.write(tmp_path)
+    assert "layernorm_fwd_f32_sm90.cu(" in str(caught.value.received)
+    assert [(p, p.read_text()) for p in tmp_path.iterdir()] == [(path, good.text)]
+
+
+@pytest.mark.parametrize("missing", ["normgen.cuda.nvrtc._nvrtc", "normgen.export.compiled.header_folders"])
+def test_without_a_compiler_a_header_is_kept_and_one_line_says_it_was_not_compiled(
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def absent() -> None:
+        raise NoDeviceError("the library must load", received="no such library")
+
+    monkeypatch.setattr(missing, absent)
+    nvrtc.supported_archs.cache_clear()
+    header = only(record())
+    assert header.write(tmp_path).read_text() == header.text
+    said = "layernorm_fwd_f32_sm90.cu: not compiled (the library must load: no such library)\n"
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"arch": "0/../../../evil"}, "an arch is one of 75, .*: '0/../../../evil'"),
+        ({"arch": 91}, "an arch is one of"),
+        ({"name": "/"}, "a GPU's name has a letter"),
+        ({"op": "../evil"}, "a spec's name is lower-case"),
+    ],
+)
+def test_a_record_that_would_leave_the_folder_is_refused_in_one_line(
+    change: dict[str, str], complaint: str, tmp_path: Path
+) -> None:
+    data = json.loads(record().line())
+    (data if "op" in change else data["device"]).update(change)
+    file, output = tmp_path / "hostile.jsonl", tmp_path / "a" / "b" / "c"
+    file.write_text(json.dumps(data) + "\n")
+    with pytest.raises(UsageError, match=complaint) as caught:
+        CliRunner().invoke(cli, ["export", str(file), "--output", str(output)], catch_exceptions=False)
+    assert "\n" not in str(caught.value.received)
+    assert [p.name for p in tmp_path.rglob("*")] == ["hostile.jsonl"]
 
 
 def test_one_record_exported_keeps_the_other_shapes_of_its_header(tmp_path: Path) -> None:

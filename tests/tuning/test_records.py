@@ -103,6 +103,12 @@ def test_the_figures_are_those_of_the_bytes_and_the_roof() -> None:
         ({"outcome": "splendid"}, "splendid"),
         ({"schedule": {"vectors": 4}}, "unknown knob"),
         ({"times_us": {"n": 3}}, "wrong form"),
+        ({"op": "../layernorm"}, "a spec's name is .*: '../layernorm'"),
+        ({"op": 5}, "a spec's name is .*: 5"),
+        ({"device": {**TARGETS["h200"].as_dict(), "arch": "90"}}, "an arch is one of .*: '90'"),
+        ({"device": {**TARGETS["h200"].as_dict(), "arch": True}}, "an arch is one of .*: True"),
+        ({"device": {**TARGETS["h200"].as_dict(), "name": "../"}}, "a GPU's name .*: '../'"),
+        ({"device": {"name": "NVIDIA H200"}}, "the facts of its GPU.*'arch'"),
     ],
 )
 def test_a_line_that_is_no_record_says_what_is_wrong(change: dict[str, Any], complaint: str) -> None:

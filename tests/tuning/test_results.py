@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from normgen.device import TARGETS
+from normgen.private_files import make_private
 from normgen.schedule.schedule import Schedule
 from normgen.tuning.memory import Memory
 from normgen.tuning.records import Cache, Outcome, ProblemKey, Record
@@ -110,7 +111,8 @@ def test_damaged_lines_are_set_aside_with_a_message_and_the_rest_is_used(tmp_pat
 
 
 def test_a_folder_that_cannot_be_written_is_reported_once(tmp_path: Path) -> None:
-    (tmp_path / "results").write_text("in the way")
+    make_private(tmp_path / "results")
+    (tmp_path / "results" / "h200").write_text("in the way")
     said: list[str] = []
     kept = results(tmp_path, report=said.append)
     kept.append(measured())

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from normgen.device import TARGETS, Device
+from normgen.errors import UsageError
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import default_schedule
 from normgen.tuning import store
@@ -135,6 +136,10 @@ def test_a_gpu_outside_the_table_has_a_file_name_too() -> None:
     assert store.gpu_slug(H200) == "h200"
     stranger: Device = dataclasses.replace(H200, name="NVIDIA RTX A6000 (x2)")
     assert store.gpu_slug(stranger) == "nvidia-rtx-a6000-x2"
+    assert store.gpu_slug(dataclasses.replace(H200, name="../../etc/passwd")) == "etc-passwd"
+    for nameless in ("", "../..", "x" * 200):
+        with pytest.raises(UsageError, match="a GPU's name"):
+            store.gpu_slug(dataclasses.replace(H200, name=nameless))
 
 
 def test_a_promise_takes_records_without_it_only_when_there_are_none_with_it(tmp_path: Path) -> None:

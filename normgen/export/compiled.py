@@ -1,0 +1,30 @@
+"""A header is kept only if its device part compiles for the arch it was tuned for."""
+
+from __future__ import annotations
+
+from normgen.cuda import nvrtc
+from normgen.cuda.headers import header_folders
+from normgen.errors import CompileError, NoDeviceError
+from normgen.private_files import to_stderr
+
+
+def check_compiles(text: str, *, name: str, arch: int) -> None:
+    """Compile a header as NVRTC sees it: everything above its host part.
+
+    A machine that cannot compile it, for want of NVRTC or of CUDA's headers, says so in one line on stderr.
+
+    Errors: CompileError with NVRTC's log.
+    """
+    try:
+        if arch not in nvrtc.supported_archs():
+            raise NoDeviceError("NVRTC must know the arch", received=f"sm_{arch}")
+        includes = [f"--include-path={folder}" for folder in header_folders()]
+        options = [f"--gpu-architecture=sm_{arch}", "-std=c++17", *includes]
+        compiled = nvrtc.compile_text(text.encode(), name=name, options=options)
+    except NoDeviceError as error:
+        to_stderr(f"{name}: not compiled ({error.rule}: {error.received})")
+        return
+    if compiled.error:
+        complaints = [line for line in compiled.log.splitlines() if "error" in line]
+        first = complaints[0].strip() if complaints else compiled.error
+        raise CompileError(f"a header that is kept must compile for sm_{arch}", log=compiled.log, received=first)

@@ -1,0 +1,57 @@
+"""What names from outside add to paths and C identifiers.
+
+The op, the arch and the GPU of a record become file names, namespaces and folders. Each passes `name_part` first, so
+that none can leave its folder or end an identifier.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from enum import StrEnum
+
+from normgen.errors import UsageError
+
+ARCHS = (75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121)  # every sm_NN that NVRTC 13 compiles for
+LONGEST = 80
+_SPEC_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+
+
+class Part(StrEnum):
+    """What a name names."""
+
+    OP = "a spec's name"
+    ARCH = "an arch"
+    GPU = "a GPU's name"
+    SUITE = "a suite's name"
+
+
+def name_part(part: Part, value: object) -> str:
+    """The text that stands in paths and identifiers. Raises UsageError for a name that cannot stand there."""
+    rule, text_of = _RULES[part]
+    text = text_of(value)
+    if not text or len(text) > LONGEST:
+        raise UsageError(f"{part} {rule}", received=ascii(value)[:LONGEST])
+    return text
+
+
+def _spec_name(value: object) -> str:
+    return value if isinstance(value, str) and _SPEC_NAME.fullmatch(value) else ""
+
+
+def _arch(value: object) -> str:
+    return str(value) if type(value) is int and value in ARCHS else ""
+
+
+def _slug(value: object) -> str:
+    """`nvidia-rtx-a6000`."""
+    return re.sub(r"[^a-z0-9_]+", "-", value.lower()).strip("-") if isinstance(value, str) else ""
+
+
+_SHORT = f"and at most {LONGEST} characters"
+_RULES: dict[Part, tuple[str, Callable[[object], str]]] = {
+    Part.OP: (f"is lower-case letters, digits and inner underscores, {_SHORT}", _spec_name),
+    Part.ARCH: (f"is one of {', '.join(map(str, ARCHS))}", _arch),
+    Part.GPU: (f"has a letter or digit {_SHORT}", _slug),
+    Part.SUITE: (f"has a letter or digit {_SHORT}", _slug),
+}
