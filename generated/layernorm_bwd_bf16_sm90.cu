@@ -13,7 +13,7 @@
 //   dweight, dbias: the same bits in every run; by atomics, in no fixed order: the general kernel
 //
 // spec      layernorm, sha256:c7f98664fa697e8d2c11aca162704a6c7e5feee81c124c1b0764ef3ccc150a41
-// tuned by  normgen 0.1.0, generator revision 1bbbff24f165
+// tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 262144x256 --dtype bf16 --direction backward
 //           normgen tune --shape 8192x768 --dtype bf16 --direction backward
@@ -457,7 +457,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 // layernorm backward, 256 columns: 16 lanes of a warp own a row, 32 rows a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_256_warp_per_row_2c1fce(
+layernorm_bwd_bf16_256_warp_per_row_28a7a6(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -622,7 +622,7 @@ layernorm_bwd_bf16_256_warp_per_row_2c1fce(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_256_warp_per_row_2c1fce_finish(
+layernorm_bwd_bf16_256_warp_per_row_28a7a6_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     const float* partials,
@@ -681,7 +681,7 @@ layernorm_bwd_bf16_256_warp_per_row_2c1fce_finish(
 // layernorm backward, 768 columns: 32 lanes of a warp own a row, 4 rows a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(128)
-layernorm_bwd_bf16_768_warp_per_row_1af8fd(
+layernorm_bwd_bf16_768_warp_per_row_304b4e(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -831,7 +831,7 @@ layernorm_bwd_bf16_768_warp_per_row_1af8fd(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_768_warp_per_row_1af8fd_finish(
+layernorm_bwd_bf16_768_warp_per_row_304b4e_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     const float* partials,
@@ -890,7 +890,7 @@ layernorm_bwd_bf16_768_warp_per_row_1af8fd_finish(
 // layernorm backward, 1023 columns: 64 threads own a row, 4 rows a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_bf16_1023_block_per_row_8ecac4(
+layernorm_bwd_bf16_1023_block_per_row_51230d(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1113,7 +1113,7 @@ layernorm_bwd_bf16_1023_block_per_row_8ecac4(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_1023_block_per_row_8ecac4_finish(
+layernorm_bwd_bf16_1023_block_per_row_51230d_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     const float* partials,
@@ -1170,7 +1170,7 @@ layernorm_bwd_bf16_1023_block_per_row_8ecac4_finish(
 // layernorm backward, 1024 columns: 64 threads own a row, 4 rows a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_bf16_1024_block_per_row_af3735(
+layernorm_bwd_bf16_1024_block_per_row_bc5fed(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1325,7 +1325,7 @@ layernorm_bwd_bf16_1024_block_per_row_af3735(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_1024_block_per_row_af3735_finish(
+layernorm_bwd_bf16_1024_block_per_row_bc5fed_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     const float* partials,
@@ -1384,7 +1384,7 @@ layernorm_bwd_bf16_1024_block_per_row_af3735_finish(
 // layernorm backward, 4096 columns: 256 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_bf16_4096_block_per_row_99b307(
+layernorm_bwd_bf16_4096_block_per_row_97e8b9(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1549,7 +1549,7 @@ layernorm_bwd_bf16_4096_block_per_row_99b307(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_4096_block_per_row_99b307_finish(
+layernorm_bwd_bf16_4096_block_per_row_97e8b9_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     const float* partials,
@@ -1607,7 +1607,7 @@ layernorm_bwd_bf16_4096_block_per_row_99b307_finish(
 
 // layernorm backward, 8192 columns: 512 threads own a row; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_8192_block_per_row_51cc1e(
+layernorm_bwd_bf16_8192_block_per_row_a2bcdb(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1770,7 +1770,7 @@ layernorm_bwd_bf16_8192_block_per_row_51cc1e(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_8192_block_per_row_51cc1e_finish(
+layernorm_bwd_bf16_8192_block_per_row_a2bcdb_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     const float* __restrict__ partials,
@@ -1829,7 +1829,7 @@ layernorm_bwd_bf16_8192_block_per_row_51cc1e_finish(
 // layernorm backward, 16384 columns: 2 blocks of 256 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_bf16_16384_cluster_per_row_93c2f9(
+layernorm_bwd_bf16_16384_cluster_per_row_eb5cc3(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -2012,7 +2012,7 @@ layernorm_bwd_bf16_16384_cluster_per_row_93c2f9(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_16384_cluster_per_row_93c2f9_finish(
+layernorm_bwd_bf16_16384_cluster_per_row_eb5cc3_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     const float* partials,
@@ -2072,7 +2072,7 @@ layernorm_bwd_bf16_16384_cluster_per_row_93c2f9_finish(
 
 // layernorm backward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_bf16_any_cols_block_per_row_bd8bf0(
+layernorm_bwd_bf16_any_cols_block_per_row_f450a7(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -2193,7 +2193,7 @@ layernorm_bwd_bf16_any_cols_block_per_row_bd8bf0(
 
 // layernorm backward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_bf16_any_cols_without_bias_block_per_row_bd8bf0(
+layernorm_bwd_bf16_any_cols_without_bias_block_per_row_f450a7(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* __restrict__ dy,
@@ -2327,7 +2327,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 
 // layernorm backward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_bf16_any_cols_without_weight_block_per_row_bd8bf0(
+layernorm_bwd_bf16_any_cols_without_weight_block_per_row_f450a7(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dbias,
     const bfloat16* __restrict__ dy,
@@ -2454,7 +2454,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 
 // layernorm backward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_37daf1(
+layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
     bfloat16* __restrict__ dx,
     const bfloat16* __restrict__ dy,
     const bfloat16* __restrict__ x,
@@ -2555,24 +2555,24 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_256_warp_per_row_2c1fce{512, 32, 1, 1, 32768, 0, 1, 1, true};
-inline constexpr Launch kLaunch_256_warp_per_row_2c1fce_finish{512, 1, 1, 0, 0, 64, 1, 0, true};
-inline constexpr Launch kLaunch_768_warp_per_row_1af8fd{128, 4, 1, 3, 24576, 0, 1, 1, true};
-inline constexpr Launch kLaunch_768_warp_per_row_1af8fd_finish{512, 1, 1, 0, 0, 192, 1, 0, true};
-inline constexpr Launch kLaunch_1023_block_per_row_8ecac4{256, 4, 1, 2, 32768, 0, 1, 1, true};
-inline constexpr Launch kLaunch_1023_block_per_row_8ecac4_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
-inline constexpr Launch kLaunch_1024_block_per_row_af3735{256, 4, 1, 2, 32768, 0, 1, 1, true};
-inline constexpr Launch kLaunch_1024_block_per_row_af3735_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
-inline constexpr Launch kLaunch_4096_block_per_row_99b307{256, 1, 1, 2, 32768, 0, 1, 1, true};
-inline constexpr Launch kLaunch_4096_block_per_row_99b307_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
-inline constexpr Launch kLaunch_8192_block_per_row_51cc1e{512, 1, 1, 1, 131072, 0, 1, 1, false};
-inline constexpr Launch kLaunch_8192_block_per_row_51cc1e_finish{512, 1, 1, 0, 0, 512, 1, 0, true};
-inline constexpr Launch kLaunch_16384_cluster_per_row_93c2f9{256, 1, 2, 1, 98304, 0, 1, 1, true};
-inline constexpr Launch kLaunch_16384_cluster_per_row_93c2f9_finish{512, 1, 1, 0, 0, 1024, 1, 0, true};
-inline constexpr Launch kLaunch_any_cols_block_per_row_bd8bf0{256, 1, 1, 0, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_bd8bf0{256, 1, 1, 0, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_bd8bf0{256, 1, 1, 0, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_256_warp_per_row_28a7a6{512, 32, 1, 1, 32768, 0, 1, 1, true};
+inline constexpr Launch kLaunch_256_warp_per_row_28a7a6_finish{512, 1, 1, 0, 0, 64, 1, 0, true};
+inline constexpr Launch kLaunch_768_warp_per_row_304b4e{128, 4, 1, 3, 24576, 0, 1, 1, true};
+inline constexpr Launch kLaunch_768_warp_per_row_304b4e_finish{512, 1, 1, 0, 0, 192, 1, 0, true};
+inline constexpr Launch kLaunch_1023_block_per_row_51230d{256, 4, 1, 2, 32768, 0, 1, 1, true};
+inline constexpr Launch kLaunch_1023_block_per_row_51230d_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
+inline constexpr Launch kLaunch_1024_block_per_row_bc5fed{256, 4, 1, 2, 32768, 0, 1, 1, true};
+inline constexpr Launch kLaunch_1024_block_per_row_bc5fed_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
+inline constexpr Launch kLaunch_4096_block_per_row_97e8b9{256, 1, 1, 2, 32768, 0, 1, 1, true};
+inline constexpr Launch kLaunch_4096_block_per_row_97e8b9_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
+inline constexpr Launch kLaunch_8192_block_per_row_a2bcdb{512, 1, 1, 1, 131072, 0, 1, 1, false};
+inline constexpr Launch kLaunch_8192_block_per_row_a2bcdb_finish{512, 1, 1, 0, 0, 512, 1, 0, true};
+inline constexpr Launch kLaunch_16384_cluster_per_row_eb5cc3{256, 1, 2, 1, 98304, 0, 1, 1, true};
+inline constexpr Launch kLaunch_16384_cluster_per_row_eb5cc3_finish{512, 1, 1, 0, 0, 1024, 1, 0, true};
+inline constexpr Launch kLaunch_any_cols_block_per_row_f450a7{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_f450a7{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_f450a7{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -2737,37 +2737,37 @@ inline std::size_t layernorm_bwd_bf16_workspace_bytes(int rows, int cols) {
   std::size_t most = 128 + 8 * static_cast<std::size_t>(cols);
   int blocks = 0;
   if (cols == 256) {
-    if (k::grid(k::kLaunch_256_warp_per_row_2c1fce, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_256_warp_per_row_28a7a6, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 2048 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 768) {
-    if (k::grid(k::kLaunch_768_warp_per_row_1af8fd, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_768_warp_per_row_304b4e, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 6144 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 1023) {
-    if (k::grid(k::kLaunch_1023_block_per_row_8ecac4, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_1023_block_per_row_51230d, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 8192 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 1024) {
-    if (k::grid(k::kLaunch_1024_block_per_row_af3735, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_1024_block_per_row_bc5fed, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 8192 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 4096) {
-    if (k::grid(k::kLaunch_4096_block_per_row_99b307, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_4096_block_per_row_97e8b9, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 32768 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 8192) {
-    if (k::grid(k::kLaunch_8192_block_per_row_51cc1e, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_8192_block_per_row_a2bcdb, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 65536 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 16384) {
-    if (k::grid(k::kLaunch_16384_cluster_per_row_93c2f9, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_16384_cluster_per_row_eb5cc3, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 65536 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
@@ -2800,118 +2800,118 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent, alike)) {
     case 0:  // 262144 x 256
-      status = k::grid(k::kLaunch_256_warp_per_row_2c1fce, rows, &blocks);
+      status = k::grid(k::kLaunch_256_warp_per_row_28a7a6, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::layernorm_bwd_bf16_256_warp_per_row_2c1fce,
-          k::kLaunch_256_warp_per_row_2c1fce, blocks, stream,
+          k::as_written::layernorm_bwd_bf16_256_warp_per_row_28a7a6,
+          k::kLaunch_256_warp_per_row_28a7a6, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_256_warp_per_row_2c1fce_finish,
-          k::kLaunch_256_warp_per_row_2c1fce_finish, k::kLaunch_256_warp_per_row_2c1fce_finish.blocks, stream,
+          k::as_written::layernorm_bwd_bf16_256_warp_per_row_28a7a6_finish,
+          k::kLaunch_256_warp_per_row_28a7a6_finish, k::kLaunch_256_warp_per_row_28a7a6_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     case 1:  // 8192 x 768
-      status = k::grid(k::kLaunch_768_warp_per_row_1af8fd, rows, &blocks);
+      status = k::grid(k::kLaunch_768_warp_per_row_304b4e, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::layernorm_bwd_bf16_768_warp_per_row_1af8fd,
-          k::kLaunch_768_warp_per_row_1af8fd, blocks, stream,
+          k::as_written::layernorm_bwd_bf16_768_warp_per_row_304b4e,
+          k::kLaunch_768_warp_per_row_304b4e, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_768_warp_per_row_1af8fd_finish,
-          k::kLaunch_768_warp_per_row_1af8fd_finish, k::kLaunch_768_warp_per_row_1af8fd_finish.blocks, stream,
+          k::as_written::layernorm_bwd_bf16_768_warp_per_row_304b4e_finish,
+          k::kLaunch_768_warp_per_row_304b4e_finish, k::kLaunch_768_warp_per_row_304b4e_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     case 2:  // 8192 x 1023
-      status = k::grid(k::kLaunch_1023_block_per_row_8ecac4, rows, &blocks);
+      status = k::grid(k::kLaunch_1023_block_per_row_51230d, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::layernorm_bwd_bf16_1023_block_per_row_8ecac4,
-          k::kLaunch_1023_block_per_row_8ecac4, blocks, stream,
+          k::as_written::layernorm_bwd_bf16_1023_block_per_row_51230d,
+          k::kLaunch_1023_block_per_row_51230d, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_1023_block_per_row_8ecac4_finish,
-          k::kLaunch_1023_block_per_row_8ecac4_finish, k::kLaunch_1023_block_per_row_8ecac4_finish.blocks, stream,
+          k::as_written::layernorm_bwd_bf16_1023_block_per_row_51230d_finish,
+          k::kLaunch_1023_block_per_row_51230d_finish, k::kLaunch_1023_block_per_row_51230d_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     case 3:
     case 4:  // 4096 x 1024, 32768 x 1024
-      status = k::grid(k::kLaunch_1024_block_per_row_af3735, rows, &blocks);
+      status = k::grid(k::kLaunch_1024_block_per_row_bc5fed, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::layernorm_bwd_bf16_1024_block_per_row_af3735,
-          k::kLaunch_1024_block_per_row_af3735, blocks, stream,
+          k::as_written::layernorm_bwd_bf16_1024_block_per_row_bc5fed,
+          k::kLaunch_1024_block_per_row_bc5fed, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_1024_block_per_row_af3735_finish,
-          k::kLaunch_1024_block_per_row_af3735_finish, k::kLaunch_1024_block_per_row_af3735_finish.blocks, stream,
+          k::as_written::layernorm_bwd_bf16_1024_block_per_row_bc5fed_finish,
+          k::kLaunch_1024_block_per_row_bc5fed_finish, k::kLaunch_1024_block_per_row_bc5fed_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     case 5:  // 4096 x 4096
-      status = k::grid(k::kLaunch_4096_block_per_row_99b307, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_block_per_row_97e8b9, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::layernorm_bwd_bf16_4096_block_per_row_99b307,
-          k::kLaunch_4096_block_per_row_99b307, blocks, stream,
+          k::as_written::layernorm_bwd_bf16_4096_block_per_row_97e8b9,
+          k::kLaunch_4096_block_per_row_97e8b9, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_4096_block_per_row_99b307_finish,
-          k::kLaunch_4096_block_per_row_99b307_finish, k::kLaunch_4096_block_per_row_99b307_finish.blocks, stream,
+          k::as_written::layernorm_bwd_bf16_4096_block_per_row_97e8b9_finish,
+          k::kLaunch_4096_block_per_row_97e8b9_finish, k::kLaunch_4096_block_per_row_97e8b9_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     case 6:  // 16384 x 8192
-      status = k::grid(k::kLaunch_8192_block_per_row_51cc1e, rows, &blocks);
+      status = k::grid(k::kLaunch_8192_block_per_row_a2bcdb, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::layernorm_bwd_bf16_8192_block_per_row_51cc1e,
-          k::kLaunch_8192_block_per_row_51cc1e, blocks, stream,
+          k::as_written::layernorm_bwd_bf16_8192_block_per_row_a2bcdb,
+          k::kLaunch_8192_block_per_row_a2bcdb, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_8192_block_per_row_51cc1e_finish,
-          k::kLaunch_8192_block_per_row_51cc1e_finish, k::kLaunch_8192_block_per_row_51cc1e_finish.blocks, stream,
+          k::as_written::layernorm_bwd_bf16_8192_block_per_row_a2bcdb_finish,
+          k::kLaunch_8192_block_per_row_a2bcdb_finish, k::kLaunch_8192_block_per_row_a2bcdb_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     case 7:  // 2048 x 16384
-      status = k::grid(k::kLaunch_16384_cluster_per_row_93c2f9, rows, &blocks);
+      status = k::grid(k::kLaunch_16384_cluster_per_row_eb5cc3, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::as_written::layernorm_bwd_bf16_16384_cluster_per_row_93c2f9, k::kLaunch_16384_cluster_per_row_93c2f9, &blocks);
+      status = k::fit_clusters(k::as_written::layernorm_bwd_bf16_16384_cluster_per_row_eb5cc3, k::kLaunch_16384_cluster_per_row_eb5cc3, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::layernorm_bwd_bf16_16384_cluster_per_row_93c2f9,
-          k::kLaunch_16384_cluster_per_row_93c2f9, blocks, stream,
+          k::as_written::layernorm_bwd_bf16_16384_cluster_per_row_eb5cc3,
+          k::kLaunch_16384_cluster_per_row_eb5cc3, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_16384_cluster_per_row_93c2f9_finish,
-          k::kLaunch_16384_cluster_per_row_93c2f9_finish, k::kLaunch_16384_cluster_per_row_93c2f9_finish.blocks, stream,
+          k::as_written::layernorm_bwd_bf16_16384_cluster_per_row_eb5cc3_finish,
+          k::kLaunch_16384_cluster_per_row_eb5cc3_finish, k::kLaunch_16384_cluster_per_row_eb5cc3_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     default:
@@ -2921,11 +2921,11 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
     case 0u:
       status = cudaMemsetAsync(workspace, 0, 128 + 8 * static_cast<std::size_t>(cols), stream);
       if (status != cudaSuccess) return status;
-      status = k::grid(k::kLaunch_any_cols_block_per_row_bd8bf0, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_f450a7, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_any_cols_block_per_row_bd8bf0,
-          k::kLaunch_any_cols_block_per_row_bd8bf0, blocks, stream,
+          k::as_written::layernorm_bwd_bf16_any_cols_block_per_row_f450a7,
+          k::kLaunch_any_cols_block_per_row_f450a7, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
@@ -2933,32 +2933,32 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
     case 1u:  // without weight
       status = cudaMemsetAsync(workspace, 0, 128 + 4 * static_cast<std::size_t>(cols), stream);
       if (status != cudaSuccess) return status;
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_bd8bf0, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_f450a7, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written_without_weight::layernorm_bwd_bf16_any_cols_without_weight_block_per_row_bd8bf0,
-          k::kLaunch_any_cols_without_weight_block_per_row_bd8bf0, blocks, stream,
+          k::as_written_without_weight::layernorm_bwd_bf16_any_cols_without_weight_block_per_row_f450a7,
+          k::kLaunch_any_cols_without_weight_block_per_row_f450a7, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dbias),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x), mean, rstd, dx_pitch,
           dy_pitch, x_pitch, rows, cols, eps, k::at<unsigned>(workspace, 0), k::at<float>(workspace, 128));
     case 2u:  // without bias
       status = cudaMemsetAsync(workspace, 0, 128 + 4 * static_cast<std::size_t>(cols), stream);
       if (status != cudaSuccess) return status;
-      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_bd8bf0, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_f450a7, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_any_cols_without_bias_block_per_row_bd8bf0,
-          k::kLaunch_any_cols_without_bias_block_per_row_bd8bf0, blocks, stream,
+          k::as_written::layernorm_bwd_bf16_any_cols_without_bias_block_per_row_f450a7,
+          k::kLaunch_any_cols_without_bias_block_per_row_f450a7, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps,
           k::at<unsigned>(workspace, 0), k::at<float>(workspace, 128));
     default:  // without weight and bias
-      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_37daf1, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_44136f, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written_without_bias_without_weight::layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_37daf1,
-          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_37daf1, blocks, stream,
+          k::as_written_without_bias_without_weight::layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f,
+          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_44136f, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps);
   }

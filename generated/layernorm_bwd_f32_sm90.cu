@@ -13,7 +13,7 @@
 //   dweight, dbias: the same bits in every run; by atomics, in no fixed order: the general kernel
 //
 // spec      layernorm, sha256:c7f98664fa697e8d2c11aca162704a6c7e5feee81c124c1b0764ef3ccc150a41
-// tuned by  normgen 0.1.0, generator revision 1bbbff24f165
+// tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x768 --direction backward
 //
@@ -186,7 +186,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 // layernorm backward, 768 columns: 64 threads own a row, 8 rows a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_f32_768_block_per_row_13e8f6(
+layernorm_bwd_f32_768_block_per_row_2eaf2a(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     float* __restrict__ dbias,
@@ -341,7 +341,7 @@ layernorm_bwd_f32_768_block_per_row_13e8f6(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_f32_768_block_per_row_13e8f6_finish(
+layernorm_bwd_f32_768_block_per_row_2eaf2a_finish(
     float* __restrict__ dweight,
     float* __restrict__ dbias,
     const float* partials,
@@ -399,7 +399,7 @@ layernorm_bwd_f32_768_block_per_row_13e8f6_finish(
 
 // layernorm backward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_f32_any_cols_block_per_row_bd8bf0(
+layernorm_bwd_f32_any_cols_block_per_row_f450a7(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     float* __restrict__ dbias,
@@ -520,7 +520,7 @@ layernorm_bwd_f32_any_cols_block_per_row_bd8bf0(
 
 // layernorm backward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_f32_any_cols_without_bias_block_per_row_bd8bf0(
+layernorm_bwd_f32_any_cols_without_bias_block_per_row_f450a7(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     const float* __restrict__ dy,
@@ -654,7 +654,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 
 // layernorm backward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_f32_any_cols_without_weight_block_per_row_bd8bf0(
+layernorm_bwd_f32_any_cols_without_weight_block_per_row_f450a7(
     float* __restrict__ dx,
     float* __restrict__ dbias,
     const float* __restrict__ dy,
@@ -781,7 +781,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 
 // layernorm backward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_37daf1(
+layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_44136f(
     float* __restrict__ dx,
     const float* __restrict__ dy,
     const float* __restrict__ x,
@@ -882,12 +882,12 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_768_block_per_row_13e8f6{512, 8, 1, 1, 49152, 0, 1, 1, true};
-inline constexpr Launch kLaunch_768_block_per_row_13e8f6_finish{512, 1, 1, 0, 0, 192, 1, 0, true};
-inline constexpr Launch kLaunch_any_cols_block_per_row_bd8bf0{256, 1, 1, 0, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_bd8bf0{256, 1, 1, 0, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_bd8bf0{256, 1, 1, 0, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_768_block_per_row_2eaf2a{512, 8, 1, 1, 49152, 0, 1, 1, true};
+inline constexpr Launch kLaunch_768_block_per_row_2eaf2a_finish{512, 1, 1, 0, 0, 192, 1, 0, true};
+inline constexpr Launch kLaunch_any_cols_block_per_row_f450a7{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_f450a7{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_f450a7{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -1015,7 +1015,7 @@ inline std::size_t layernorm_bwd_f32_workspace_bytes(int rows, int cols) {
   std::size_t most = 128 + 8 * static_cast<std::size_t>(cols);
   int blocks = 0;
   if (cols == 768) {
-    if (k::grid(k::kLaunch_768_block_per_row_13e8f6, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_768_block_per_row_2eaf2a, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 6144 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
@@ -1046,17 +1046,17 @@ inline cudaError_t layernorm_bwd_f32_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 768
-      status = k::grid(k::kLaunch_768_block_per_row_13e8f6, rows, &blocks);
+      status = k::grid(k::kLaunch_768_block_per_row_2eaf2a, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::layernorm_bwd_f32_768_block_per_row_13e8f6,
-          k::kLaunch_768_block_per_row_13e8f6, blocks, stream,
+          k::as_written::layernorm_bwd_f32_768_block_per_row_2eaf2a,
+          k::kLaunch_768_block_per_row_2eaf2a, blocks, stream,
           dx, dweight, dbias, dy, x, weight, mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_f32_768_block_per_row_13e8f6_finish,
-          k::kLaunch_768_block_per_row_13e8f6_finish, k::kLaunch_768_block_per_row_13e8f6_finish.blocks, stream,
+          k::as_written::layernorm_bwd_f32_768_block_per_row_2eaf2a_finish,
+          k::kLaunch_768_block_per_row_2eaf2a_finish, k::kLaunch_768_block_per_row_2eaf2a_finish.blocks, stream,
           dweight, dbias, k::at<float>(workspace, 0), blocks);
     default:
       break;
@@ -1065,39 +1065,39 @@ inline cudaError_t layernorm_bwd_f32_pitched(
     case 0u:
       status = cudaMemsetAsync(workspace, 0, 128 + 8 * static_cast<std::size_t>(cols), stream);
       if (status != cudaSuccess) return status;
-      status = k::grid(k::kLaunch_any_cols_block_per_row_bd8bf0, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_f450a7, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_f32_any_cols_block_per_row_bd8bf0,
-          k::kLaunch_any_cols_block_per_row_bd8bf0, blocks, stream,
+          k::as_written::layernorm_bwd_f32_any_cols_block_per_row_f450a7,
+          k::kLaunch_any_cols_block_per_row_f450a7, blocks, stream,
           dx, dweight, dbias, dy, x, weight, mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps,
           k::at<unsigned>(workspace, 0), k::at<float>(workspace, 128));
     case 1u:  // without weight
       status = cudaMemsetAsync(workspace, 0, 128 + 4 * static_cast<std::size_t>(cols), stream);
       if (status != cudaSuccess) return status;
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_bd8bf0, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_f450a7, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written_without_weight::layernorm_bwd_f32_any_cols_without_weight_block_per_row_bd8bf0,
-          k::kLaunch_any_cols_without_weight_block_per_row_bd8bf0, blocks, stream,
+          k::as_written_without_weight::layernorm_bwd_f32_any_cols_without_weight_block_per_row_f450a7,
+          k::kLaunch_any_cols_without_weight_block_per_row_f450a7, blocks, stream,
           dx, dbias, dy, x, mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps, k::at<unsigned>(workspace, 0),
           k::at<float>(workspace, 128));
     case 2u:  // without bias
       status = cudaMemsetAsync(workspace, 0, 128 + 4 * static_cast<std::size_t>(cols), stream);
       if (status != cudaSuccess) return status;
-      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_bd8bf0, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_f450a7, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_f32_any_cols_without_bias_block_per_row_bd8bf0,
-          k::kLaunch_any_cols_without_bias_block_per_row_bd8bf0, blocks, stream,
+          k::as_written::layernorm_bwd_f32_any_cols_without_bias_block_per_row_f450a7,
+          k::kLaunch_any_cols_without_bias_block_per_row_f450a7, blocks, stream,
           dx, dweight, dy, x, weight, mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps,
           k::at<unsigned>(workspace, 0), k::at<float>(workspace, 128));
     default:  // without weight and bias
-      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_37daf1, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_44136f, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written_without_bias_without_weight::layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_37daf1,
-          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_37daf1, blocks, stream,
+          k::as_written_without_bias_without_weight::layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_44136f,
+          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_44136f, blocks, stream,
           dx, dy, x, mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps);
   }
 }

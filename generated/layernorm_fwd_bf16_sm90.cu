@@ -11,7 +11,7 @@
 //   weight = 1, bias = 0 where the pointer is null
 //
 // spec      layernorm, sha256:c7f98664fa697e8d2c11aca162704a6c7e5feee81c124c1b0764ef3ccc150a41
-// tuned by  normgen 0.1.0, generator revision 1bbbff24f165
+// tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x768 --dtype bf16
 //           normgen tune --shape 8192x1000 --dtype bf16
@@ -557,7 +557,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 // layernorm forward, 768 columns: 32 lanes of a warp own a row, 4 rows a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(128)
-layernorm_fwd_bf16_768_warp_per_row_11b018(
+layernorm_fwd_bf16_768_warp_per_row_c73abf(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -652,7 +652,7 @@ layernorm_fwd_bf16_768_warp_per_row_11b018(
 // layernorm forward, 1000 columns: 32 lanes of a warp own a row, 2 rows a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(64)
-layernorm_fwd_bf16_1000_warp_per_row_a51af3(
+layernorm_fwd_bf16_1000_warp_per_row_de05e4(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -756,7 +756,7 @@ layernorm_fwd_bf16_1000_warp_per_row_a51af3(
 // layernorm forward, 1000 columns: 32 lanes of a warp own a row, 2 rows a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(64)
-layernorm_fwd_bf16_1000_warp_per_row_365879(
+layernorm_fwd_bf16_1000_warp_per_row_60d747(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -860,7 +860,7 @@ layernorm_fwd_bf16_1000_warp_per_row_365879(
 // layernorm forward, 3072 columns: 128 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(128)
-layernorm_fwd_bf16_3072_block_per_row_7d3bd9(
+layernorm_fwd_bf16_3072_block_per_row_92ff6e(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -954,7 +954,7 @@ layernorm_fwd_bf16_3072_block_per_row_7d3bd9(
 // layernorm forward, 4096 columns: 256 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_4096_without_mean_without_rstd_block_per_row_bf9f6b(
+layernorm_fwd_bf16_4096_without_mean_without_rstd_block_per_row_27172f(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -1041,7 +1041,7 @@ layernorm_fwd_bf16_4096_without_mean_without_rstd_block_per_row_bf9f6b(
 // layernorm forward, 4096 columns: 128 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(128)
-layernorm_fwd_bf16_4096_block_per_row_8fc459(
+layernorm_fwd_bf16_4096_block_per_row_48e7c1(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1135,7 +1135,7 @@ layernorm_fwd_bf16_4096_block_per_row_8fc459(
 // layernorm forward, 6144 columns: 128 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(128)
-layernorm_fwd_bf16_6144_block_per_row_c0c9d1(
+layernorm_fwd_bf16_6144_block_per_row_e04475(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1229,7 +1229,7 @@ layernorm_fwd_bf16_6144_block_per_row_c0c9d1(
 // layernorm forward, 8192 columns: 4 blocks of 128 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(128)
-layernorm_fwd_bf16_8192_without_mean_without_rstd_cluster_per_row_4c3ff2(
+layernorm_fwd_bf16_8192_without_mean_without_rstd_cluster_per_row_75a7ee(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -1320,7 +1320,7 @@ layernorm_fwd_bf16_8192_without_mean_without_rstd_cluster_per_row_4c3ff2(
 // layernorm forward, 8192 columns: 128 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(128)
-layernorm_fwd_bf16_8192_block_per_row_0a8719(
+layernorm_fwd_bf16_8192_block_per_row_c895f7(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1414,7 +1414,7 @@ layernorm_fwd_bf16_8192_block_per_row_0a8719(
 // layernorm forward, 16384 columns: 4 blocks of 128 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(128)
-layernorm_fwd_bf16_16384_without_mean_without_rstd_cluster_per_row_19e42a(
+layernorm_fwd_bf16_16384_without_mean_without_rstd_cluster_per_row_1518f1(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -1505,7 +1505,7 @@ layernorm_fwd_bf16_16384_without_mean_without_rstd_cluster_per_row_19e42a(
 // layernorm forward, 65536 columns: 8 blocks of 256 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_65536_cluster_per_row_7ff913(
+layernorm_fwd_bf16_65536_cluster_per_row_6dc83d(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1685,7 +1685,7 @@ __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
 // layernorm forward, 1023 columns: 32 lanes of a warp own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(32)
-layernorm_fwd_bf16_1023_warp_per_row_fdb548(
+layernorm_fwd_bf16_1023_warp_per_row_13912a(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1863,7 +1863,7 @@ layernorm_fwd_bf16_1023_warp_per_row_fdb548(
 // layernorm forward, 4097 columns: 256 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_4097_block_per_row_3d7c63(
+layernorm_fwd_bf16_4097_block_per_row_811fee(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -2044,7 +2044,7 @@ layernorm_fwd_bf16_4097_block_per_row_3d7c63(
 
 // layernorm forward, any number of columns: 256 threads own a row; it is read 3 times.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_any_cols_block_per_row_37daf1(
+layernorm_fwd_bf16_any_cols_block_per_row_44136f(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -2140,7 +2140,7 @@ layernorm_fwd_bf16_any_cols_block_per_row_37daf1(
 
 // layernorm forward, any number of columns: 256 threads own a row; it is read 3 times.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_any_cols_without_weight_block_per_row_37daf1(
+layernorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -2233,7 +2233,7 @@ layernorm_fwd_bf16_any_cols_without_weight_block_per_row_37daf1(
 
 // layernorm forward, any number of columns: 256 threads own a row; it is read 3 times.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_any_cols_without_bias_block_per_row_37daf1(
+layernorm_fwd_bf16_any_cols_without_bias_block_per_row_44136f(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -2326,7 +2326,7 @@ layernorm_fwd_bf16_any_cols_without_bias_block_per_row_37daf1(
 
 // layernorm forward, any number of columns: 256 threads own a row; it is read 3 times.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_37daf1(
+layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -2440,23 +2440,23 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_768_warp_per_row_11b018{128, 4, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_1000_warp_per_row_a51af3{64, 2, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_1000_warp_per_row_365879{64, 2, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_1023_warp_per_row_fdb548{32, 1, 1, 16, 0, 0, 4, 0, true};
-inline constexpr Launch kLaunch_3072_block_per_row_7d3bd9{128, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_4096_without_mean_without_rstd_block_per_row_bf9f6b{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_4096_block_per_row_8fc459{128, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_4097_block_per_row_3d7c63{256, 1, 1, 4, 0, 0, 8, 0, true};
-inline constexpr Launch kLaunch_6144_block_per_row_c0c9d1{128, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_8192_without_mean_without_rstd_cluster_per_row_4c3ff2{128, 1, 4, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_8192_block_per_row_0a8719{128, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_16384_without_mean_without_rstd_cluster_per_row_19e42a{128, 1, 4, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_65536_cluster_per_row_7ff913{256, 1, 8, 4, 32768, 0, 1, 0, true};
-inline constexpr Launch kLaunch_any_cols_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_768_warp_per_row_c73abf{128, 4, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_1000_warp_per_row_de05e4{64, 2, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_1000_warp_per_row_60d747{64, 2, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_1023_warp_per_row_13912a{32, 1, 1, 16, 0, 0, 4, 0, true};
+inline constexpr Launch kLaunch_3072_block_per_row_92ff6e{128, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_4096_without_mean_without_rstd_block_per_row_27172f{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_4096_block_per_row_48e7c1{128, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_4097_block_per_row_811fee{256, 1, 1, 4, 0, 0, 8, 0, true};
+inline constexpr Launch kLaunch_6144_block_per_row_e04475{128, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_8192_without_mean_without_rstd_cluster_per_row_75a7ee{128, 1, 4, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_8192_block_per_row_c895f7{128, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_16384_without_mean_without_rstd_cluster_per_row_1518f1{128, 1, 4, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_65536_cluster_per_row_6dc83d{256, 1, 8, 4, 32768, 0, 1, 0, true};
+inline constexpr Launch kLaunch_any_cols_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -2637,122 +2637,122 @@ inline cudaError_t layernorm_fwd_bf16_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent, alike)) {
     case 0:  // 8192 x 768
-      status = k::grid(k::kLaunch_768_warp_per_row_11b018, rows, &blocks);
+      status = k::grid(k::kLaunch_768_warp_per_row_c73abf, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::sum_of_squares::layernorm_fwd_bf16_768_warp_per_row_11b018,
-          k::kLaunch_768_warp_per_row_11b018, blocks, stream,
+          k::sum_of_squares::layernorm_fwd_bf16_768_warp_per_row_c73abf,
+          k::kLaunch_768_warp_per_row_c73abf, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 1:  // 8192 x 1000
-      status = k::grid(k::kLaunch_1000_warp_per_row_a51af3, rows, &blocks);
+      status = k::grid(k::kLaunch_1000_warp_per_row_de05e4, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::sum_of_squares::layernorm_fwd_bf16_1000_warp_per_row_a51af3,
-          k::kLaunch_1000_warp_per_row_a51af3, blocks, stream,
+          k::sum_of_squares::layernorm_fwd_bf16_1000_warp_per_row_de05e4,
+          k::kLaunch_1000_warp_per_row_de05e4, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 2:  // 16384 x 1000
-      status = k::grid(k::kLaunch_1000_warp_per_row_365879, rows, &blocks);
+      status = k::grid(k::kLaunch_1000_warp_per_row_60d747, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::sum_of_squares::layernorm_fwd_bf16_1000_warp_per_row_365879,
-          k::kLaunch_1000_warp_per_row_365879, blocks, stream,
+          k::sum_of_squares::layernorm_fwd_bf16_1000_warp_per_row_60d747,
+          k::kLaunch_1000_warp_per_row_60d747, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 3:  // 16384 x 1023
-      status = k::grid(k::kLaunch_1023_warp_per_row_fdb548, rows, &blocks);
+      status = k::grid(k::kLaunch_1023_warp_per_row_13912a, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::two_pass::layernorm_fwd_bf16_1023_warp_per_row_fdb548,
-          k::kLaunch_1023_warp_per_row_fdb548, blocks, stream,
+          k::two_pass::layernorm_fwd_bf16_1023_warp_per_row_13912a,
+          k::kLaunch_1023_warp_per_row_13912a, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 4:  // 4096 x 3072
-      status = k::grid(k::kLaunch_3072_block_per_row_7d3bd9, rows, &blocks);
+      status = k::grid(k::kLaunch_3072_block_per_row_92ff6e, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::sum_of_squares::layernorm_fwd_bf16_3072_block_per_row_7d3bd9,
-          k::kLaunch_3072_block_per_row_7d3bd9, blocks, stream,
+          k::sum_of_squares::layernorm_fwd_bf16_3072_block_per_row_92ff6e,
+          k::kLaunch_3072_block_per_row_92ff6e, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 5:
     case 6:  // 1 x 4096, 64 x 4096
-      status = k::grid(k::kLaunch_4096_without_mean_without_rstd_block_per_row_bf9f6b, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_without_mean_without_rstd_block_per_row_27172f, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::sum_of_squares::layernorm_fwd_bf16_4096_without_mean_without_rstd_block_per_row_bf9f6b,
-          k::kLaunch_4096_without_mean_without_rstd_block_per_row_bf9f6b, blocks, stream,
+          k::sum_of_squares::layernorm_fwd_bf16_4096_without_mean_without_rstd_block_per_row_27172f,
+          k::kLaunch_4096_without_mean_without_rstd_block_per_row_27172f, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 7:  // 4096 x 4096
-      status = k::grid(k::kLaunch_4096_block_per_row_8fc459, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_block_per_row_48e7c1, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::sum_of_squares::layernorm_fwd_bf16_4096_block_per_row_8fc459,
-          k::kLaunch_4096_block_per_row_8fc459, blocks, stream,
+          k::sum_of_squares::layernorm_fwd_bf16_4096_block_per_row_48e7c1,
+          k::kLaunch_4096_block_per_row_48e7c1, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 8:  // 8192 x 4097
-      status = k::grid(k::kLaunch_4097_block_per_row_3d7c63, rows, &blocks);
+      status = k::grid(k::kLaunch_4097_block_per_row_811fee, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::two_pass::layernorm_fwd_bf16_4097_block_per_row_3d7c63,
-          k::kLaunch_4097_block_per_row_3d7c63, blocks, stream,
+          k::two_pass::layernorm_fwd_bf16_4097_block_per_row_811fee,
+          k::kLaunch_4097_block_per_row_811fee, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 9:  // 4096 x 6144
-      status = k::grid(k::kLaunch_6144_block_per_row_c0c9d1, rows, &blocks);
+      status = k::grid(k::kLaunch_6144_block_per_row_e04475, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::sum_of_squares::layernorm_fwd_bf16_6144_block_per_row_c0c9d1,
-          k::kLaunch_6144_block_per_row_c0c9d1, blocks, stream,
+          k::sum_of_squares::layernorm_fwd_bf16_6144_block_per_row_e04475,
+          k::kLaunch_6144_block_per_row_e04475, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 10:  // 16 x 8192
-      status = k::grid(k::kLaunch_8192_without_mean_without_rstd_cluster_per_row_4c3ff2, rows, &blocks);
+      status = k::grid(k::kLaunch_8192_without_mean_without_rstd_cluster_per_row_75a7ee, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::sum_of_squares::layernorm_fwd_bf16_8192_without_mean_without_rstd_cluster_per_row_4c3ff2,
-          k::kLaunch_8192_without_mean_without_rstd_cluster_per_row_4c3ff2, blocks, stream,
+          k::sum_of_squares::layernorm_fwd_bf16_8192_without_mean_without_rstd_cluster_per_row_75a7ee,
+          k::kLaunch_8192_without_mean_without_rstd_cluster_per_row_75a7ee, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 11:  // 16384 x 8192
-      status = k::grid(k::kLaunch_8192_block_per_row_0a8719, rows, &blocks);
+      status = k::grid(k::kLaunch_8192_block_per_row_c895f7, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::sum_of_squares::layernorm_fwd_bf16_8192_block_per_row_0a8719,
-          k::kLaunch_8192_block_per_row_0a8719, blocks, stream,
+          k::sum_of_squares::layernorm_fwd_bf16_8192_block_per_row_c895f7,
+          k::kLaunch_8192_block_per_row_c895f7, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 12:  // 4 x 16384
-      status = k::grid(k::kLaunch_16384_without_mean_without_rstd_cluster_per_row_19e42a, rows, &blocks);
+      status = k::grid(k::kLaunch_16384_without_mean_without_rstd_cluster_per_row_1518f1, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::sum_of_squares::layernorm_fwd_bf16_16384_without_mean_without_rstd_cluster_per_row_19e42a,
-          k::kLaunch_16384_without_mean_without_rstd_cluster_per_row_19e42a, blocks, stream,
+          k::sum_of_squares::layernorm_fwd_bf16_16384_without_mean_without_rstd_cluster_per_row_1518f1,
+          k::kLaunch_16384_without_mean_without_rstd_cluster_per_row_1518f1, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 13:  // 2048 x 65536
-      status = k::grid(k::kLaunch_65536_cluster_per_row_7ff913, rows, &blocks);
+      status = k::grid(k::kLaunch_65536_cluster_per_row_6dc83d, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::sum_of_squares::layernorm_fwd_bf16_65536_cluster_per_row_7ff913, k::kLaunch_65536_cluster_per_row_7ff913, &blocks);
+      status = k::fit_clusters(k::sum_of_squares::layernorm_fwd_bf16_65536_cluster_per_row_6dc83d, k::kLaunch_65536_cluster_per_row_6dc83d, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::sum_of_squares::layernorm_fwd_bf16_65536_cluster_per_row_7ff913,
-          k::kLaunch_65536_cluster_per_row_7ff913, blocks, stream,
+          k::sum_of_squares::layernorm_fwd_bf16_65536_cluster_per_row_6dc83d,
+          k::kLaunch_65536_cluster_per_row_6dc83d, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
@@ -2761,36 +2761,36 @@ inline cudaError_t layernorm_fwd_bf16_pitched(
   }
   switch (absent & k::kCompiledOut) {  // the general kernel
     case 0u:
-      status = k::grid(k::kLaunch_any_cols_block_per_row_37daf1, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_44136f, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::two_pass::layernorm_fwd_bf16_any_cols_block_per_row_37daf1,
-          k::kLaunch_any_cols_block_per_row_37daf1, blocks, stream,
+          k::two_pass::layernorm_fwd_bf16_any_cols_block_per_row_44136f,
+          k::kLaunch_any_cols_block_per_row_44136f, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, cols, eps);
     case 1u:  // without weight
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_37daf1, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_44136f, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::two_pass::layernorm_fwd_bf16_any_cols_without_weight_block_per_row_37daf1,
-          k::kLaunch_any_cols_without_weight_block_per_row_37daf1, blocks, stream,
+          k::two_pass::layernorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f,
+          k::kLaunch_any_cols_without_weight_block_per_row_44136f, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(bias), y_pitch, x_pitch, rows, cols, eps);
     case 2u:  // without bias
-      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_37daf1, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_44136f, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::two_pass::layernorm_fwd_bf16_any_cols_without_bias_block_per_row_37daf1,
-          k::kLaunch_any_cols_without_bias_block_per_row_37daf1, blocks, stream,
+          k::two_pass::layernorm_fwd_bf16_any_cols_without_bias_block_per_row_44136f,
+          k::kLaunch_any_cols_without_bias_block_per_row_44136f, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, cols, eps);
     default:  // without weight and bias
-      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_37daf1, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_44136f, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::two_pass::layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_37daf1,
-          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_37daf1, blocks, stream,
+          k::two_pass::layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f,
+          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_44136f, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch,
           rows, cols, eps);
   }

@@ -11,7 +11,7 @@
 //   weight = 1, bias = 0 where the pointer is null
 //
 // spec      layernorm, sha256:c7f98664fa697e8d2c11aca162704a6c7e5feee81c124c1b0764ef3ccc150a41
-// tuned by  normgen 0.1.0, generator revision 1bbbff24f165
+// tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x4096 --dtype bf16
 //
@@ -282,7 +282,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 // layernorm forward, 4096 columns: 128 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(128)
-layernorm_fwd_bf16_4096_block_per_row_988b1c(
+layernorm_fwd_bf16_4096_block_per_row_d8dbe6(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -424,7 +424,7 @@ __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
 
 // layernorm forward, any number of columns: 256 threads own a row; it is read 3 times.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_any_cols_block_per_row_37daf1(
+layernorm_fwd_bf16_any_cols_block_per_row_44136f(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -520,7 +520,7 @@ layernorm_fwd_bf16_any_cols_block_per_row_37daf1(
 
 // layernorm forward, any number of columns: 256 threads own a row; it is read 3 times.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_any_cols_without_weight_block_per_row_37daf1(
+layernorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -613,7 +613,7 @@ layernorm_fwd_bf16_any_cols_without_weight_block_per_row_37daf1(
 
 // layernorm forward, any number of columns: 256 threads own a row; it is read 3 times.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_any_cols_without_bias_block_per_row_37daf1(
+layernorm_fwd_bf16_any_cols_without_bias_block_per_row_44136f(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -706,7 +706,7 @@ layernorm_fwd_bf16_any_cols_without_bias_block_per_row_37daf1(
 
 // layernorm forward, any number of columns: 256 threads own a row; it is read 3 times.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_37daf1(
+layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -820,11 +820,11 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_4096_block_per_row_988b1c{128, 1, 1, 4, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_any_cols_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_4096_block_per_row_d8dbe6{128, 1, 1, 4, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_any_cols_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -960,11 +960,11 @@ inline cudaError_t layernorm_fwd_bf16_weight_f32_bias_f32_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 4096
-      status = k::grid(k::kLaunch_4096_block_per_row_988b1c, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_block_per_row_d8dbe6, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::sum_of_squares::layernorm_fwd_bf16_4096_block_per_row_988b1c,
-          k::kLaunch_4096_block_per_row_988b1c, blocks, stream,
+          k::sum_of_squares::layernorm_fwd_bf16_4096_block_per_row_d8dbe6,
+          k::kLaunch_4096_block_per_row_d8dbe6, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x), weight, bias,
           y_pitch, x_pitch, rows, eps);
     default:
@@ -972,35 +972,35 @@ inline cudaError_t layernorm_fwd_bf16_weight_f32_bias_f32_pitched(
   }
   switch (absent & k::kCompiledOut) {  // the general kernel
     case 0u:
-      status = k::grid(k::kLaunch_any_cols_block_per_row_37daf1, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_44136f, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::two_pass::layernorm_fwd_bf16_any_cols_block_per_row_37daf1,
-          k::kLaunch_any_cols_block_per_row_37daf1, blocks, stream,
+          k::two_pass::layernorm_fwd_bf16_any_cols_block_per_row_44136f,
+          k::kLaunch_any_cols_block_per_row_44136f, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x), weight, bias,
           y_pitch, x_pitch, rows, cols, eps);
     case 1u:  // without weight
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_37daf1, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_44136f, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::two_pass::layernorm_fwd_bf16_any_cols_without_weight_block_per_row_37daf1,
-          k::kLaunch_any_cols_without_weight_block_per_row_37daf1, blocks, stream,
+          k::two_pass::layernorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f,
+          k::kLaunch_any_cols_without_weight_block_per_row_44136f, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x), bias, y_pitch,
           x_pitch, rows, cols, eps);
     case 2u:  // without bias
-      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_37daf1, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_44136f, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::two_pass::layernorm_fwd_bf16_any_cols_without_bias_block_per_row_37daf1,
-          k::kLaunch_any_cols_without_bias_block_per_row_37daf1, blocks, stream,
+          k::two_pass::layernorm_fwd_bf16_any_cols_without_bias_block_per_row_44136f,
+          k::kLaunch_any_cols_without_bias_block_per_row_44136f, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x), weight, y_pitch,
           x_pitch, rows, cols, eps);
     default:  // without weight and bias
-      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_37daf1, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_44136f, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::two_pass::layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_37daf1,
-          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_37daf1, blocks, stream,
+          k::two_pass::layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f,
+          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_44136f, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch,
           rows, cols, eps);
   }

@@ -11,7 +11,7 @@
 //   weight = 1, bias = 0 where the pointer is null
 //
 // spec      layernorm, sha256:c7f98664fa697e8d2c11aca162704a6c7e5feee81c124c1b0764ef3ccc150a41
-// tuned by  normgen 0.1.0, generator revision 1bbbff24f165
+// tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x768
 //           normgen tune --shape 32768x1024
@@ -285,7 +285,7 @@ __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
 // layernorm forward, 768 columns: 64 threads own a row, 2 rows a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(128)
-layernorm_fwd_f32_768_block_per_row_d8ba7c(
+layernorm_fwd_f32_768_block_per_row_d7631b(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -395,7 +395,7 @@ layernorm_fwd_f32_768_block_per_row_d8ba7c(
 // layernorm forward, 1024 columns: 64 threads own a row, 4 rows a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_f32_1024_block_per_row_402e32(
+layernorm_fwd_f32_1024_block_per_row_d29d03(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -504,7 +504,7 @@ layernorm_fwd_f32_1024_block_per_row_402e32(
 
 // layernorm forward, any number of columns: 256 threads own a row; it is read 3 times.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_f32_any_cols_block_per_row_37daf1(
+layernorm_fwd_f32_any_cols_block_per_row_44136f(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -600,7 +600,7 @@ layernorm_fwd_f32_any_cols_block_per_row_37daf1(
 
 // layernorm forward, any number of columns: 256 threads own a row; it is read 3 times.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_f32_any_cols_without_weight_block_per_row_37daf1(
+layernorm_fwd_f32_any_cols_without_weight_block_per_row_44136f(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -693,7 +693,7 @@ layernorm_fwd_f32_any_cols_without_weight_block_per_row_37daf1(
 
 // layernorm forward, any number of columns: 256 threads own a row; it is read 3 times.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_f32_any_cols_without_bias_block_per_row_37daf1(
+layernorm_fwd_f32_any_cols_without_bias_block_per_row_44136f(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -786,7 +786,7 @@ layernorm_fwd_f32_any_cols_without_bias_block_per_row_37daf1(
 
 // layernorm forward, any number of columns: 256 threads own a row; it is read 3 times.
 NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_f32_any_cols_without_bias_without_weight_block_per_row_37daf1(
+layernorm_fwd_f32_any_cols_without_bias_without_weight_block_per_row_44136f(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -898,12 +898,12 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_768_block_per_row_d8ba7c{128, 2, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_1024_block_per_row_402e32{256, 4, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_any_cols_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_768_block_per_row_d7631b{128, 2, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_1024_block_per_row_d29d03{256, 4, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_any_cols_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -1040,50 +1040,50 @@ inline cudaError_t layernorm_fwd_f32_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 768
-      status = k::grid(k::kLaunch_768_block_per_row_d8ba7c, rows, &blocks);
+      status = k::grid(k::kLaunch_768_block_per_row_d7631b, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_f32_768_block_per_row_d8ba7c,
-          k::kLaunch_768_block_per_row_d8ba7c, blocks, stream,
+          k::layernorm_fwd_f32_768_block_per_row_d7631b,
+          k::kLaunch_768_block_per_row_d7631b, blocks, stream,
           y, mean, rstd, x, weight, bias, y_pitch, x_pitch, rows, eps);
     case 1:  // 32768 x 1024
-      status = k::grid(k::kLaunch_1024_block_per_row_402e32, rows, &blocks);
+      status = k::grid(k::kLaunch_1024_block_per_row_d29d03, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_f32_1024_block_per_row_402e32,
-          k::kLaunch_1024_block_per_row_402e32, blocks, stream,
+          k::layernorm_fwd_f32_1024_block_per_row_d29d03,
+          k::kLaunch_1024_block_per_row_d29d03, blocks, stream,
           y, mean, rstd, x, weight, bias, y_pitch, x_pitch, rows, eps);
     default:
       break;
   }
   switch (absent & k::kCompiledOut) {  // the general kernel
     case 0u:
-      status = k::grid(k::kLaunch_any_cols_block_per_row_37daf1, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_44136f, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_f32_any_cols_block_per_row_37daf1,
-          k::kLaunch_any_cols_block_per_row_37daf1, blocks, stream,
+          k::layernorm_fwd_f32_any_cols_block_per_row_44136f,
+          k::kLaunch_any_cols_block_per_row_44136f, blocks, stream,
           y, mean, rstd, x, weight, bias, y_pitch, x_pitch, rows, cols, eps);
     case 1u:  // without weight
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_37daf1, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_44136f, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_f32_any_cols_without_weight_block_per_row_37daf1,
-          k::kLaunch_any_cols_without_weight_block_per_row_37daf1, blocks, stream,
+          k::layernorm_fwd_f32_any_cols_without_weight_block_per_row_44136f,
+          k::kLaunch_any_cols_without_weight_block_per_row_44136f, blocks, stream,
           y, mean, rstd, x, bias, y_pitch, x_pitch, rows, cols, eps);
     case 2u:  // without bias
-      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_37daf1, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_44136f, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_f32_any_cols_without_bias_block_per_row_37daf1,
-          k::kLaunch_any_cols_without_bias_block_per_row_37daf1, blocks, stream,
+          k::layernorm_fwd_f32_any_cols_without_bias_block_per_row_44136f,
+          k::kLaunch_any_cols_without_bias_block_per_row_44136f, blocks, stream,
           y, mean, rstd, x, weight, y_pitch, x_pitch, rows, cols, eps);
     default:  // without weight and bias
-      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_37daf1, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_44136f, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_f32_any_cols_without_bias_without_weight_block_per_row_37daf1,
-          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_37daf1, blocks, stream,
+          k::layernorm_fwd_f32_any_cols_without_bias_without_weight_block_per_row_44136f,
+          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_44136f, blocks, stream,
           y, mean, rstd, x, y_pitch, x_pitch, rows, cols, eps);
   }
 }

@@ -9,7 +9,7 @@
 //   y       = x - row_max - log(row_sum)
 //
 // spec      log_softmax, sha256:6b7af12db9cd04a5219c49bee9f0aa9fe811749a231b6d354300bd2fd89a5299
-// tuned by  normgen 0.1.0, generator revision 1bbbff24f165
+// tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 4096x151936 --op log_softmax --dtype bf16
 //
@@ -308,7 +308,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 
 // log_softmax forward, 151936 columns: 1024 threads own a row; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(1024)
-log_softmax_fwd_bf16_151936_block_per_row_37a16c(
+log_softmax_fwd_bf16_151936_block_per_row_5b13a9(
     bfloat16* __restrict__ y,
     const bfloat16* __restrict__ x,
     long long y_pitch,
@@ -474,7 +474,7 @@ __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
 
 // log_softmax forward, any number of columns: 256 threads own a row; it is read 3 times.
 NORMGEN_KERNEL void __launch_bounds__(256)
-log_softmax_fwd_bf16_any_cols_block_per_row_37daf1(
+log_softmax_fwd_bf16_any_cols_block_per_row_44136f(
     bfloat16* __restrict__ y,
     const bfloat16* __restrict__ x,
     long long y_pitch,
@@ -578,8 +578,8 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_151936_block_per_row_37a16c{1024, 1, 1, 0, 196608, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_151936_block_per_row_5b13a9{1024, 1, 1, 0, 196608, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -710,20 +710,20 @@ inline cudaError_t log_softmax_fwd_bf16_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 4096 x 151936
-      status = k::grid(k::kLaunch_151936_block_per_row_37a16c, rows, &blocks);
+      status = k::grid(k::kLaunch_151936_block_per_row_5b13a9, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::online::log_softmax_fwd_bf16_151936_block_per_row_37a16c,
-          k::kLaunch_151936_block_per_row_37a16c, blocks, stream,
+          k::online::log_softmax_fwd_bf16_151936_block_per_row_5b13a9,
+          k::kLaunch_151936_block_per_row_5b13a9, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
     default:
       break;
   }
-  status = k::grid(k::kLaunch_any_cols_block_per_row_37daf1, rows, &blocks);
+  status = k::grid(k::kLaunch_any_cols_block_per_row_44136f, rows, &blocks);
   if (status != cudaSuccess) return status;
   return k::launch(
-      k::two_pass::log_softmax_fwd_bf16_any_cols_block_per_row_37daf1,
-      k::kLaunch_any_cols_block_per_row_37daf1, blocks, stream,
+      k::two_pass::log_softmax_fwd_bf16_any_cols_block_per_row_44136f,
+      k::kLaunch_any_cols_block_per_row_44136f, blocks, stream,
       reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows, cols);
 }
 

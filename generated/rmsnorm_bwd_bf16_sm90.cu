@@ -11,7 +11,7 @@
 //   dweight: the same bits in every run; by atomics, in no fixed order: the general kernel
 //
 // spec      rmsnorm, sha256:61a22f77ec2c7cf69458a8cff26c11e0af021fb40a8c559ca9ee24a2d364721e
-// tuned by  normgen 0.1.0, generator revision 1bbbff24f165
+// tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 65536x128 --op rmsnorm --dtype bf16 --direction backward
 //           normgen tune --shape 1048576x128 --op rmsnorm --dtype bf16 --direction backward
@@ -464,7 +464,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 // rmsnorm backward, 128 columns: 8 lanes of a warp own a row, 32 rows a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_bwd_bf16_128_warp_per_row_5387b3(
+rmsnorm_bwd_bf16_128_warp_per_row_60287d(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* dy,
@@ -600,7 +600,7 @@ rmsnorm_bwd_bf16_128_warp_per_row_5387b3(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_128_warp_per_row_5387b3_finish(
+rmsnorm_bwd_bf16_128_warp_per_row_60287d_finish(
     bfloat16* __restrict__ dweight,
     const float* partials,
     int partial_rows) {
@@ -651,7 +651,7 @@ rmsnorm_bwd_bf16_128_warp_per_row_5387b3_finish(
 
 // rmsnorm backward, 128 columns: 8 lanes of a warp own a row, 32 rows a block; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_bwd_bf16_128_warp_per_row_618468(
+rmsnorm_bwd_bf16_128_warp_per_row_9593ee(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* __restrict__ dy,
@@ -785,7 +785,7 @@ rmsnorm_bwd_bf16_128_warp_per_row_618468(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_128_warp_per_row_618468_finish(
+rmsnorm_bwd_bf16_128_warp_per_row_9593ee_finish(
     bfloat16* __restrict__ dweight,
     const float* __restrict__ partials,
     int partial_rows) {
@@ -837,7 +837,7 @@ rmsnorm_bwd_bf16_128_warp_per_row_618468_finish(
 // rmsnorm backward, 768 columns: 32 lanes of a warp own a row, 16 rows a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_768_warp_per_row_2e27c5(
+rmsnorm_bwd_bf16_768_warp_per_row_f352f7(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* dy,
@@ -959,7 +959,7 @@ rmsnorm_bwd_bf16_768_warp_per_row_2e27c5(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_768_warp_per_row_2e27c5_finish(
+rmsnorm_bwd_bf16_768_warp_per_row_f352f7_finish(
     bfloat16* __restrict__ dweight,
     const float* partials,
     int partial_rows) {
@@ -1011,7 +1011,7 @@ rmsnorm_bwd_bf16_768_warp_per_row_2e27c5_finish(
 // rmsnorm backward, 1024 columns: 64 threads own a row, 4 rows a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_bwd_bf16_1024_block_per_row_c90bb3(
+rmsnorm_bwd_bf16_1024_block_per_row_9ad144(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* dy,
@@ -1154,7 +1154,7 @@ rmsnorm_bwd_bf16_1024_block_per_row_c90bb3(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_1024_block_per_row_c90bb3_finish(
+rmsnorm_bwd_bf16_1024_block_per_row_9ad144_finish(
     bfloat16* __restrict__ dweight,
     const float* partials,
     int partial_rows) {
@@ -1207,7 +1207,7 @@ rmsnorm_bwd_bf16_1024_block_per_row_c90bb3_finish(
 // rmsnorm backward, 4096 columns: 256 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_bwd_bf16_4096_block_per_row_75ed94(
+rmsnorm_bwd_bf16_4096_block_per_row_5514c1(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* dy,
@@ -1357,7 +1357,7 @@ rmsnorm_bwd_bf16_4096_block_per_row_75ed94(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_4096_block_per_row_75ed94_finish(
+rmsnorm_bwd_bf16_4096_block_per_row_5514c1_finish(
     bfloat16* __restrict__ dweight,
     const float* partials,
     int partial_rows) {
@@ -1409,7 +1409,7 @@ rmsnorm_bwd_bf16_4096_block_per_row_75ed94_finish(
 // rmsnorm backward, 4097 columns: 256 threads own a row, 2 rows a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_4097_block_per_row_7e2b8e(
+rmsnorm_bwd_bf16_4097_block_per_row_9f5e95(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* dy,
@@ -1616,7 +1616,7 @@ rmsnorm_bwd_bf16_4097_block_per_row_7e2b8e(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_4097_block_per_row_7e2b8e_finish(
+rmsnorm_bwd_bf16_4097_block_per_row_9f5e95_finish(
     bfloat16* __restrict__ dweight,
     const float* partials,
     int partial_rows) {
@@ -1667,7 +1667,7 @@ rmsnorm_bwd_bf16_4097_block_per_row_7e2b8e_finish(
 // rmsnorm backward, 8192 columns: 512 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_8192_block_per_row_c9f1b9(
+rmsnorm_bwd_bf16_8192_block_per_row_bf44c4(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* dy,
@@ -1817,7 +1817,7 @@ rmsnorm_bwd_bf16_8192_block_per_row_c9f1b9(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_8192_block_per_row_c9f1b9_finish(
+rmsnorm_bwd_bf16_8192_block_per_row_bf44c4_finish(
     bfloat16* __restrict__ dweight,
     const float* partials,
     int partial_rows) {
@@ -1870,7 +1870,7 @@ rmsnorm_bwd_bf16_8192_block_per_row_c9f1b9_finish(
 // rmsnorm backward, 32768 columns: 8 blocks of 256 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_bwd_bf16_32768_cluster_per_row_b2063d(
+rmsnorm_bwd_bf16_32768_cluster_per_row_7a0578(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* dy,
@@ -2005,7 +2005,7 @@ rmsnorm_bwd_bf16_32768_cluster_per_row_b2063d(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_32768_cluster_per_row_b2063d_finish(
+rmsnorm_bwd_bf16_32768_cluster_per_row_7a0578_finish(
     bfloat16* __restrict__ dweight,
     const float* partials,
     int blocks) {
@@ -2057,7 +2057,7 @@ rmsnorm_bwd_bf16_32768_cluster_per_row_b2063d_finish(
 
 // rmsnorm backward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_bwd_bf16_any_cols_block_per_row_bd8bf0(
+rmsnorm_bwd_bf16_any_cols_block_per_row_f450a7(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* __restrict__ dy,
@@ -2185,7 +2185,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 
 // rmsnorm backward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_37daf1(
+rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_44136f(
     bfloat16* __restrict__ dx,
     const bfloat16* __restrict__ dy,
     const bfloat16* __restrict__ x,
@@ -2282,24 +2282,24 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_128_warp_per_row_5387b3{256, 32, 1, 3, 4096, 0, 1, 1, true};
-inline constexpr Launch kLaunch_128_warp_per_row_5387b3_finish{512, 1, 1, 0, 0, 16, 1, 0, true};
-inline constexpr Launch kLaunch_128_warp_per_row_618468{256, 32, 1, 3, 4096, 0, 1, 1, false};
-inline constexpr Launch kLaunch_128_warp_per_row_618468_finish{512, 1, 1, 0, 0, 16, 1, 0, true};
-inline constexpr Launch kLaunch_768_warp_per_row_2e27c5{512, 16, 1, 1, 49152, 0, 1, 1, true};
-inline constexpr Launch kLaunch_768_warp_per_row_2e27c5_finish{512, 1, 1, 0, 0, 96, 1, 0, true};
-inline constexpr Launch kLaunch_1024_block_per_row_c90bb3{256, 4, 1, 2, 16384, 0, 1, 1, true};
-inline constexpr Launch kLaunch_1024_block_per_row_c90bb3_finish{512, 1, 1, 0, 0, 128, 1, 0, true};
-inline constexpr Launch kLaunch_4096_block_per_row_75ed94{256, 1, 1, 2, 32768, 0, 1, 1, true};
-inline constexpr Launch kLaunch_4096_block_per_row_75ed94_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
-inline constexpr Launch kLaunch_4097_block_per_row_7e2b8e{512, 2, 1, 1, 33024, 0, 2, 1, true};
-inline constexpr Launch kLaunch_4097_block_per_row_7e2b8e_finish{512, 1, 1, 0, 0, 258, 1, 0, true};
-inline constexpr Launch kLaunch_8192_block_per_row_c9f1b9{512, 1, 1, 1, 65536, 0, 1, 1, true};
-inline constexpr Launch kLaunch_8192_block_per_row_c9f1b9_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
-inline constexpr Launch kLaunch_32768_cluster_per_row_b2063d{256, 1, 8, 3, 0, 0, 1, 1, true};
-inline constexpr Launch kLaunch_32768_cluster_per_row_b2063d_finish{512, 1, 1, 0, 0, 1024, 1, 0, true};
-inline constexpr Launch kLaunch_any_cols_block_per_row_bd8bf0{256, 1, 1, 0, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_128_warp_per_row_60287d{256, 32, 1, 3, 4096, 0, 1, 1, true};
+inline constexpr Launch kLaunch_128_warp_per_row_60287d_finish{512, 1, 1, 0, 0, 16, 1, 0, true};
+inline constexpr Launch kLaunch_128_warp_per_row_9593ee{256, 32, 1, 3, 4096, 0, 1, 1, false};
+inline constexpr Launch kLaunch_128_warp_per_row_9593ee_finish{512, 1, 1, 0, 0, 16, 1, 0, true};
+inline constexpr Launch kLaunch_768_warp_per_row_f352f7{512, 16, 1, 1, 49152, 0, 1, 1, true};
+inline constexpr Launch kLaunch_768_warp_per_row_f352f7_finish{512, 1, 1, 0, 0, 96, 1, 0, true};
+inline constexpr Launch kLaunch_1024_block_per_row_9ad144{256, 4, 1, 2, 16384, 0, 1, 1, true};
+inline constexpr Launch kLaunch_1024_block_per_row_9ad144_finish{512, 1, 1, 0, 0, 128, 1, 0, true};
+inline constexpr Launch kLaunch_4096_block_per_row_5514c1{256, 1, 1, 2, 32768, 0, 1, 1, true};
+inline constexpr Launch kLaunch_4096_block_per_row_5514c1_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
+inline constexpr Launch kLaunch_4097_block_per_row_9f5e95{512, 2, 1, 1, 33024, 0, 2, 1, true};
+inline constexpr Launch kLaunch_4097_block_per_row_9f5e95_finish{512, 1, 1, 0, 0, 258, 1, 0, true};
+inline constexpr Launch kLaunch_8192_block_per_row_bf44c4{512, 1, 1, 1, 65536, 0, 1, 1, true};
+inline constexpr Launch kLaunch_8192_block_per_row_bf44c4_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
+inline constexpr Launch kLaunch_32768_cluster_per_row_7a0578{256, 1, 8, 3, 0, 0, 1, 1, true};
+inline constexpr Launch kLaunch_32768_cluster_per_row_7a0578_finish{512, 1, 1, 0, 0, 1024, 1, 0, true};
+inline constexpr Launch kLaunch_any_cols_block_per_row_f450a7{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -2464,42 +2464,42 @@ inline std::size_t rmsnorm_bwd_bf16_workspace_bytes(int rows, int cols) {
   std::size_t most = 128 + 4 * static_cast<std::size_t>(cols);
   int blocks = 0;
   if (cols == 128) {
-    if (k::grid(k::kLaunch_128_warp_per_row_5387b3, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_128_warp_per_row_60287d, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 512 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 128) {
-    if (k::grid(k::kLaunch_128_warp_per_row_618468, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_128_warp_per_row_9593ee, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 512 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 768) {
-    if (k::grid(k::kLaunch_768_warp_per_row_2e27c5, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_768_warp_per_row_f352f7, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 3072 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 1024) {
-    if (k::grid(k::kLaunch_1024_block_per_row_c90bb3, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_1024_block_per_row_9ad144, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 4096 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 4096) {
-    if (k::grid(k::kLaunch_4096_block_per_row_75ed94, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_4096_block_per_row_5514c1, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 16384 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 4097) {
-    if (k::grid(k::kLaunch_4097_block_per_row_7e2b8e, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_4097_block_per_row_9f5e95, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 16512 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 8192) {
-    if (k::grid(k::kLaunch_8192_block_per_row_c9f1b9, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_8192_block_per_row_bf44c4, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 32768 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 32768) {
-    if (k::grid(k::kLaunch_32768_cluster_per_row_b2063d, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_32768_cluster_per_row_7a0578, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 16384 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
@@ -2529,126 +2529,126 @@ inline cudaError_t rmsnorm_bwd_bf16_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent, alike)) {
     case 0:  // 65536 x 128
-      status = k::grid(k::kLaunch_128_warp_per_row_5387b3, rows, &blocks);
+      status = k::grid(k::kLaunch_128_warp_per_row_60287d, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_5387b3,
-          k::kLaunch_128_warp_per_row_5387b3, blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_60287d,
+          k::kLaunch_128_warp_per_row_60287d, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_5387b3_finish,
-          k::kLaunch_128_warp_per_row_5387b3_finish, k::kLaunch_128_warp_per_row_5387b3_finish.blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_60287d_finish,
+          k::kLaunch_128_warp_per_row_60287d_finish, k::kLaunch_128_warp_per_row_60287d_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 1:  // 1048576 x 128
-      status = k::grid(k::kLaunch_128_warp_per_row_618468, rows, &blocks);
+      status = k::grid(k::kLaunch_128_warp_per_row_9593ee, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_618468,
-          k::kLaunch_128_warp_per_row_618468, blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_9593ee,
+          k::kLaunch_128_warp_per_row_9593ee, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_618468_finish,
-          k::kLaunch_128_warp_per_row_618468_finish, k::kLaunch_128_warp_per_row_618468_finish.blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_9593ee_finish,
+          k::kLaunch_128_warp_per_row_9593ee_finish, k::kLaunch_128_warp_per_row_9593ee_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 2:  // 8192 x 768
-      status = k::grid(k::kLaunch_768_warp_per_row_2e27c5, rows, &blocks);
+      status = k::grid(k::kLaunch_768_warp_per_row_f352f7, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_768_warp_per_row_2e27c5,
-          k::kLaunch_768_warp_per_row_2e27c5, blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_768_warp_per_row_f352f7,
+          k::kLaunch_768_warp_per_row_f352f7, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_768_warp_per_row_2e27c5_finish,
-          k::kLaunch_768_warp_per_row_2e27c5_finish, k::kLaunch_768_warp_per_row_2e27c5_finish.blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_768_warp_per_row_f352f7_finish,
+          k::kLaunch_768_warp_per_row_f352f7_finish, k::kLaunch_768_warp_per_row_f352f7_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 3:  // 65536 x 1024
-      status = k::grid(k::kLaunch_1024_block_per_row_c90bb3, rows, &blocks);
+      status = k::grid(k::kLaunch_1024_block_per_row_9ad144, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_1024_block_per_row_c90bb3,
-          k::kLaunch_1024_block_per_row_c90bb3, blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_1024_block_per_row_9ad144,
+          k::kLaunch_1024_block_per_row_9ad144, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_1024_block_per_row_c90bb3_finish,
-          k::kLaunch_1024_block_per_row_c90bb3_finish, k::kLaunch_1024_block_per_row_c90bb3_finish.blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_1024_block_per_row_9ad144_finish,
+          k::kLaunch_1024_block_per_row_9ad144_finish, k::kLaunch_1024_block_per_row_9ad144_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 4:  // 4096 x 4096
-      status = k::grid(k::kLaunch_4096_block_per_row_75ed94, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_block_per_row_5514c1, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_4096_block_per_row_75ed94,
-          k::kLaunch_4096_block_per_row_75ed94, blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_4096_block_per_row_5514c1,
+          k::kLaunch_4096_block_per_row_5514c1, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_4096_block_per_row_75ed94_finish,
-          k::kLaunch_4096_block_per_row_75ed94_finish, k::kLaunch_4096_block_per_row_75ed94_finish.blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_4096_block_per_row_5514c1_finish,
+          k::kLaunch_4096_block_per_row_5514c1_finish, k::kLaunch_4096_block_per_row_5514c1_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 5:  // 4096 x 4097
-      status = k::grid(k::kLaunch_4097_block_per_row_7e2b8e, rows, &blocks);
+      status = k::grid(k::kLaunch_4097_block_per_row_9f5e95, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_4097_block_per_row_7e2b8e,
-          k::kLaunch_4097_block_per_row_7e2b8e, blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_4097_block_per_row_9f5e95,
+          k::kLaunch_4097_block_per_row_9f5e95, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_4097_block_per_row_7e2b8e_finish,
-          k::kLaunch_4097_block_per_row_7e2b8e_finish, k::kLaunch_4097_block_per_row_7e2b8e_finish.blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_4097_block_per_row_9f5e95_finish,
+          k::kLaunch_4097_block_per_row_9f5e95_finish, k::kLaunch_4097_block_per_row_9f5e95_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 6:  // 16384 x 8192
-      status = k::grid(k::kLaunch_8192_block_per_row_c9f1b9, rows, &blocks);
+      status = k::grid(k::kLaunch_8192_block_per_row_bf44c4, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_8192_block_per_row_c9f1b9,
-          k::kLaunch_8192_block_per_row_c9f1b9, blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_8192_block_per_row_bf44c4,
+          k::kLaunch_8192_block_per_row_bf44c4, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_8192_block_per_row_c9f1b9_finish,
-          k::kLaunch_8192_block_per_row_c9f1b9_finish, k::kLaunch_8192_block_per_row_c9f1b9_finish.blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_8192_block_per_row_bf44c4_finish,
+          k::kLaunch_8192_block_per_row_bf44c4_finish, k::kLaunch_8192_block_per_row_bf44c4_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 7:  // 2048 x 32768
-      status = k::grid(k::kLaunch_32768_cluster_per_row_b2063d, rows, &blocks);
+      status = k::grid(k::kLaunch_32768_cluster_per_row_7a0578, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::as_written::rmsnorm_bwd_bf16_32768_cluster_per_row_b2063d, k::kLaunch_32768_cluster_per_row_b2063d, &blocks);
+      status = k::fit_clusters(k::as_written::rmsnorm_bwd_bf16_32768_cluster_per_row_7a0578, k::kLaunch_32768_cluster_per_row_7a0578, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_32768_cluster_per_row_b2063d,
-          k::kLaunch_32768_cluster_per_row_b2063d, blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_32768_cluster_per_row_7a0578,
+          k::kLaunch_32768_cluster_per_row_7a0578, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_32768_cluster_per_row_b2063d_finish,
-          k::kLaunch_32768_cluster_per_row_b2063d_finish, k::kLaunch_32768_cluster_per_row_b2063d_finish.blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_32768_cluster_per_row_7a0578_finish,
+          k::kLaunch_32768_cluster_per_row_7a0578_finish, k::kLaunch_32768_cluster_per_row_7a0578_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     default:
       break;
@@ -2657,21 +2657,21 @@ inline cudaError_t rmsnorm_bwd_bf16_pitched(
     case 0u:
       status = cudaMemsetAsync(workspace, 0, 128 + 4 * static_cast<std::size_t>(cols), stream);
       if (status != cudaSuccess) return status;
-      status = k::grid(k::kLaunch_any_cols_block_per_row_bd8bf0, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_f450a7, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_any_cols_block_per_row_bd8bf0,
-          k::kLaunch_any_cols_block_per_row_bd8bf0, blocks, stream,
+          k::as_written::rmsnorm_bwd_bf16_any_cols_block_per_row_f450a7,
+          k::kLaunch_any_cols_block_per_row_f450a7, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps,
           k::at<unsigned>(workspace, 0), k::at<float>(workspace, 128));
     default:  // without weight
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_37daf1, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_44136f, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written_without_weight::rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_37daf1,
-          k::kLaunch_any_cols_without_weight_block_per_row_37daf1, blocks, stream,
+          k::as_written_without_weight::rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_44136f,
+          k::kLaunch_any_cols_without_weight_block_per_row_44136f, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps);
   }

@@ -11,7 +11,7 @@
 //   dweight: the same bits in every run; by atomics, in no fixed order: the general kernel
 //
 // spec      rmsnorm, sha256:61a22f77ec2c7cf69458a8cff26c11e0af021fb40a8c559ca9ee24a2d364721e
-// tuned by  normgen 0.1.0, generator revision 1bbbff24f165
+// tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x4096 --op rmsnorm --direction backward
 //
@@ -307,7 +307,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 // rmsnorm backward, 4096 columns: 2 blocks of 128 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(128)
-rmsnorm_bwd_f32_4096_cluster_per_row_af7b18(
+rmsnorm_bwd_f32_4096_cluster_per_row_12452a(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     const float* dy,
@@ -447,7 +447,7 @@ rmsnorm_bwd_f32_4096_cluster_per_row_af7b18(
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_f32_4096_cluster_per_row_af7b18_finish(
+rmsnorm_bwd_f32_4096_cluster_per_row_12452a_finish(
     float* __restrict__ dweight,
     const float* partials,
     int blocks) {
@@ -499,7 +499,7 @@ rmsnorm_bwd_f32_4096_cluster_per_row_af7b18_finish(
 
 // rmsnorm backward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_bwd_f32_any_cols_block_per_row_bd8bf0(
+rmsnorm_bwd_f32_any_cols_block_per_row_f450a7(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     const float* __restrict__ dy,
@@ -627,7 +627,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 
 // rmsnorm backward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_37daf1(
+rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_44136f(
     float* __restrict__ dx,
     const float* __restrict__ dy,
     const float* __restrict__ x,
@@ -724,10 +724,10 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_4096_cluster_per_row_af7b18{128, 1, 2, 3, 0, 0, 1, 1, true};
-inline constexpr Launch kLaunch_4096_cluster_per_row_af7b18_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
-inline constexpr Launch kLaunch_any_cols_block_per_row_bd8bf0{256, 1, 1, 0, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_4096_cluster_per_row_12452a{128, 1, 2, 3, 0, 0, 1, 1, true};
+inline constexpr Launch kLaunch_4096_cluster_per_row_12452a_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
+inline constexpr Launch kLaunch_any_cols_block_per_row_f450a7{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -885,7 +885,7 @@ inline std::size_t rmsnorm_bwd_f32_workspace_bytes(int rows, int cols) {
   std::size_t most = 128 + 4 * static_cast<std::size_t>(cols);
   int blocks = 0;
   if (cols == 4096) {
-    if (k::grid(k::kLaunch_4096_cluster_per_row_af7b18, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_4096_cluster_per_row_12452a, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 8192 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
@@ -914,18 +914,18 @@ inline cudaError_t rmsnorm_bwd_f32_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 4096
-      status = k::grid(k::kLaunch_4096_cluster_per_row_af7b18, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_cluster_per_row_12452a, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::as_written::rmsnorm_bwd_f32_4096_cluster_per_row_af7b18, k::kLaunch_4096_cluster_per_row_af7b18, &blocks);
+      status = k::fit_clusters(k::as_written::rmsnorm_bwd_f32_4096_cluster_per_row_12452a, k::kLaunch_4096_cluster_per_row_12452a, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_f32_4096_cluster_per_row_af7b18,
-          k::kLaunch_4096_cluster_per_row_af7b18, blocks, stream,
+          k::as_written::rmsnorm_bwd_f32_4096_cluster_per_row_12452a,
+          k::kLaunch_4096_cluster_per_row_12452a, blocks, stream,
           dx, dweight, dy, x, weight, rstd, dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_f32_4096_cluster_per_row_af7b18_finish,
-          k::kLaunch_4096_cluster_per_row_af7b18_finish, k::kLaunch_4096_cluster_per_row_af7b18_finish.blocks, stream,
+          k::as_written::rmsnorm_bwd_f32_4096_cluster_per_row_12452a_finish,
+          k::kLaunch_4096_cluster_per_row_12452a_finish, k::kLaunch_4096_cluster_per_row_12452a_finish.blocks, stream,
           dweight, k::at<float>(workspace, 0), blocks);
     default:
       break;
@@ -934,19 +934,19 @@ inline cudaError_t rmsnorm_bwd_f32_pitched(
     case 0u:
       status = cudaMemsetAsync(workspace, 0, 128 + 4 * static_cast<std::size_t>(cols), stream);
       if (status != cudaSuccess) return status;
-      status = k::grid(k::kLaunch_any_cols_block_per_row_bd8bf0, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_f450a7, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_f32_any_cols_block_per_row_bd8bf0,
-          k::kLaunch_any_cols_block_per_row_bd8bf0, blocks, stream,
+          k::as_written::rmsnorm_bwd_f32_any_cols_block_per_row_f450a7,
+          k::kLaunch_any_cols_block_per_row_f450a7, blocks, stream,
           dx, dweight, dy, x, weight, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps,
           k::at<unsigned>(workspace, 0), k::at<float>(workspace, 128));
     default:  // without weight
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_37daf1, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_44136f, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written_without_weight::rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_37daf1,
-          k::kLaunch_any_cols_without_weight_block_per_row_37daf1, blocks, stream,
+          k::as_written_without_weight::rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_44136f,
+          k::kLaunch_any_cols_without_weight_block_per_row_44136f, blocks, stream,
           dx, dy, x, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps);
   }
 }

@@ -9,7 +9,7 @@
 //   weight = 1 where the pointer is null
 //
 // spec      rmsnorm, sha256:61a22f77ec2c7cf69458a8cff26c11e0af021fb40a8c559ca9ee24a2d364721e
-// tuned by  normgen 0.1.0, generator revision 1bbbff24f165
+// tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 524288x64 --op rmsnorm --dtype bf16 --without rstd
 //           normgen tune --shape 65536x128 --op rmsnorm --dtype bf16 --without rstd
@@ -567,7 +567,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 
 // rmsnorm forward, 64 columns: 8 lanes of a warp own a row, 16 rows a block; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(128)
-rmsnorm_fwd_bf16_64_without_rstd_warp_per_row_b6770b(
+rmsnorm_fwd_bf16_64_without_rstd_warp_per_row_17dc45(
     bfloat16* __restrict__ y,
     const bfloat16* __restrict__ x,
     const bfloat16* __restrict__ weight,
@@ -643,7 +643,7 @@ rmsnorm_fwd_bf16_64_without_rstd_warp_per_row_b6770b(
 // rmsnorm forward, 128 columns: 8 lanes of a warp own a row, 32 rows a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_65378b(
+rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_d9bb0a(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -722,7 +722,7 @@ rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_65378b(
 
 // rmsnorm forward, 128 columns: 16 lanes of a warp own a row, 8 rows a block; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(128)
-rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_78f9a3(
+rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_4bc2dc(
     bfloat16* __restrict__ y,
     const bfloat16* __restrict__ x,
     const bfloat16* __restrict__ weight,
@@ -798,7 +798,7 @@ rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_78f9a3(
 // rmsnorm forward, 256 columns: 8 lanes of a warp own a row, 8 rows a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(64)
-rmsnorm_fwd_bf16_256_without_rstd_warp_per_row_48129f(
+rmsnorm_fwd_bf16_256_without_rstd_warp_per_row_5aa236(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -878,7 +878,7 @@ rmsnorm_fwd_bf16_256_without_rstd_warp_per_row_48129f(
 // rmsnorm forward, 2048 columns: 256 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_2048_without_rstd_block_per_row_390002(
+rmsnorm_fwd_bf16_2048_without_rstd_block_per_row_b1272c(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -957,7 +957,7 @@ rmsnorm_fwd_bf16_2048_without_rstd_block_per_row_390002(
 // rmsnorm forward, 4095 columns: 128 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(128)
-rmsnorm_fwd_bf16_4095_without_rstd_block_per_row_73ca9b(
+rmsnorm_fwd_bf16_4095_without_rstd_block_per_row_8d214e(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -1076,7 +1076,7 @@ rmsnorm_fwd_bf16_4095_without_rstd_block_per_row_73ca9b(
 // rmsnorm forward, 4096 columns: 256 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_390002(
+rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_b1272c(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -1155,7 +1155,7 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_390002(
 // rmsnorm forward, 4096 columns: 256 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_a92488(
+rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_dc7c0b(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -1234,7 +1234,7 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_a92488(
 // rmsnorm forward, 4096 columns: 256 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_37d031(
+rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_3c3ee5(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -1313,7 +1313,7 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_37d031(
 // rmsnorm forward, 4096 columns: 256 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_cfe334(
+rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_76118e(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -1391,7 +1391,7 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_cfe334(
 
 // rmsnorm forward, 4096 columns: 256 threads own a row; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_58bb01(
+rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_dc2773(
     bfloat16* __restrict__ y,
     const bfloat16* __restrict__ x,
     const bfloat16* __restrict__ weight,
@@ -1506,7 +1506,7 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_58bb01(
 // rmsnorm forward, 5120 columns: 256 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_5120_without_rstd_block_per_row_587b0e(
+rmsnorm_fwd_bf16_5120_without_rstd_block_per_row_414802(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -1594,7 +1594,7 @@ rmsnorm_fwd_bf16_5120_without_rstd_block_per_row_587b0e(
 // rmsnorm forward, 7168 columns: 512 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_de05ef(
+rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_8a4a35(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -1682,7 +1682,7 @@ rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_de05ef(
 // rmsnorm forward, 7168 columns: 256 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_390002(
+rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_b1272c(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -1761,7 +1761,7 @@ rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_390002(
 // rmsnorm forward, 8191 columns: 256 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_8191_without_rstd_block_per_row_897ad8(
+rmsnorm_fwd_bf16_8191_without_rstd_block_per_row_e0e3c6(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -1867,7 +1867,7 @@ rmsnorm_fwd_bf16_8191_without_rstd_block_per_row_897ad8(
 // rmsnorm forward, 8192 columns: 512 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_de05ef(
+rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_8a4a35(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -1946,7 +1946,7 @@ rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_de05ef(
 // rmsnorm forward, 8192 columns: 1024 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(1024)
-rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_f3e33e(
+rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_e63c7e(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -2025,7 +2025,7 @@ rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_f3e33e(
 // rmsnorm forward, 8192 columns: 128 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(128)
-rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_17f65a(
+rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_d31c54(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -2104,7 +2104,7 @@ rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_17f65a(
 // rmsnorm forward, 16384 columns: 4 blocks of 1024 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(1024)
-rmsnorm_fwd_bf16_16384_without_rstd_cluster_per_row_d93a44(
+rmsnorm_fwd_bf16_16384_without_rstd_cluster_per_row_a66627(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -2215,7 +2215,7 @@ rmsnorm_fwd_bf16_16384_without_rstd_cluster_per_row_d93a44(
 // rmsnorm forward, 16384 columns: 1024 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(1024)
-rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_a8faa4(
+rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_749be3(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -2287,7 +2287,7 @@ rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_a8faa4(
 // rmsnorm forward, 16384 columns: 512 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_2eda49(
+rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_709a2e(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -2365,7 +2365,7 @@ rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_2eda49(
 
 // rmsnorm forward, 32768 columns: 1024 threads own a row; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(1024)
-rmsnorm_fwd_bf16_32768_without_rstd_block_per_row_6462e6(
+rmsnorm_fwd_bf16_32768_without_rstd_block_per_row_500d57(
     bfloat16* __restrict__ y,
     const bfloat16* __restrict__ x,
     const bfloat16* __restrict__ weight,
@@ -2435,7 +2435,7 @@ rmsnorm_fwd_bf16_32768_without_rstd_block_per_row_6462e6(
 
 // rmsnorm forward, 131072 columns: 8 blocks of 128 threads own a row; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(128)
-rmsnorm_fwd_bf16_131072_without_rstd_cluster_per_row_2bbba7(
+rmsnorm_fwd_bf16_131072_without_rstd_cluster_per_row_f6ba90(
     bfloat16* __restrict__ y,
     const bfloat16* __restrict__ x,
     const bfloat16* __restrict__ weight,
@@ -2563,7 +2563,7 @@ rmsnorm_fwd_bf16_131072_without_rstd_cluster_per_row_2bbba7(
 
 // rmsnorm forward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_any_cols_block_per_row_37daf1(
+rmsnorm_fwd_bf16_any_cols_block_per_row_44136f(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     const bfloat16* __restrict__ x,
@@ -2633,7 +2633,7 @@ rmsnorm_fwd_bf16_any_cols_block_per_row_37daf1(
 
 // rmsnorm forward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_37daf1(
+rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     const bfloat16* __restrict__ x,
@@ -2722,31 +2722,31 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_64_without_rstd_warp_per_row_b6770b{128, 16, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_128_without_rstd_warp_per_row_65378b{256, 32, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_128_without_rstd_warp_per_row_78f9a3{128, 8, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_256_without_rstd_warp_per_row_48129f{64, 8, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_2048_without_rstd_block_per_row_390002{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_4095_without_rstd_block_per_row_73ca9b{128, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_390002{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_a92488{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_37d031{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_cfe334{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_58bb01{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_5120_without_rstd_block_per_row_587b0e{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_7168_without_rstd_block_per_row_de05ef{512, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_7168_without_rstd_block_per_row_390002{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_8191_without_rstd_block_per_row_897ad8{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_8192_without_rstd_block_per_row_de05ef{512, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_8192_without_rstd_block_per_row_f3e33e{1024, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_8192_without_rstd_block_per_row_17f65a{128, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_16384_without_rstd_cluster_per_row_d93a44{1024, 1, 4, 1, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_16384_without_rstd_block_per_row_a8faa4{1024, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_16384_without_rstd_block_per_row_2eda49{512, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_32768_without_rstd_block_per_row_6462e6{1024, 1, 1, 0, 65536, 0, 1, 0, false};
-inline constexpr Launch kLaunch_131072_without_rstd_cluster_per_row_2bbba7{128, 1, 8, 8, 65536, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_64_without_rstd_warp_per_row_17dc45{128, 16, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_128_without_rstd_warp_per_row_d9bb0a{256, 32, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_128_without_rstd_warp_per_row_4bc2dc{128, 8, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_256_without_rstd_warp_per_row_5aa236{64, 8, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_2048_without_rstd_block_per_row_b1272c{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_4095_without_rstd_block_per_row_8d214e{128, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_b1272c{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_dc7c0b{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_3c3ee5{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_76118e{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_dc2773{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_5120_without_rstd_block_per_row_414802{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_7168_without_rstd_block_per_row_8a4a35{512, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_7168_without_rstd_block_per_row_b1272c{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_8191_without_rstd_block_per_row_e0e3c6{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_8192_without_rstd_block_per_row_8a4a35{512, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_8192_without_rstd_block_per_row_e63c7e{1024, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_8192_without_rstd_block_per_row_d31c54{128, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_16384_without_rstd_cluster_per_row_a66627{1024, 1, 4, 1, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_16384_without_rstd_block_per_row_749be3{1024, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_16384_without_rstd_block_per_row_709a2e{512, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_32768_without_rstd_block_per_row_500d57{1024, 1, 1, 0, 65536, 0, 1, 0, false};
+inline constexpr Launch kLaunch_131072_without_rstd_cluster_per_row_f6ba90{128, 1, 8, 8, 65536, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -2936,195 +2936,195 @@ inline cudaError_t rmsnorm_fwd_bf16_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent, alike)) {
     case 0:  // 524288 x 64
-      status = k::grid(k::kLaunch_64_without_rstd_warp_per_row_b6770b, rows, &blocks);
+      status = k::grid(k::kLaunch_64_without_rstd_warp_per_row_17dc45, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_64_without_rstd_warp_per_row_b6770b,
-          k::kLaunch_64_without_rstd_warp_per_row_b6770b, blocks, stream,
+          k::rmsnorm_fwd_bf16_64_without_rstd_warp_per_row_17dc45,
+          k::kLaunch_64_without_rstd_warp_per_row_17dc45, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 1:  // 65536 x 128
-      status = k::grid(k::kLaunch_128_without_rstd_warp_per_row_65378b, rows, &blocks);
+      status = k::grid(k::kLaunch_128_without_rstd_warp_per_row_d9bb0a, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_65378b,
-          k::kLaunch_128_without_rstd_warp_per_row_65378b, blocks, stream,
+          k::rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_d9bb0a,
+          k::kLaunch_128_without_rstd_warp_per_row_d9bb0a, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 2:  // 262144 x 128
-      status = k::grid(k::kLaunch_128_without_rstd_warp_per_row_78f9a3, rows, &blocks);
+      status = k::grid(k::kLaunch_128_without_rstd_warp_per_row_4bc2dc, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_78f9a3,
-          k::kLaunch_128_without_rstd_warp_per_row_78f9a3, blocks, stream,
+          k::rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_4bc2dc,
+          k::kLaunch_128_without_rstd_warp_per_row_4bc2dc, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 3:  // 32768 x 256
-      status = k::grid(k::kLaunch_256_without_rstd_warp_per_row_48129f, rows, &blocks);
+      status = k::grid(k::kLaunch_256_without_rstd_warp_per_row_5aa236, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_256_without_rstd_warp_per_row_48129f,
-          k::kLaunch_256_without_rstd_warp_per_row_48129f, blocks, stream,
+          k::rmsnorm_fwd_bf16_256_without_rstd_warp_per_row_5aa236,
+          k::kLaunch_256_without_rstd_warp_per_row_5aa236, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 4:
     case 5:  // 1 x 2048, 64 x 2048
-      status = k::grid(k::kLaunch_2048_without_rstd_block_per_row_390002, rows, &blocks);
+      status = k::grid(k::kLaunch_2048_without_rstd_block_per_row_b1272c, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_2048_without_rstd_block_per_row_390002,
-          k::kLaunch_2048_without_rstd_block_per_row_390002, blocks, stream,
+          k::rmsnorm_fwd_bf16_2048_without_rstd_block_per_row_b1272c,
+          k::kLaunch_2048_without_rstd_block_per_row_b1272c, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 6:  // 16384 x 4095
-      status = k::grid(k::kLaunch_4095_without_rstd_block_per_row_73ca9b, rows, &blocks);
+      status = k::grid(k::kLaunch_4095_without_rstd_block_per_row_8d214e, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_4095_without_rstd_block_per_row_73ca9b,
-          k::kLaunch_4095_without_rstd_block_per_row_73ca9b, blocks, stream,
+          k::rmsnorm_fwd_bf16_4095_without_rstd_block_per_row_8d214e,
+          k::kLaunch_4095_without_rstd_block_per_row_8d214e, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 7:
     case 9:  // 1 x 4096, 16 x 4096
-      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_390002, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_b1272c, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_390002,
-          k::kLaunch_4096_without_rstd_block_per_row_390002, blocks, stream,
+          k::rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_b1272c,
+          k::kLaunch_4096_without_rstd_block_per_row_b1272c, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 8:  // 8 x 4096
-      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_a92488, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_dc7c0b, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_a92488,
-          k::kLaunch_4096_without_rstd_block_per_row_a92488, blocks, stream,
+          k::rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_dc7c0b,
+          k::kLaunch_4096_without_rstd_block_per_row_dc7c0b, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 10:  // 4096 x 4096
-      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_37d031, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_3c3ee5, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_37d031,
-          k::kLaunch_4096_without_rstd_block_per_row_37d031, blocks, stream,
+          k::rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_3c3ee5,
+          k::kLaunch_4096_without_rstd_block_per_row_3c3ee5, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 11:  // 8192 x 4096
-      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_cfe334, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_76118e, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_cfe334,
-          k::kLaunch_4096_without_rstd_block_per_row_cfe334, blocks, stream,
+          k::rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_76118e,
+          k::kLaunch_4096_without_rstd_block_per_row_76118e, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 12:  // 8192 x 4096
-      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_58bb01, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_dc2773, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_58bb01,
-          k::kLaunch_4096_without_rstd_block_per_row_58bb01, blocks, stream,
+          k::rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_dc2773,
+          k::kLaunch_4096_without_rstd_block_per_row_dc2773, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 13:
     case 14:  // 32 x 5120, 2048 x 5120
-      status = k::grid(k::kLaunch_5120_without_rstd_block_per_row_587b0e, rows, &blocks);
+      status = k::grid(k::kLaunch_5120_without_rstd_block_per_row_414802, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_5120_without_rstd_block_per_row_587b0e,
-          k::kLaunch_5120_without_rstd_block_per_row_587b0e, blocks, stream,
+          k::rmsnorm_fwd_bf16_5120_without_rstd_block_per_row_414802,
+          k::kLaunch_5120_without_rstd_block_per_row_414802, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 15:  // 1 x 7168
-      status = k::grid(k::kLaunch_7168_without_rstd_block_per_row_de05ef, rows, &blocks);
+      status = k::grid(k::kLaunch_7168_without_rstd_block_per_row_8a4a35, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_de05ef,
-          k::kLaunch_7168_without_rstd_block_per_row_de05ef, blocks, stream,
+          k::rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_8a4a35,
+          k::kLaunch_7168_without_rstd_block_per_row_8a4a35, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 16:  // 8192 x 7168
-      status = k::grid(k::kLaunch_7168_without_rstd_block_per_row_390002, rows, &blocks);
+      status = k::grid(k::kLaunch_7168_without_rstd_block_per_row_b1272c, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_390002,
-          k::kLaunch_7168_without_rstd_block_per_row_390002, blocks, stream,
+          k::rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_b1272c,
+          k::kLaunch_7168_without_rstd_block_per_row_b1272c, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 17:  // 8192 x 8191
-      status = k::grid(k::kLaunch_8191_without_rstd_block_per_row_897ad8, rows, &blocks);
+      status = k::grid(k::kLaunch_8191_without_rstd_block_per_row_e0e3c6, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_8191_without_rstd_block_per_row_897ad8,
-          k::kLaunch_8191_without_rstd_block_per_row_897ad8, blocks, stream,
+          k::rmsnorm_fwd_bf16_8191_without_rstd_block_per_row_e0e3c6,
+          k::kLaunch_8191_without_rstd_block_per_row_e0e3c6, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 18:  // 1 x 8192
-      status = k::grid(k::kLaunch_8192_without_rstd_block_per_row_de05ef, rows, &blocks);
+      status = k::grid(k::kLaunch_8192_without_rstd_block_per_row_8a4a35, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_de05ef,
-          k::kLaunch_8192_without_rstd_block_per_row_de05ef, blocks, stream,
+          k::rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_8a4a35,
+          k::kLaunch_8192_without_rstd_block_per_row_8a4a35, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 19:
     case 20:  // 16 x 8192, 64 x 8192
-      status = k::grid(k::kLaunch_8192_without_rstd_block_per_row_f3e33e, rows, &blocks);
+      status = k::grid(k::kLaunch_8192_without_rstd_block_per_row_e63c7e, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_f3e33e,
-          k::kLaunch_8192_without_rstd_block_per_row_f3e33e, blocks, stream,
+          k::rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_e63c7e,
+          k::kLaunch_8192_without_rstd_block_per_row_e63c7e, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 21:  // 16384 x 8192
-      status = k::grid(k::kLaunch_8192_without_rstd_block_per_row_17f65a, rows, &blocks);
+      status = k::grid(k::kLaunch_8192_without_rstd_block_per_row_d31c54, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_17f65a,
-          k::kLaunch_8192_without_rstd_block_per_row_17f65a, blocks, stream,
+          k::rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_d31c54,
+          k::kLaunch_8192_without_rstd_block_per_row_d31c54, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 22:  // 1 x 16384
-      status = k::grid(k::kLaunch_16384_without_rstd_cluster_per_row_d93a44, rows, &blocks);
+      status = k::grid(k::kLaunch_16384_without_rstd_cluster_per_row_a66627, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::rmsnorm_fwd_bf16_16384_without_rstd_cluster_per_row_d93a44, k::kLaunch_16384_without_rstd_cluster_per_row_d93a44, &blocks);
+      status = k::fit_clusters(k::rmsnorm_fwd_bf16_16384_without_rstd_cluster_per_row_a66627, k::kLaunch_16384_without_rstd_cluster_per_row_a66627, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_16384_without_rstd_cluster_per_row_d93a44,
-          k::kLaunch_16384_without_rstd_cluster_per_row_d93a44, blocks, stream,
+          k::rmsnorm_fwd_bf16_16384_without_rstd_cluster_per_row_a66627,
+          k::kLaunch_16384_without_rstd_cluster_per_row_a66627, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 23:  // 64 x 16384
-      status = k::grid(k::kLaunch_16384_without_rstd_block_per_row_a8faa4, rows, &blocks);
+      status = k::grid(k::kLaunch_16384_without_rstd_block_per_row_749be3, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_a8faa4,
-          k::kLaunch_16384_without_rstd_block_per_row_a8faa4, blocks, stream,
+          k::rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_749be3,
+          k::kLaunch_16384_without_rstd_block_per_row_749be3, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 24:  // 4096 x 16384
-      status = k::grid(k::kLaunch_16384_without_rstd_block_per_row_2eda49, rows, &blocks);
+      status = k::grid(k::kLaunch_16384_without_rstd_block_per_row_709a2e, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_2eda49,
-          k::kLaunch_16384_without_rstd_block_per_row_2eda49, blocks, stream,
+          k::rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_709a2e,
+          k::kLaunch_16384_without_rstd_block_per_row_709a2e, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 25:  // 8192 x 32768
-      status = k::grid(k::kLaunch_32768_without_rstd_block_per_row_6462e6, rows, &blocks);
+      status = k::grid(k::kLaunch_32768_without_rstd_block_per_row_500d57, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_32768_without_rstd_block_per_row_6462e6,
-          k::kLaunch_32768_without_rstd_block_per_row_6462e6, blocks, stream,
+          k::rmsnorm_fwd_bf16_32768_without_rstd_block_per_row_500d57,
+          k::kLaunch_32768_without_rstd_block_per_row_500d57, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 26:  // 4096 x 131072
-      status = k::grid(k::kLaunch_131072_without_rstd_cluster_per_row_2bbba7, rows, &blocks);
+      status = k::grid(k::kLaunch_131072_without_rstd_cluster_per_row_f6ba90, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::rmsnorm_fwd_bf16_131072_without_rstd_cluster_per_row_2bbba7, k::kLaunch_131072_without_rstd_cluster_per_row_2bbba7, &blocks);
+      status = k::fit_clusters(k::rmsnorm_fwd_bf16_131072_without_rstd_cluster_per_row_f6ba90, k::kLaunch_131072_without_rstd_cluster_per_row_f6ba90, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_131072_without_rstd_cluster_per_row_2bbba7,
-          k::kLaunch_131072_without_rstd_cluster_per_row_2bbba7, blocks, stream,
+          k::rmsnorm_fwd_bf16_131072_without_rstd_cluster_per_row_f6ba90,
+          k::kLaunch_131072_without_rstd_cluster_per_row_f6ba90, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     default:
@@ -3132,19 +3132,19 @@ inline cudaError_t rmsnorm_fwd_bf16_pitched(
   }
   switch (absent & k::kCompiledOut) {  // the general kernel
     case 0u:
-      status = k::grid(k::kLaunch_any_cols_block_per_row_37daf1, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_44136f, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_any_cols_block_per_row_37daf1,
-          k::kLaunch_any_cols_block_per_row_37daf1, blocks, stream,
+          k::rmsnorm_fwd_bf16_any_cols_block_per_row_44136f,
+          k::kLaunch_any_cols_block_per_row_44136f, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, cols, eps);
     default:  // without weight
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_37daf1, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_44136f, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_37daf1,
-          k::kLaunch_any_cols_without_weight_block_per_row_37daf1, blocks, stream,
+          k::rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f,
+          k::kLaunch_any_cols_without_weight_block_per_row_44136f, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), rstd, reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows,
           cols, eps);
   }

@@ -9,7 +9,7 @@
 //   weight = 1 where the pointer is null
 //
 // spec      rmsnorm, sha256:61a22f77ec2c7cf69458a8cff26c11e0af021fb40a8c559ca9ee24a2d364721e
-// tuned by  normgen 0.1.0, generator revision 1bbbff24f165
+// tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x4096 --op rmsnorm --dtype f16 --without rstd
 //
@@ -254,7 +254,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 // rmsnorm forward, 4096 columns: 256 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_f16_4096_without_rstd_block_per_row_587b0e(
+rmsnorm_fwd_f16_4096_without_rstd_block_per_row_414802(
     float16* __restrict__ y,
     const float16* x,
     const float16* weight,
@@ -332,7 +332,7 @@ rmsnorm_fwd_f16_4096_without_rstd_block_per_row_587b0e(
 
 // rmsnorm forward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_f16_any_cols_block_per_row_37daf1(
+rmsnorm_fwd_f16_any_cols_block_per_row_44136f(
     float16* __restrict__ y,
     float* __restrict__ rstd,
     const float16* __restrict__ x,
@@ -402,7 +402,7 @@ rmsnorm_fwd_f16_any_cols_block_per_row_37daf1(
 
 // rmsnorm forward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_f16_any_cols_without_weight_block_per_row_37daf1(
+rmsnorm_fwd_f16_any_cols_without_weight_block_per_row_44136f(
     float16* __restrict__ y,
     float* __restrict__ rstd,
     const float16* __restrict__ x,
@@ -491,9 +491,9 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_587b0e{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_any_cols_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_414802{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_any_cols_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -626,11 +626,11 @@ inline cudaError_t rmsnorm_fwd_f16_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 4096
-      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_587b0e, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_414802, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_f16_4096_without_rstd_block_per_row_587b0e,
-          k::kLaunch_4096_without_rstd_block_per_row_587b0e, blocks, stream,
+          k::rmsnorm_fwd_f16_4096_without_rstd_block_per_row_414802,
+          k::kLaunch_4096_without_rstd_block_per_row_414802, blocks, stream,
           reinterpret_cast<k::float16*>(y), reinterpret_cast<const k::float16*>(x),
           reinterpret_cast<const k::float16*>(weight), y_pitch, x_pitch, rows, eps);
     default:
@@ -638,19 +638,19 @@ inline cudaError_t rmsnorm_fwd_f16_pitched(
   }
   switch (absent & k::kCompiledOut) {  // the general kernel
     case 0u:
-      status = k::grid(k::kLaunch_any_cols_block_per_row_37daf1, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_44136f, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_f16_any_cols_block_per_row_37daf1,
-          k::kLaunch_any_cols_block_per_row_37daf1, blocks, stream,
+          k::rmsnorm_fwd_f16_any_cols_block_per_row_44136f,
+          k::kLaunch_any_cols_block_per_row_44136f, blocks, stream,
           reinterpret_cast<k::float16*>(y), rstd, reinterpret_cast<const k::float16*>(x),
           reinterpret_cast<const k::float16*>(weight), y_pitch, x_pitch, rows, cols, eps);
     default:  // without weight
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_37daf1, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_44136f, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_f16_any_cols_without_weight_block_per_row_37daf1,
-          k::kLaunch_any_cols_without_weight_block_per_row_37daf1, blocks, stream,
+          k::rmsnorm_fwd_f16_any_cols_without_weight_block_per_row_44136f,
+          k::kLaunch_any_cols_without_weight_block_per_row_44136f, blocks, stream,
           reinterpret_cast<k::float16*>(y), rstd, reinterpret_cast<const k::float16*>(x), y_pitch, x_pitch, rows,
           cols, eps);
   }

@@ -9,7 +9,7 @@
 //   weight = 1 where the pointer is null
 //
 // spec      rmsnorm, sha256:61a22f77ec2c7cf69458a8cff26c11e0af021fb40a8c559ca9ee24a2d364721e
-// tuned by  normgen 0.1.0, generator revision 1bbbff24f165
+// tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x4096 --op rmsnorm --without rstd
 //           normgen tune --shape 2048x262144 --op rmsnorm --without rstd
@@ -336,7 +336,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 // rmsnorm forward, 4096 columns: 128 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(128)
-rmsnorm_fwd_f32_4096_without_rstd_block_per_row_e2025b(
+rmsnorm_fwd_f32_4096_without_rstd_block_per_row_c4b95c(
     float* __restrict__ y,
     const float* x,
     const float* weight,
@@ -414,7 +414,7 @@ rmsnorm_fwd_f32_4096_without_rstd_block_per_row_e2025b(
 
 // rmsnorm forward, 262144 columns: 16 blocks of 512 threads own a row; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_fwd_f32_262144_without_rstd_cluster_per_row_061dad(
+rmsnorm_fwd_f32_262144_without_rstd_cluster_per_row_a52443(
     float* __restrict__ y,
     const float* __restrict__ x,
     const float* __restrict__ weight,
@@ -542,7 +542,7 @@ rmsnorm_fwd_f32_262144_without_rstd_cluster_per_row_061dad(
 
 // rmsnorm forward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_f32_any_cols_block_per_row_37daf1(
+rmsnorm_fwd_f32_any_cols_block_per_row_44136f(
     float* __restrict__ y,
     float* __restrict__ rstd,
     const float* __restrict__ x,
@@ -612,7 +612,7 @@ rmsnorm_fwd_f32_any_cols_block_per_row_37daf1(
 
 // rmsnorm forward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_f32_any_cols_without_weight_block_per_row_37daf1(
+rmsnorm_fwd_f32_any_cols_without_weight_block_per_row_44136f(
     float* __restrict__ y,
     float* __restrict__ rstd,
     const float* __restrict__ x,
@@ -701,10 +701,10 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_e2025b{128, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_262144_without_rstd_cluster_per_row_061dad{512, 1, 16, 2, 131072, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_c4b95c{128, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_262144_without_rstd_cluster_per_row_a52443{512, 1, 16, 2, 131072, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -868,38 +868,38 @@ inline cudaError_t rmsnorm_fwd_f32_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 4096
-      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_e2025b, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_c4b95c, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_f32_4096_without_rstd_block_per_row_e2025b,
-          k::kLaunch_4096_without_rstd_block_per_row_e2025b, blocks, stream,
+          k::rmsnorm_fwd_f32_4096_without_rstd_block_per_row_c4b95c,
+          k::kLaunch_4096_without_rstd_block_per_row_c4b95c, blocks, stream,
           y, x, weight, y_pitch, x_pitch, rows, eps);
     case 1:  // 2048 x 262144
-      status = k::grid(k::kLaunch_262144_without_rstd_cluster_per_row_061dad, rows, &blocks);
+      status = k::grid(k::kLaunch_262144_without_rstd_cluster_per_row_a52443, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::rmsnorm_fwd_f32_262144_without_rstd_cluster_per_row_061dad, k::kLaunch_262144_without_rstd_cluster_per_row_061dad, &blocks);
+      status = k::fit_clusters(k::rmsnorm_fwd_f32_262144_without_rstd_cluster_per_row_a52443, k::kLaunch_262144_without_rstd_cluster_per_row_a52443, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_f32_262144_without_rstd_cluster_per_row_061dad,
-          k::kLaunch_262144_without_rstd_cluster_per_row_061dad, blocks, stream,
+          k::rmsnorm_fwd_f32_262144_without_rstd_cluster_per_row_a52443,
+          k::kLaunch_262144_without_rstd_cluster_per_row_a52443, blocks, stream,
           y, x, weight, y_pitch, x_pitch, rows, eps);
     default:
       break;
   }
   switch (absent & k::kCompiledOut) {  // the general kernel
     case 0u:
-      status = k::grid(k::kLaunch_any_cols_block_per_row_37daf1, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_44136f, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_f32_any_cols_block_per_row_37daf1,
-          k::kLaunch_any_cols_block_per_row_37daf1, blocks, stream,
+          k::rmsnorm_fwd_f32_any_cols_block_per_row_44136f,
+          k::kLaunch_any_cols_block_per_row_44136f, blocks, stream,
           y, rstd, x, weight, y_pitch, x_pitch, rows, cols, eps);
     default:  // without weight
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_37daf1, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_44136f, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_f32_any_cols_without_weight_block_per_row_37daf1,
-          k::kLaunch_any_cols_without_weight_block_per_row_37daf1, blocks, stream,
+          k::rmsnorm_fwd_f32_any_cols_without_weight_block_per_row_44136f,
+          k::kLaunch_any_cols_without_weight_block_per_row_44136f, blocks, stream,
           y, rstd, x, y_pitch, x_pitch, rows, cols, eps);
   }
 }

@@ -10,7 +10,7 @@
 //   differentiated: dx from the gradients of the outputs
 //
 // spec      softmax, sha256:c5400002ca547394ec84e5aa4b3351da738c737199bc4278c68add55f3aaf94c
-// tuned by  normgen 0.1.0, generator revision 1bbbff24f165
+// tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x4096 --op softmax --dtype bf16 --direction backward
 //
@@ -201,7 +201,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 // softmax backward, 4096 columns: 512 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(512)
-softmax_bwd_bf16_4096_block_per_row_62ee48(
+softmax_bwd_bf16_4096_block_per_row_e7d2cc(
     bfloat16* __restrict__ dx,
     const bfloat16* dy,
     const bfloat16* y,
@@ -274,7 +274,7 @@ softmax_bwd_bf16_4096_block_per_row_62ee48(
 
 // softmax backward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-softmax_bwd_bf16_any_cols_block_per_row_37daf1(
+softmax_bwd_bf16_any_cols_block_per_row_44136f(
     bfloat16* __restrict__ dx,
     const bfloat16* __restrict__ dy,
     const bfloat16* __restrict__ y,
@@ -363,8 +363,8 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_4096_block_per_row_62ee48{512, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_any_cols_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_4096_block_per_row_e7d2cc{512, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_any_cols_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -497,21 +497,21 @@ inline cudaError_t softmax_bwd_bf16_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 4096
-      status = k::grid(k::kLaunch_4096_block_per_row_62ee48, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_block_per_row_e7d2cc, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::softmax_bwd_bf16_4096_block_per_row_62ee48,
-          k::kLaunch_4096_block_per_row_62ee48, blocks, stream,
+          k::softmax_bwd_bf16_4096_block_per_row_e7d2cc,
+          k::kLaunch_4096_block_per_row_e7d2cc, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(y), dx_pitch, dy_pitch, y_pitch, rows);
     default:
       break;
   }
-  status = k::grid(k::kLaunch_any_cols_block_per_row_37daf1, rows, &blocks);
+  status = k::grid(k::kLaunch_any_cols_block_per_row_44136f, rows, &blocks);
   if (status != cudaSuccess) return status;
   return k::launch(
-      k::softmax_bwd_bf16_any_cols_block_per_row_37daf1,
-      k::kLaunch_any_cols_block_per_row_37daf1, blocks, stream,
+      k::softmax_bwd_bf16_any_cols_block_per_row_44136f,
+      k::kLaunch_any_cols_block_per_row_44136f, blocks, stream,
       reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<const k::bfloat16*>(dy),
       reinterpret_cast<const k::bfloat16*>(y), dx_pitch, dy_pitch, y_pitch, rows, cols);
 }

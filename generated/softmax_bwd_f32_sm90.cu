@@ -10,7 +10,7 @@
 //   differentiated: dx from the gradients of the outputs
 //
 // spec      softmax, sha256:c5400002ca547394ec84e5aa4b3351da738c737199bc4278c68add55f3aaf94c
-// tuned by  normgen 0.1.0, generator revision 1bbbff24f165
+// tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 4096x32000 --op softmax --direction backward
 //
@@ -239,7 +239,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 
 // softmax backward, 32000 columns: 2 blocks of 512 threads own a row; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(512)
-softmax_bwd_f32_32000_cluster_per_row_5ca5a3(
+softmax_bwd_f32_32000_cluster_per_row_f5e1b7(
     float* __restrict__ dx,
     const float* __restrict__ dy,
     const float* __restrict__ y,
@@ -319,7 +319,7 @@ softmax_bwd_f32_32000_cluster_per_row_5ca5a3(
 
 // softmax backward, any number of columns: 256 threads own a row; it is read twice.
 NORMGEN_KERNEL void __launch_bounds__(256)
-softmax_bwd_f32_any_cols_block_per_row_37daf1(
+softmax_bwd_f32_any_cols_block_per_row_44136f(
     float* __restrict__ dx,
     const float* __restrict__ dy,
     const float* __restrict__ y,
@@ -408,8 +408,8 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_32000_cluster_per_row_5ca5a3{512, 1, 2, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_32000_cluster_per_row_f5e1b7{512, 1, 2, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -542,20 +542,20 @@ inline cudaError_t softmax_bwd_f32_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 4096 x 32000
-      status = k::grid(k::kLaunch_32000_cluster_per_row_5ca5a3, rows, &blocks);
+      status = k::grid(k::kLaunch_32000_cluster_per_row_f5e1b7, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::softmax_bwd_f32_32000_cluster_per_row_5ca5a3,
-          k::kLaunch_32000_cluster_per_row_5ca5a3, blocks, stream,
+          k::softmax_bwd_f32_32000_cluster_per_row_f5e1b7,
+          k::kLaunch_32000_cluster_per_row_f5e1b7, blocks, stream,
           dx, dy, y, dx_pitch, dy_pitch, y_pitch, rows);
     default:
       break;
   }
-  status = k::grid(k::kLaunch_any_cols_block_per_row_37daf1, rows, &blocks);
+  status = k::grid(k::kLaunch_any_cols_block_per_row_44136f, rows, &blocks);
   if (status != cudaSuccess) return status;
   return k::launch(
-      k::softmax_bwd_f32_any_cols_block_per_row_37daf1,
-      k::kLaunch_any_cols_block_per_row_37daf1, blocks, stream,
+      k::softmax_bwd_f32_any_cols_block_per_row_44136f,
+      k::kLaunch_any_cols_block_per_row_44136f, blocks, stream,
       dx, dy, y, dx_pitch, dy_pitch, y_pitch, rows, cols);
 }
 

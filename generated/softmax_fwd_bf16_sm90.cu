@@ -9,7 +9,7 @@
 //   y       = exp(x - row_max) / row_sum
 //
 // spec      softmax, sha256:c5400002ca547394ec84e5aa4b3351da738c737199bc4278c68add55f3aaf94c
-// tuned by  normgen 0.1.0, generator revision 1bbbff24f165
+// tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x2048 --op softmax --dtype bf16
 //           normgen tune --shape 4096x32000 --op softmax --dtype bf16
@@ -442,7 +442,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 // softmax forward, 2048 columns: 128 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(128)
-softmax_fwd_bf16_2048_block_per_row_2defc5(
+softmax_fwd_bf16_2048_block_per_row_014120(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     long long y_pitch,
@@ -518,7 +518,7 @@ softmax_fwd_bf16_2048_block_per_row_2defc5(
 // softmax forward, 32000 columns: 1024 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(1024)
-softmax_fwd_bf16_32000_block_per_row_6e0295(
+softmax_fwd_bf16_32000_block_per_row_b7f691(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     long long y_pitch,
@@ -600,7 +600,7 @@ softmax_fwd_bf16_32000_block_per_row_6e0295(
 
 // softmax forward, 32768 columns: 1024 threads own a row; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(1024)
-softmax_fwd_bf16_32768_block_per_row_4e73e7(
+softmax_fwd_bf16_32768_block_per_row_58268f(
     bfloat16* __restrict__ y,
     const bfloat16* __restrict__ x,
     long long y_pitch,
@@ -673,7 +673,7 @@ softmax_fwd_bf16_32768_block_per_row_4e73e7(
 
 // softmax forward, 50257 columns: 512 threads own a row; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(512)
-softmax_fwd_bf16_50257_block_per_row_11edc1(
+softmax_fwd_bf16_50257_block_per_row_060508(
     bfloat16* __restrict__ y,
     const bfloat16* __restrict__ x,
     long long y_pitch,
@@ -786,7 +786,7 @@ softmax_fwd_bf16_50257_block_per_row_11edc1(
 
 // softmax forward, 128256 columns: 4 blocks of 512 threads own a row; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(512)
-softmax_fwd_bf16_128256_cluster_per_row_16755f(
+softmax_fwd_bf16_128256_cluster_per_row_d0014d(
     bfloat16* __restrict__ y,
     const bfloat16* __restrict__ x,
     long long y_pitch,
@@ -951,7 +951,7 @@ __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
 
 // softmax forward, any number of columns: 256 threads own a row; it is read 3 times.
 NORMGEN_KERNEL void __launch_bounds__(256)
-softmax_fwd_bf16_any_cols_block_per_row_37daf1(
+softmax_fwd_bf16_any_cols_block_per_row_44136f(
     bfloat16* __restrict__ y,
     const bfloat16* __restrict__ x,
     long long y_pitch,
@@ -1055,12 +1055,12 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_2048_block_per_row_2defc5{128, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_32000_block_per_row_6e0295{1024, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_32768_block_per_row_4e73e7{1024, 1, 1, 0, 65536, 0, 1, 0, false};
-inline constexpr Launch kLaunch_50257_block_per_row_11edc1{512, 1, 1, 0, 106496, 0, 1, 0, false};
-inline constexpr Launch kLaunch_128256_cluster_per_row_16755f{512, 1, 4, 2, 131072, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_2048_block_per_row_014120{128, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_32000_block_per_row_b7f691{1024, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_32768_block_per_row_58268f{1024, 1, 1, 0, 65536, 0, 1, 0, false};
+inline constexpr Launch kLaunch_50257_block_per_row_060508{512, 1, 1, 0, 106496, 0, 1, 0, false};
+inline constexpr Launch kLaunch_128256_cluster_per_row_d0014d{512, 1, 4, 2, 131072, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -1226,50 +1226,50 @@ inline cudaError_t softmax_fwd_bf16_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent, alike)) {
     case 0:  // 8192 x 2048
-      status = k::grid(k::kLaunch_2048_block_per_row_2defc5, rows, &blocks);
+      status = k::grid(k::kLaunch_2048_block_per_row_014120, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::online::softmax_fwd_bf16_2048_block_per_row_2defc5,
-          k::kLaunch_2048_block_per_row_2defc5, blocks, stream,
+          k::online::softmax_fwd_bf16_2048_block_per_row_014120,
+          k::kLaunch_2048_block_per_row_014120, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
     case 1:  // 4096 x 32000
-      status = k::grid(k::kLaunch_32000_block_per_row_6e0295, rows, &blocks);
+      status = k::grid(k::kLaunch_32000_block_per_row_b7f691, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::online::softmax_fwd_bf16_32000_block_per_row_6e0295,
-          k::kLaunch_32000_block_per_row_6e0295, blocks, stream,
+          k::online::softmax_fwd_bf16_32000_block_per_row_b7f691,
+          k::kLaunch_32000_block_per_row_b7f691, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
     case 2:  // 16384 x 32768
-      status = k::grid(k::kLaunch_32768_block_per_row_4e73e7, rows, &blocks);
+      status = k::grid(k::kLaunch_32768_block_per_row_58268f, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::online::softmax_fwd_bf16_32768_block_per_row_4e73e7,
-          k::kLaunch_32768_block_per_row_4e73e7, blocks, stream,
+          k::online::softmax_fwd_bf16_32768_block_per_row_58268f,
+          k::kLaunch_32768_block_per_row_58268f, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
     case 3:  // 2048 x 50257
-      status = k::grid(k::kLaunch_50257_block_per_row_11edc1, rows, &blocks);
+      status = k::grid(k::kLaunch_50257_block_per_row_060508, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::online::softmax_fwd_bf16_50257_block_per_row_11edc1,
-          k::kLaunch_50257_block_per_row_11edc1, blocks, stream,
+          k::online::softmax_fwd_bf16_50257_block_per_row_060508,
+          k::kLaunch_50257_block_per_row_060508, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
     case 4:  // 4096 x 128256
-      status = k::grid(k::kLaunch_128256_cluster_per_row_16755f, rows, &blocks);
+      status = k::grid(k::kLaunch_128256_cluster_per_row_d0014d, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::online::softmax_fwd_bf16_128256_cluster_per_row_16755f, k::kLaunch_128256_cluster_per_row_16755f, &blocks);
+      status = k::fit_clusters(k::online::softmax_fwd_bf16_128256_cluster_per_row_d0014d, k::kLaunch_128256_cluster_per_row_d0014d, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::online::softmax_fwd_bf16_128256_cluster_per_row_16755f,
-          k::kLaunch_128256_cluster_per_row_16755f, blocks, stream,
+          k::online::softmax_fwd_bf16_128256_cluster_per_row_d0014d,
+          k::kLaunch_128256_cluster_per_row_d0014d, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
     default:
       break;
   }
-  status = k::grid(k::kLaunch_any_cols_block_per_row_37daf1, rows, &blocks);
+  status = k::grid(k::kLaunch_any_cols_block_per_row_44136f, rows, &blocks);
   if (status != cudaSuccess) return status;
   return k::launch(
-      k::two_pass::softmax_fwd_bf16_any_cols_block_per_row_37daf1,
-      k::kLaunch_any_cols_block_per_row_37daf1, blocks, stream,
+      k::two_pass::softmax_fwd_bf16_any_cols_block_per_row_44136f,
+      k::kLaunch_any_cols_block_per_row_44136f, blocks, stream,
       reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows, cols);
 }
 

@@ -9,7 +9,7 @@
 //   y       = exp(x - row_max) / row_sum
 //
 // spec      softmax, sha256:c5400002ca547394ec84e5aa4b3351da738c737199bc4278c68add55f3aaf94c
-// tuned by  normgen 0.1.0, generator revision 1bbbff24f165
+// tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x4096 --op softmax
 //           normgen tune --shape 4096x131072 --op softmax
@@ -353,7 +353,7 @@ __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
 // softmax forward, 4096 columns: 256 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
 NORMGEN_KERNEL void __launch_bounds__(256)
-softmax_fwd_f32_4096_block_per_row_d61949(
+softmax_fwd_f32_4096_block_per_row_2f904a(
     float* __restrict__ y,
     const float* x,
     long long y_pitch,
@@ -435,7 +435,7 @@ softmax_fwd_f32_4096_block_per_row_d61949(
 
 // softmax forward, any number of columns: 256 threads own a row; it is read 3 times.
 NORMGEN_KERNEL void __launch_bounds__(256)
-softmax_fwd_f32_any_cols_block_per_row_37daf1(
+softmax_fwd_f32_any_cols_block_per_row_44136f(
     float* __restrict__ y,
     const float* __restrict__ x,
     long long y_pitch,
@@ -537,7 +537,7 @@ __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
 
 // softmax forward, 131072 columns: 8 blocks of 512 threads own a row; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(512)
-softmax_fwd_f32_131072_cluster_per_row_37511b(
+softmax_fwd_f32_131072_cluster_per_row_f0d9b2(
     float* __restrict__ y,
     const float* __restrict__ x,
     long long y_pitch,
@@ -659,9 +659,9 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_4096_block_per_row_d61949{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_131072_cluster_per_row_37511b{512, 1, 8, 2, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_37daf1{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_4096_block_per_row_2f904a{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_131072_cluster_per_row_f0d9b2{512, 1, 8, 2, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -823,29 +823,29 @@ inline cudaError_t softmax_fwd_f32_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 4096
-      status = k::grid(k::kLaunch_4096_block_per_row_d61949, rows, &blocks);
+      status = k::grid(k::kLaunch_4096_block_per_row_2f904a, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::two_pass::softmax_fwd_f32_4096_block_per_row_d61949,
-          k::kLaunch_4096_block_per_row_d61949, blocks, stream,
+          k::two_pass::softmax_fwd_f32_4096_block_per_row_2f904a,
+          k::kLaunch_4096_block_per_row_2f904a, blocks, stream,
           y, x, y_pitch, x_pitch, rows);
     case 1:  // 4096 x 131072
-      status = k::grid(k::kLaunch_131072_cluster_per_row_37511b, rows, &blocks);
+      status = k::grid(k::kLaunch_131072_cluster_per_row_f0d9b2, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::online::softmax_fwd_f32_131072_cluster_per_row_37511b, k::kLaunch_131072_cluster_per_row_37511b, &blocks);
+      status = k::fit_clusters(k::online::softmax_fwd_f32_131072_cluster_per_row_f0d9b2, k::kLaunch_131072_cluster_per_row_f0d9b2, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::online::softmax_fwd_f32_131072_cluster_per_row_37511b,
-          k::kLaunch_131072_cluster_per_row_37511b, blocks, stream,
+          k::online::softmax_fwd_f32_131072_cluster_per_row_f0d9b2,
+          k::kLaunch_131072_cluster_per_row_f0d9b2, blocks, stream,
           y, x, y_pitch, x_pitch, rows);
     default:
       break;
   }
-  status = k::grid(k::kLaunch_any_cols_block_per_row_37daf1, rows, &blocks);
+  status = k::grid(k::kLaunch_any_cols_block_per_row_44136f, rows, &blocks);
   if (status != cudaSuccess) return status;
   return k::launch(
-      k::two_pass::softmax_fwd_f32_any_cols_block_per_row_37daf1,
-      k::kLaunch_any_cols_block_per_row_37daf1, blocks, stream,
+      k::two_pass::softmax_fwd_f32_any_cols_block_per_row_44136f,
+      k::kLaunch_any_cols_block_per_row_44136f, blocks, stream,
       y, x, y_pitch, x_pitch, rows, cols);
 }
 
