@@ -27,31 +27,31 @@ needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ comp
 RSTD = "rsqrtf(eps + look1.x_squares / kCols)"
 # formula, the line that it becomes
 NORMS = {
-    "flat": ("x * rsqrt(mean(x*x) + eps) * weight * b", f"x_i * {RSTD} * weight_i * b_i"),
-    "brackets": ("(x * rsqrt(mean(x*x) + eps)) * (weight * b)", f"x_i * {RSTD} * (weight_i * b_i)"),
-    "division": ("x / sqrt(mean(x*x) + eps) * b", f"x_i * {RSTD} * b_i"),
+    "flat": ("x * rsqrt(mean(x*x) + eps) * weight * g", f"x_i * {RSTD} * weight_i * g_i"),
+    "brackets": ("(x * rsqrt(mean(x*x) + eps)) * (weight * g)", f"x_i * {RSTD} * (weight_i * g_i)"),
+    "division": ("x / sqrt(mean(x*x) + eps) * g", f"x_i * {RSTD} * g_i"),
     "gate": (
-        "x * rsqrt(mean(x*x) + eps) * weight * (b * sigmoid(b))",
-        f"x_i * {RSTD} * weight_i * (b_i / (expf(-b_i) + 1.0f))",
+        "x * rsqrt(mean(x*x) + eps) * weight * (g * sigmoid(g))",
+        f"x_i * {RSTD} * weight_i * (g_i / (expf(-g_i) + 1.0f))",
     ),
-    "parameter first": ("weight * (x * rsqrt(mean(x*x) + eps)) * b", f"weight_i * (x_i * {RSTD}) * b_i"),
+    "parameter first": ("weight * (x * rsqrt(mean(x*x) + eps)) * g", f"weight_i * (x_i * {RSTD}) * g_i"),
 }
 PLAIN = {
-    "x / b * weight": "x_i / b_i * weight_i",
-    "x / b / weight": "x_i / b_i / weight_i",
-    "x / (b * weight)": "x_i / (b_i * weight_i)",
-    "x / (b / weight)": "x_i / (b_i / weight_i)",
-    "weight * b * x": "weight_i * b_i * x_i",
-    "weight * (b * x)": "weight_i * (b_i * x_i)",
-    "-weight * b * x": "-weight_i * b_i * x_i",
+    "x / g * weight": "x_i / g_i * weight_i",
+    "x / g / weight": "x_i / g_i / weight_i",
+    "x / (g * weight)": "x_i / (g_i * weight_i)",
+    "x / (g / weight)": "x_i / (g_i / weight_i)",
+    "weight * g * x": "weight_i * g_i * x_i",
+    "weight * (g * x)": "weight_i * (g_i * x_i)",
+    "-weight * g * x": "-weight_i * g_i * x_i",
     "weight * 0.1 * x * 0.3": "weight_i * 0.1f * x_i * 0.3f",
-    "b * x**2 * weight": "b_i * (x_i * x_i) * weight_i",
-    "x * rsqrt(x) * b": "x_i * rsqrtf(x_i) * b_i",
-    "weight * b * x - weight": "weight_i * b_i * x_i - weight_i",
+    "g * x**2 * weight": "g_i * (x_i * x_i) * weight_i",
+    "x * rsqrt(x) * g": "x_i * rsqrtf(x_i) * g_i",
+    "weight * g * x - weight": "weight_i * g_i * x_i - weight_i",
 }
 
 
-def spec_of(formula: str, inputs: str = "x b", parameters: str = "weight") -> Spec:
+def spec_of(formula: str, inputs: str = "x g", parameters: str = "weight") -> Spec:
     used = set(re.findall(r"\w+", formula))
     read = [f'{n} = "input"' for n in inputs.split() if n in used]
     read += [f'{n} = "parameter"' for n in parameters.split() if n in used]
@@ -74,23 +74,23 @@ def test_a_formula_is_emitted_as_it_is_written(formula: str, line: str) -> None:
 
 
 def test_a_sum_keeps_its_order() -> None:
-    problem = problem_for(spec_of("x + b - weight + c", "x b c"), shape="8x96")
+    problem = problem_for(spec_of("x + g - weight + h", "x g h"), shape="8x96")
     text = emit(problem, default_schedule(problem, target("h200"))).text
     lines = re.findall(r"const float (y_part\w*) = (.*);", text)
-    assert lines == [("y_part_i", "x_i + b_i"), ("y_part2_i", "y_part_i - weight_i")]
-    assert "y_values[i] = c_i + y_part2_i;" in text
+    assert lines == [("y_part_i", "x_i + g_i"), ("y_part2_i", "y_part_i - weight_i")]
+    assert "y_values[i] = h_i + y_part2_i;" in text
 
 
 def test_the_square_of_a_product_is_taken_of_the_product() -> None:
-    text = '[tensors]\nx = "input"\nb = "input"\ny = "output"\n[formulas]\nh = "x * b"\n'
+    text = '[tensors]\nx = "input"\ng = "input"\ny = "output"\n[formulas]\nh = "x * g"\n'
     text += 'm = "mean(h)"\ny = "h * rsqrt(mean((h - m)**2) + 1)"\n'
     problem = problem_for(parse(f'name = "made_up"\n{text}'), shape="8x96")
     emitted = emit(problem, Schedule(variance="sum_of_squares")).text
     assert re.search(r"h_squares \+= h_i \* h_i;", emitted)
     inline = problem_for(
-        parse('name = "made_up"\n' + text.replace("(h)", "(x*b)").replace("(h -", "(x*b -")), shape="8x96"
+        parse('name = "made_up"\n' + text.replace("(h)", "(x*g)").replace("(h -", "(x*g -")), shape="8x96"
     )
-    assert "_squares += (b_i * x_i) * (b_i * x_i);" in emit(inline, Schedule(variance="sum_of_squares")).text
+    assert "_squares += (g_i * x_i) * (g_i * x_i);" in emit(inline, Schedule(variance="sum_of_squares")).text
 
 
 def solved(problem: Problem, tensors: dict[str, Any] | None = None) -> tuple[verify.Inputs, verify.Outputs]:
@@ -115,10 +115,10 @@ def test_a_norm_with_a_second_factor_is_right_on_every_family_of_rows(name: str,
 
 @needs_compiler
 def test_a_large_factor_after_a_division_does_not_overflow() -> None:
-    """x b is 1e39, over the largest float32; x / sqrt(mean(x²)) b is 1e21."""
+    """x g is 1e39, over the largest float32; x / sqrt(mean(x²)) g is 1e21."""
     problem = problem_for(spec_of(NORMS["division"][0]), shape="8x64")
     x = (np.random.default_rng(0).standard_normal((8, 64)) * 1e18).astype(np.float32)
-    _, outputs = solved(problem, {"x": x, "b": np.float32(1e21)})
+    _, outputs = solved(problem, {"x": x, "g": np.float32(1e21)})
     wide = x.astype(np.float64)
     exact = wide / np.sqrt((wide * wide).mean(axis=1, keepdims=True)) * 1e21
     np.testing.assert_allclose(outputs.arrays["y"], exact, rtol=2e-6)
@@ -211,22 +211,22 @@ def test_the_gradients_of_a_product_are_those_of_reverse_mode_to_the_last_bit(
 
 
 GRADIENTS = {
-    "x * weight * b * c": {"dx": "dy_i * c_i * b_i * weight_i", "db": "dy_i * c_i * (x_i * weight_i)"},
-    "x / b * weight * c": {"db": "-dy_i * c_i * weight_i * (x_i / b_i) / b_i", "dx": "dy_i * c_i * weight_i / b_i"},
-    "x * (b * weight) * tanh(c)": {
-        "db": "dy_i * tanh_c_i * x_i * weight_i",
-        "dc": "dy_i * (x_i * (b_i * weight_i)) * (1.0f - tanh_c_i * tanh_c_i)",
+    "x * weight * g * h": {"dx": "dy_i * h_i * g_i * weight_i", "dg": "dy_i * h_i * (x_i * weight_i)"},
+    "x / g * weight * h": {"dg": "-dy_i * h_i * weight_i * (x_i / g_i) / g_i", "dx": "dy_i * h_i * weight_i / g_i"},
+    "x * (g * weight) * tanh(h)": {
+        "dg": "dy_i * tanh_h_i * x_i * weight_i",
+        "dh": "dy_i * (x_i * (g_i * weight_i)) * (1.0f - tanh_h_i * tanh_h_i)",
     },
-    "x * rsqrt(mean(x*x) + eps) * b * c": {
-        "db": "dy_i * c_i * xhat_i",
-        "dc": "dy_i * (xhat_i * b_i)",
+    "x * rsqrt(mean(x*x) + eps) * g * h": {
+        "dg": "dy_i * h_i * xhat_i",
+        "dh": "dy_i * (xhat_i * g_i)",
     },
 }
 
 
 @pytest.mark.parametrize("formula", GRADIENTS)
 def test_a_gradient_is_emitted_in_the_order_of_the_chain_rule(formula: str) -> None:
-    problem = problem_for(spec_of(formula, "x b c"), shape="8x96", direction="backward")
+    problem = problem_for(spec_of(formula, "x g h"), shape="8x96", direction="backward")
     text = emit(problem, default_schedule(problem, target("h200"))).text
     for name, line in GRADIENTS[formula].items():
         assert f"{name}_values[i] = {line};" in text

@@ -152,8 +152,8 @@ def test_refusals_say_why(knobs: dict[str, object], what: dict[str, object], rea
 
 def with_space(op: str, tables: str) -> Spec:
     """A built-in spec with other tables for what is searched."""
-    text, _, _ = Path(load(op).file).read_text(encoding="utf-8").partition("[space]")
-    return parse(text + tables)
+    text = Path(load(op).file).read_text(encoding="utf-8")
+    return parse(text[: text.index("[space]")] + tables + text[text.index("[backward]") :])
 
 
 class Searched:

@@ -248,7 +248,7 @@ FIRST_OPEN_S = 60.0  # a busy machine may take seconds to start a worker process
 
 
 class Killer(threading.Thread):
-    """Kills up to `count` workers from outside, each 50 to 350 ms after its line `open` is in the log.
+    """Kills up to `count` workers from outside, each 10 to 100 ms after its line `open` is in the log.
 
     It gives up `give_up_s` after the last one; the first may take as long as a process needs to start.
     """
@@ -266,7 +266,7 @@ class Killer(threading.Thread):
             time.sleep(0.005)
             lines = self._log.read_text().splitlines() if self._log.exists() else []
             for pid in {int(line.split()[0]) for line in lines if line.endswith("open")} - done:
-                time.sleep(self._random.uniform(0.05, 0.35))
+                time.sleep(self._random.uniform(0.01, 0.1))
                 done.add(pid)
                 last = time.monotonic()
                 with contextlib.suppress(ProcessLookupError):  # the search is over
