@@ -11,8 +11,8 @@ setup(
             "*/templates/*",
             "cpu/shim/*",
             "cpu/shim/**/*",
-            "schedule/devices/*.json",
-            "tuning/*.schema.json",
+            "cost/devices/*.json",
+            "records/schema.json",
         ],
         "normgen.specs": ["*.toml", "suites/*.toml"],
         # Without generated/evidence: 0.7 MB that nothing reads unless it is named.

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from normgen.files.shipped import VERSION as __version__
 
 if TYPE_CHECKING:
-    from normgen.handle import Kernel, kernel
+    from normgen.python.handle import Kernel, kernel
     from normgen.tuning import tune
 
-__all__ = ["Kernel", "kernel", "tune"]
+__all__ = ["Kernel", "__version__", "kernel", "tune"]
 
-_LAZY = {"Kernel": "normgen.handle", "kernel": "normgen.handle", "tune": "normgen.tuning"}
+_LAZY = {"Kernel": "normgen.python.handle", "kernel": "normgen.python.handle", "tune": "normgen.tuning"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,5 @@
 """`python -m normgen` is the command line."""
 
-from normgen.cli import main
+from normgen.cli.main import main
 
 main()

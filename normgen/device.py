@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from normgen.errors import UsageError, did_you_mean
-from normgen.file_names import Part, name_part
+from normgen.files.names import Part, name_part
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @functools.cache
 def _why_no_device() -> str:
     """Empty if a CUDA device answers; else the reason. Any other error of the driver layer is not caught."""
-    from normgen.cuda.runtime import devices
+    from normgen.cuda.driver import devices
     from normgen.errors import NoDeviceError
 
     try:

@@ -19,7 +19,7 @@ from normgen.device import target
 from normgen.program.source import problem_for
 from normgen.report.readme import ROOT
 from normgen.schedule.space import default_schedule
-from normgen.spec_reader import load
+from normgen.spec.reader import load
 
 H200 = target("h200")
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from normgen.cuda.runtime import devices
+from normgen.cuda.driver import devices
 from normgen.errors import NoDeviceError
 
 ROOT = Path(__file__).parents[1]

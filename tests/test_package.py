@@ -119,9 +119,9 @@ from pathlib import Path
 import normgen
 from normgen.device import target
 from normgen.program.source import problem_for
-from normgen.shipped import shipped
-from normgen.spec_reader import list_specs, load
-from normgen.tuning.store import lookup
+from normgen.files.shipped import shipped
+from normgen.spec.reader import list_specs, load
+from normgen.records.winners import lookup
 
 found = lookup(problem_for(load("rmsnorm"), shape="8192x4096", dtype="bf16"), target("h200"))
 print(json.dumps({

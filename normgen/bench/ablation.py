@@ -26,20 +26,20 @@ from typing import Any
 from normgen.bench.contest import Contest, Place, hold
 from normgen.bench.entry import reason_of
 from normgen.bench.result import Run
-from normgen.bench.suite import Entry, load_suite
 from normgen.bench.walk import walk
-from normgen.console import figure, table
 from normgen.device import Device
 from normgen.errors import NormgenError, NothingValidError
 from normgen.export.groups import problem_of
+from normgen.measure.protocol import DeviceLostError
+from normgen.records.record import Record
+from normgen.records.statistics import Ratio
+from normgen.records.winners import lookup, read_whole
 from normgen.schedule.schedule import Schedule
-from normgen.spec_reader import load
-from normgen.tuning.bench import DeviceLostError
+from normgen.spec.reader import load
+from normgen.studies.techniques import Technique, all_techniques, changes, without
+from normgen.suites.suite import Entry, load_suite
+from normgen.text import figure, table
 from normgen.tuning.progress import Progress
-from normgen.tuning.records import Record
-from normgen.tuning.statistics import Ratio
-from normgen.tuning.store import lookup, read_whole
-from normgen.tuning.techniques import Technique, all_techniques, changes, without
 
 OWN = "tuned"
 

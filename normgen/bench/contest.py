@@ -6,18 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from normgen.bench.entry import CHECKED_ELEMENTS, reason_of
+from normgen.codegen.emit import emit
 from normgen.cuda.cache import CubinCache
 from normgen.cuda.compiler import compile_module
 from normgen.device import Device
 from normgen.errors import NormgenError
-from normgen.problem import Problem
+from normgen.measure import timing
+from normgen.measure.gpu import GpuBench
+from normgen.measure.protocol import DeviceLostError, roof_name
+from normgen.measure.replays import CONTEST_REPLAY_US
+from normgen.problem.problem import Problem
+from normgen.records import statistics
+from normgen.records.record import Cache
+from normgen.records.statistics import Ratio
 from normgen.schedule.schedule import Schedule
-from normgen.tuning import measure, parts, statistics
-from normgen.tuning.bench import DeviceLostError, roof_name
-from normgen.tuning.gpu_bench import GpuBench
-from normgen.tuning.plan import CONTEST_REPLAY_US
-from normgen.tuning.records import Cache
-from normgen.tuning.statistics import Ratio
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +73,7 @@ def hold(problem: Problem, cache: Cache, schedules: Mapping[str, Schedule], plac
         distinct = {schedule.key: schedule for schedule in schedules.values()}
         reasons = {key: _prepare(bench, problem, schedule, place) for key, schedule in distinct.items()}
         timed = [key for key, reason in reasons.items() if not reason]
-        series = measure.race(bench, [*timed, *bench.roofs], samples=place.samples, seed=place.seed)
+        series = timing.race(bench, [*timed, *bench.roofs], samples=place.samples, seed=place.seed)
     except DeviceLostError:
         is_lost = True  # a context that is gone refuses even to free
         raise
@@ -88,7 +90,7 @@ def hold(problem: Problem, cache: Cache, schedules: Mapping[str, Schedule], plac
 def _prepare(bench: GpuBench, problem: Problem, schedule: Schedule, place: Place) -> str:
     """Compile, load, check and capture; why that failed, or an empty text."""
     try:
-        module = parts.emit(problem, schedule)
+        module = emit(problem, schedule)
         bench.load(schedule.key, module, compile_module(module, place.facts.arch, cache=CubinCache()))
         check = bench.check(schedule.key, full=False)
         if not check.ok:

@@ -12,18 +12,20 @@ import numpy as np
 from normgen.bench.expected import Expected
 from normgen.bench.peers import NotOfferedError, Options, Peer
 from normgen.bench.result import EntryResult, Provider
-from normgen.bench.suite import Entry
 from normgen.bench.table import OURS
+from normgen.codegen.emit import emit
 from normgen.cuda.cache import CubinCache
 from normgen.cuda.compiler import compile_module
 from normgen.device import Device
 from normgen.errors import NormgenError
+from normgen.measure import timing
+from normgen.measure.gpu import COPY, GpuBench
+from normgen.measure.protocol import DeviceLostError, roof_name
+from normgen.measure.replays import CONTEST_REPLAY_US
+from normgen.records import statistics
 from normgen.schedule.schedule import CHAINED, Schedule
-from normgen.spec import Kind
-from normgen.tuning import measure, parts, statistics
-from normgen.tuning.bench import DeviceLostError, roof_name
-from normgen.tuning.gpu_bench import COPY, GpuBench
-from normgen.tuning.plan import CONTEST_REPLAY_US
+from normgen.spec.spec import Kind
+from normgen.suites.suite import Entry
 
 if TYPE_CHECKING:
     from normgen.bench.peers.device import TorchSide
@@ -78,7 +80,7 @@ def measure_entry(entry: Entry, schedule: Schedule, note: str, setting: Setting)
             else:
                 drafts[name] = _Draft(failed=why_not if name in usable else str(unusable))
         timed = [name for name, draft in drafts.items() if not draft.failed]
-        series = measure.race(bench, [*timed, *bench.roofs], samples=setting.samples, seed=setting.seed)
+        series = timing.race(bench, [*timed, *bench.roofs], samples=setting.samples, seed=setting.seed)
     except DeviceLostError:
         is_lost = True  # a context that is gone refuses even to free
         raise
@@ -94,7 +96,7 @@ def measure_entry(entry: Entry, schedule: Schedule, note: str, setting: Setting)
 
 def _torch_side(bench: GpuBench, setting: Setting) -> tuple[TorchSide | None, str]:
     """torch's view of the bench, or why there is none: a torch without CUDA, a driver that is too old for it."""
-    from normgen.bench.peers.device import TorchSide
+    from normgen.bench.peers.device import TorchSide  # imports torch
 
     try:
         return TorchSide(bench, index=setting.index), ""
@@ -106,7 +108,7 @@ def _ours(bench: GpuBench, entry: Entry, schedule: Schedule, expected: Expected,
     """Compile, check on adversarial rows and on the inputs that will be timed, capture."""
     draft, start = _Draft(), time.perf_counter()
     try:
-        module = parts.emit(entry.problem, schedule)
+        module = emit(entry.problem, schedule)
         bench.load(OURS, module, compile_module(module, setting.facts.arch, cache=CubinCache()))
         check = bench.check(OURS, full=False)
         draft.error, draft.failed = dict(check.error), "" if check.ok else f"wrong result: {check.summary}"
@@ -131,7 +133,7 @@ def _read_ours(bench: GpuBench, expected: Expected, name: str) -> Any:
 
 def _peer(side: TorchSide, name: str, peer: Peer, expected: Expected, setting: Setting) -> _Draft:
     """Prepare, check, capture; whatever a library raises is its own affair, unless it took the device down."""
-    from normgen.bench.peers.device import read_chunks
+    from normgen.bench.peers.device import read_chunks  # imports torch
 
     draft = _Draft()
     try:

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normgen import verify
-from normgen.problem import Problem, TensorUse
-from normgen.spec import Kind
+from normgen.problem.problem import Problem, TensorUse
+from normgen.spec.spec import Kind
 from normgen.verify import Buffer, Inputs
 
 Array = NDArray[np.float64]

@@ -14,7 +14,7 @@ from normgen.bench.result import EntryResult, Results
 from normgen.bench.table import OURS
 from normgen.dtypes import dtype
 from normgen.errors import UsageError
-from normgen.tuning.statistics import median
+from normgen.records.statistics import median
 
 Points = list[tuple[int, float]]
 VECTOR_BYTES = 16

@@ -37,7 +37,7 @@ from typing import Any
 
 from normgen.device import Device
 from normgen.errors import UsageError
-from normgen.tuning.statistics import Ratio, Times
+from normgen.records.statistics import Ratio, Times
 
 SCHEMA = 1
 

@@ -11,18 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from normgen.bench import peers as peer_modules
+from normgen.bench.entry import Setting, failed_entry, measure_entry, reason_of
 from normgen.bench.peers import NotOfferedError, Options, Peer
 from normgen.bench.result import EntryResult, Results, opening
-from normgen.bench.suite import Entry, Suite
 from normgen.bench.table import ratio_text
-from normgen.console import figure
+from normgen.cuda.driver import find_gpu
 from normgen.device import Device
 from normgen.errors import NormgenError, NothingValidError, UsageError
+from normgen.measure.protocol import DeviceLostError
+from normgen.records.winners import Lookup, adopt, lookup, read_whole, record_folders
 from normgen.schedule.schedule import Schedule
-from normgen.tuning import parts
-from normgen.tuning.bench import DeviceLostError
+from normgen.schedule.space import default_schedule
+from normgen.suites.suite import Entry, Suite
+from normgen.text import figure
 from normgen.tuning.progress import Progress, Silent
-from normgen.tuning.store import Lookup, adopt, lookup, read_whole, record_folders
 from normgen.tuning.tuner import environment, tune
 
 INTERRUPTED, DEVICE_LOST, TIME_LIMIT = "interrupted", "device lost", "time limit reached"
@@ -66,12 +68,10 @@ def run_suite(
     An interrupt, a time limit or a lost device ends the run with what there is: `finished` and `note` say so.
     Raises NoDeviceError without a GPU, UsageError for a wrong wish or for results of another one.
     """
-    from normgen.bench.entry import Setting
-
     progress = progress or Silent()
     if wish.samples < 6:
         raise UsageError("an interval of a median needs at least 6 samples", received=str(wish.samples))
-    found = parts.find_gpu(device)
+    found = find_gpu(device)
     assert found is not None, "a GPU that is asked for by number is found or an error"
     index, facts = found
     chosen, versions = open_peers(wish.peers, progress)
@@ -153,8 +153,6 @@ def question(results: Results) -> dict[str, Any]:
 
 
 def _one(entry: Entry, setting: Any, wish: Wish, folders: Sequence[Path], progress: Progress) -> EntryResult:
-    from normgen.bench.entry import failed_entry, measure_entry, reason_of
-
     try:
         schedule, note = schedule_for(entry, setting.facts, setting.index, wish, folders, progress)
         return measure_entry(entry, schedule, note, setting)
@@ -214,7 +212,7 @@ def schedule_for(
                 raise KeyboardInterrupt
             return result.record.schedule, ""
     if found.record is None or found.schedule is None:
-        return parts.default_schedule(entry.problem, facts), "default schedule"
+        return default_schedule(entry.problem, facts), "default schedule"
     if not found.exact:
         return found.schedule, found.reason
     other = "" if found.record.cache is entry.cache else f"tuned {found.record.cache.value}"

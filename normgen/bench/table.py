@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from normgen.bench.result import EntryResult, Provider, Results
-from normgen.console import figure, table
-from normgen.tuning.statistics import Ratio
+from normgen.records.statistics import Ratio
+from normgen.text import figure, table
 
 REASON_LENGTH = 28
 OURS = "normgen"

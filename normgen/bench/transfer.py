@@ -27,20 +27,21 @@ from typing import Any
 from normgen.bench.contest import Contest, Place, hold
 from normgen.bench.entry import reason_of
 from normgen.bench.result import Run
-from normgen.bench.suite import Entry
 from normgen.bench.walk import walk
-from normgen.console import figure, table
 from normgen.errors import NormgenError, NothingValidError, UsageError
 from normgen.export.groups import problem_of
+from normgen.measure.protocol import DeviceLostError
+from normgen.records import statistics
+from normgen.records.nearest import nearest
+from normgen.records.record import Record
+from normgen.records.statistics import Ratio
 from normgen.schedule.schedule import Schedule
-from normgen.spec_reader import load
-from normgen.tuning import parts, statistics
-from normgen.tuning.bench import DeviceLostError
-from normgen.tuning.nearest import nearest
+from normgen.schedule.space import default_schedule
+from normgen.spec.reader import load
+from normgen.suites.crew import tune_arguments
+from normgen.suites.suite import Entry
+from normgen.text import figure, table
 from normgen.tuning.progress import Progress
-from normgen.tuning.records import Record
-from normgen.tuning.statistics import Ratio
-from normgen.tuning.suite_run import tune_arguments
 from normgen.tuning.tuner import tune
 
 ROUND_COLS = 64  # three shapes of four have a multiple of it, as models have; the fourth any number of cols
@@ -163,7 +164,7 @@ def _measure(
     entry: Entry, records: Sequence[Record], place: Place, progress: Progress, *, budget_s: float, trials: int | None
 ) -> Shape:
     start = time.monotonic()
-    default = parts.default_schedule(entry.problem, place.facts)
+    default = default_schedule(entry.problem, place.facts)
     near = nearest(entry.problem, place.facts, records, cache=entry.cache)
     schedules = {"rule": near.schedule if near else default, "default": default}
     failed: dict[str, str] = {}

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from normgen.bench.contest import Place
 from normgen.bench.result import Run, opening
 from normgen.bench.runner import DEVICE_LOST, INTERRUPTED, TIME_LIMIT
-from normgen.tuning.bench import DeviceLostError
+from normgen.measure.protocol import DeviceLostError
 from normgen.tuning.progress import Progress
 from normgen.tuning.tuner import environment
 

@@ -15,10 +15,10 @@ from normgen.codegen.looks import EDGE
 from normgen.codegen.printer import Printer
 from normgen.codegen.ring import Ring
 from normgen.codegen.view import KernelView, Loop, SectionList
-from normgen.problem import Problem, TensorUse
+from normgen.problem.problem import Problem, TensorUse
 from normgen.program.ir import Load, Map, RowProgram
 from normgen.schedule.schedule import Schedule
-from normgen.spec import Kind
+from normgen.spec.spec import Kind
 
 STARTED = "a block may write to another only once that one has started"
 

@@ -29,12 +29,12 @@ from normgen.program.ir import Store
 from normgen.schedule.legality import last_tile_sums, last_tiles, sums_pitch, sums_shared_bytes
 from normgen.schedule.schedule import DETERMINISTIC_COLUMNS, TWO_KERNELS
 
-WARP = 32
-
 if TYPE_CHECKING:
     from normgen.codegen.builder import KernelBuilder
     from normgen.codegen.looks import Site
     from normgen.codegen.printer import Printer
+
+WARP = 32
 
 FINISH_THREADS = 512
 FINISH_BLOCKS = 132  # enough blocks to read partial rows with most SMs of a large GPU

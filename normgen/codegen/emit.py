@@ -13,11 +13,11 @@ from normgen.codegen.module import Kernel, Launch, Module
 from normgen.codegen.prelude import SHUFFLED, Vectors, tidy
 from normgen.codegen.spelling import Spelling, marked, unmarked
 from normgen.codegen.view import State
-from normgen.problem import Problem
-from normgen.program import rewrites
-from normgen.program.approximate import approximate_exponentials
-from normgen.program.hoist import hoist_row_divisions
+from normgen.problem.problem import Problem
 from normgen.program.ir import RowProgram
+from normgen.program.rewrites import reductions
+from normgen.program.rewrites.approximate import approximate_exponentials
+from normgen.program.rewrites.hoist import hoist_row_divisions
 from normgen.program.source import written_program
 from normgen.schedule.schedule import Schedule
 
@@ -76,7 +76,7 @@ def passes_of(problem: Problem, schedule: Schedule) -> list[tuple[str, RowProgra
 @functools.lru_cache(maxsize=32)
 def _passes(problem: Problem, variance: str, softmax: str, arithmetic: str) -> tuple[tuple[str, RowProgram], ...]:
     """Thousands of schedules share a few programs, and a program takes four times as long as its text."""
-    steps = rewrites.passes(written_program(problem), Schedule(variance=variance, softmax=softmax))
+    steps = reductions.passes(written_program(problem), Schedule(variance=variance, softmax=softmax))
     steps.append(("hoist row divisions", hoist_row_divisions(steps[-1][1])))
     if arithmetic == "approximate":
         steps.append(("approximate exponentials", approximate_exponentials(steps[-1][1])))

@@ -18,11 +18,11 @@ from normgen.codegen.printer import Printer
 from normgen.codegen.reductions import CONSTANTS, state_of, steps_of
 from normgen.codegen.spelling import unmarked
 from normgen.codegen.view import Loop, SectionList, State
-from normgen.problem import Problem
+from normgen.problem.problem import Problem
 from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Store, names_of, stage_of, used_names, value_kinds
 from normgen.schedule.legality import register_steps
 from normgen.schedule.schedule import Schedule
-from normgen.spec import Kind
+from normgen.spec.spec import Kind
 
 if TYPE_CHECKING:
     from normgen.codegen.ring import Ring

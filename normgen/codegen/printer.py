@@ -13,8 +13,8 @@ from collections.abc import Mapping
 import sympy as sp
 
 from normgen.errors import ProgramError
-from normgen.program.approximate import exp_approximate
 from normgen.program.ordered import Ordered, steps
+from normgen.program.rewrites.approximate import exp_approximate
 
 SUM, PRODUCT, ATOM = 1, 2, 3  # how tightly a piece of text binds
 LONGEST_PRODUCT = 4  # factors of a power that is written out

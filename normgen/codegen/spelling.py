@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import sympy as sp
 
-from normgen.problem import Problem
+from normgen.problem.problem import Problem
 from normgen.program.ir import Load, Map, Reduce, RowProgram, Statement, Store, value_kinds
 from normgen.program.monoid import symbol
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from normgen.private_files import cache_root, distrust, keep, private_folder, write_atomically
+from normgen.files.private import cache_root, distrust, keep, private_folder, write_atomically
 
 
 def object_folder() -> Path:

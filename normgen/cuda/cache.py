@@ -11,12 +11,10 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from normgen.private_files import cache_root, make_private, private_folder, to_stderr, write_atomically
-
-if TYPE_CHECKING:
-    from normgen.cuda.compiler import Cubin
+from normgen.cuda.cubin import Cubin, Resources
+from normgen.files.private import cache_root, make_private, private_folder, to_stderr, write_atomically
 
 _FORMAT = "normgen-cubin-1"
 
@@ -83,8 +81,6 @@ def _encode(cubin: Cubin) -> bytes:
 
 
 def _decode(content: bytes, key: str) -> Cubin:
-    from normgen.cuda.compiler import Cubin, Resources
-
     head, _, body = content.partition(b"\n")
     if head != f"{_FORMAT} {hashlib.sha256(body).hexdigest()}".encode():
         raise ValueError("its checksum does not match")

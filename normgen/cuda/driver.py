@@ -84,6 +84,23 @@ def device_facts(index: int = 0) -> Device:
     )
 
 
+def find_gpu(device: int | str | None) -> tuple[int, Device] | None:
+    """(index, facts) of the GPU to measure on; None when there is none, or "cpu" asks for a prediction.
+
+    Raises NoDeviceError when a GPU is asked for by number and there is no usable one, UsageError for other names.
+    """
+    if device == "cpu":
+        return None
+    if device is not None and not isinstance(device, int):
+        raise UsageError("a device is the number of a GPU, or 'cpu'", received=repr(device))
+    try:
+        return device or 0, device_facts(device or 0)
+    except NoDeviceError:
+        if device is not None:
+            raise
+        return None
+
+
 def _dram_gb_per_s(name: str, memory_clock_khz: int, bus_width_bits: int) -> float:
     """A measured copy if we have one; else memory clock x 2 (double data rate) x bus width x a copy's share."""
     measured = next((known.dram_gb_per_s for known in TARGETS.values() if known.name == name), None)

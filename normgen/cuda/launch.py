@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from normgen.codegen.module import Kernel, Launch, Module, Param, Source
-from normgen.cuda.compiler import Cubin
+from normgen.cuda.cubin import Cubin
 from normgen.cuda.driver import OnDevice, check, core_device, driver
 from normgen.cuda.stream import Stream
 from normgen.errors import NormgenError

@@ -21,7 +21,8 @@ from typing import Self
 from normgen.codegen.module import Module
 from normgen.cuda import nvrtc
 from normgen.cuda.cache import CubinCache
-from normgen.cuda.compiler import Cubin, Job, finish, job_of
+from normgen.cuda.compiler import Job, finish, job_of
+from normgen.cuda.cubin import Cubin
 from normgen.errors import CompileError, NoDeviceError
 
 Outcome = Cubin | CompileError

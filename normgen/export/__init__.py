@@ -10,9 +10,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from normgen.private_files import write_atomically
-from normgen.spec import Spec
-from normgen.tuning.records import Record
+from normgen.errors import UsageError
+from normgen.export.compiled import check_compiles
+from normgen.export.groups import groups_of
+from normgen.export.header import header_text
+from normgen.files.private import write_atomically
+from normgen.records.record import Record
+from normgen.records.winners import read
+from normgen.spec.reader import load
+from normgen.spec.spec import Spec
 
 __all__ = ["Header", "differences", "export_folder", "export_record", "folder_records", "headers_of"]
 
@@ -27,8 +33,6 @@ class Header:
 
     def write(self, folder: Path) -> Path:
         """Write the file at once, after its device part has compiled. Raises CompileError."""
-        from normgen.export.compiled import check_compiles
-
         check_compiles(self.text, name=self.file_name, arch=self.arch)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / self.file_name
@@ -45,10 +49,6 @@ def headers_of(
 
     Errors: UsageError for a record of another text of its spec, or of no usable kernel.
     """
-    from normgen.export.groups import groups_of
-    from normgen.export.header import header_text
-    from normgen.spec_reader import load
-
     known: dict[str, Spec] = {spec.name: spec} if spec else {}
 
     def spec_of(op: str) -> Spec:
@@ -78,9 +78,6 @@ def export_record(record: Record, folder: Path, *, spec: Spec | None = None) -> 
 
 def folder_records(folder: Path) -> list[Record]:
     """The records under `folder`/records, file by file. Raises UsageError for a line that is no record."""
-    from normgen.errors import UsageError
-    from normgen.tuning.store import read
-
     records: list[Record] = []
     for path in sorted((folder / "records").glob("*.jsonl")):
         reading = read(path)

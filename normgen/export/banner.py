@@ -9,11 +9,11 @@ from normgen.codegen.emit import emit
 from normgen.cuda.compiler import identity_of
 from normgen.export.comments import formula_text
 from normgen.export.groups import Entry, Group
-from normgen.problem import Direction
+from normgen.problem.problem import Direction
+from normgen.records.record import Record
 from normgen.schedule.schedule import DETERMINISTIC_COLUMNS, Schedule
-from normgen.spec import Kind
-from normgen.spec_checks import absent_key, parse_all
-from normgen.tuning.records import Record
+from normgen.spec.checks import absent_key, parse_all
+from normgen.spec.spec import Kind
 
 WIDTH = 116
 _VECTOR_NAMES = {"f32": "float", "f16": "half", "bf16": "bfloat16"}

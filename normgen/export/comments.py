@@ -6,7 +6,7 @@ import re
 from fractions import Fraction
 from itertools import count
 
-from normgen.program.formula import Binary, Call, Expression, Name, Number, Power
+from normgen.spec.formula import Binary, Call, Expression, Name, Number, Power
 
 LONGEST_LINE = 4096
 _SUM, _PRODUCT, _SIGN, _POWER, _ATOM = range(5)  # how tightly a printed expression holds together

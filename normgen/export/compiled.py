@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from normgen.cuda import nvrtc
-from normgen.cuda.headers import header_folders
+from normgen.cuda.nvrtc import header_folders
 from normgen.errors import CompileError, NoDeviceError
-from normgen.private_files import to_stderr
+from normgen.files.private import to_stderr
 
 
 def check_compiles(text: str, *, name: str, arch: int) -> None:

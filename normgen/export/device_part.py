@@ -12,8 +12,8 @@ from normgen.codegen import prelude
 from normgen.codegen.emit import Parts, emit_parts
 from normgen.codegen.module import Kernel
 from normgen.codegen.view import State
-from normgen.problem import Problem
-from normgen.program.rewrites import applicable
+from normgen.problem.problem import Problem
+from normgen.program.rewrites.reductions import applicable
 from normgen.program.source import written_program
 from normgen.schedule.schedule import Schedule
 

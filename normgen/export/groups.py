@@ -9,11 +9,11 @@ from itertools import combinations
 from normgen.device import Device, device_from
 from normgen.dtypes import F32
 from normgen.errors import UsageError
-from normgen.file_names import Part, name_part
-from normgen.problem import Direction, Problem
+from normgen.files.names import Part, name_part
+from normgen.problem.problem import Direction, Problem
 from normgen.program.source import problem_for
-from normgen.spec import Role, Spec
-from normgen.tuning.records import Cache, ProblemKey, Record
+from normgen.records.record import Cache, ProblemKey, Record
+from normgen.spec.spec import Role, Spec
 
 SpecOf = Callable[[str], Spec]
 

@@ -18,7 +18,7 @@ from normgen.errors import ProgramError, did_you_mean
 from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Store, value_kinds
 from normgen.program.monoid import LOWEST, Monoid, Recipe, symbol
 from normgen.program.ordered import Ordered, steps
-from normgen.spec import Kind
+from normgen.spec.spec import Kind
 
 Array = npt.NDArray[Any]
 

@@ -13,7 +13,7 @@ argument is NaN (the clamp of a variance must not hide a NaN row). Symbols are `
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import sympy as sp
@@ -21,7 +21,7 @@ import sympy as sp
 from normgen.errors import ProgramError
 from normgen.program.monoid import Monoid, symbol
 from normgen.program.printing import show_expr
-from normgen.spec import Kind
+from normgen.spec.spec import Kind, join
 
 COLS = sp.Symbol("cols", positive=True, integer=True)
 
@@ -155,14 +155,6 @@ def value_kinds(program: RowProgram) -> dict[str, Kind]:
         if not isinstance(statement, Store):
             kinds.update((name, statement.kind) for name in defined_names(statement))
     return kinds
-
-
-def join(kinds: Iterable[Kind]) -> Kind:
-    """The kind of an expression over values of these kinds: row with col gives elem."""
-    seen = set(kinds) - {Kind.SCALAR}
-    if not seen:
-        return Kind.SCALAR
-    return seen.pop() if len(seen) == 1 else Kind.ELEM
 
 
 def stage_of(program: RowProgram) -> dict[str, int]:

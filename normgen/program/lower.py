@@ -15,11 +15,11 @@ import sympy as sp
 
 from normgen.errors import SpecError, UsageError, did_you_mean
 from normgen.program.cleanup import without_dead_code
-from normgen.program.formula import Binary, Call, Expression, Name, Number, Power, names_in, parse_formula
-from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Statement, Store, check, join
+from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Statement, Store, check
 from normgen.program.monoid import ABSMAX, MAX, SUM, Monoid, symbol
 from normgen.program.ordered import is_product, opened, product, quotient, settled
-from normgen.spec import Formula, Kind, Spec, Tensor
+from normgen.spec.formula import Binary, Call, Expression, Name, Number, Power, names_in, parse_formula
+from normgen.spec.spec import Formula, Kind, Spec, Tensor, join
 
 _MONOIDS = {"sum": SUM, "mean": SUM, "max": MAX, "absmax": ABSMAX}
 

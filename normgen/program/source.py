@@ -7,11 +7,11 @@ from functools import cache
 from typing import Unpack
 
 from normgen.errors import UsageError
-from normgen.problem import Direction, Problem, Question, check_flow, make_problem
-from normgen.program.differentiate import backward_tensors, differentiate
-from normgen.program.ir import RowProgram
+from normgen.problem.problem import Direction, Problem, Question, check_flow, make_problem
+from normgen.program.gradient.differentiate import backward_tensors, differentiate
+from normgen.program.ir import RowProgram, stage_of
 from normgen.program.lower import lower
-from normgen.spec import Kind, Spec
+from normgen.spec.spec import Kind, Spec
 
 
 @cache
@@ -28,6 +28,14 @@ def written_program(problem: Problem) -> RowProgram:
     computed = {t.name for t in (*spec.outputs, *spec.statistics)}
     saved = tuple(t.name for t in problem.tensors if t.name in computed and not t.is_written)
     return differentiate(forward, wrt=wrt, saved=saved, accumulate=problem.accumulate, unread=unread)
+
+
+@cache
+def stages_of(problem: Problem) -> int:
+    """The longest chain of dependent row reductions in the program as its author wrote it."""
+    program = written_program(problem)
+    stages = stage_of(program)
+    return max((stages[name] for reduce in program.row_reduces for name in reduce.names), default=0)
 
 
 def _unread(spec: Spec, present: Collection[str], forward: RowProgram) -> dict[str, Kind]:

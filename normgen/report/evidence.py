@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from normgen.errors import NothingValidError, UsageError
+from normgen.records.record import Cache, Outcome, ProblemKey, Record
+from normgen.records.winners import read as read_records
+from normgen.records.winners import record_folders, state_folder
 from normgen.schedule.schedule import Schedule
-from normgen.tuning.records import Cache, Outcome, ProblemKey, Record
-from normgen.tuning.store import read as read_records
-from normgen.tuning.store import record_folders, state_folder
-from normgen.tuning.sweep_file import Sweep, read_sweep
+from normgen.studies.sweep_file import Sweep, read_sweep
 
 SEARCH, SWEEP = "search", "sweep"
 XZ_MAGIC = b"\xfd7zXZ\x00"

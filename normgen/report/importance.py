@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from normgen.records.statistics import median
 from normgen.schedule.schedule import Schedule
-from normgen.tuning.statistics import median
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from normgen.errors import UsageError
+from normgen.records.record import Outcome
 from normgen.report.evidence import SEARCH, Evidence, Series
 from normgen.report.importance import knob_shares
 from normgen.report.view import RoofLine, families_of, family_of, labels_of, roof_lines
-from normgen.tuning.records import Outcome
 
 COLOURS = ("#2a78d6", "#c2410c", "#0f8a5f", "#6d4bc3", "#b8860b", "#c2317c", "#4b6b1f", "#0e7490")
 DASHES = ("-", "--", ":", "-.")

@@ -16,11 +16,11 @@ from normgen.codegen.emit import emit
 from normgen.device import target
 from normgen.errors import UsageError, did_you_mean
 from normgen.program.source import problem_for
+from normgen.records.record import Record
+from normgen.records.winners import read
 from normgen.report.techniques import markdown_table, techniques_part
 from normgen.schedule.space import default_schedule
-from normgen.spec_reader import list_specs, load
-from normgen.tuning.records import Record
-from normgen.tuning.store import read
+from normgen.spec.reader import list_specs, load
 
 ROOT = Path(__file__).resolve().parents[2]
 _PART = re.compile(r"(<!-- derived: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from normgen.tuning.replay import EVALUATIONS, Landscape, Report
-from normgen.tuning.sweep_file import Header
+from normgen.studies.replay import EVALUATIONS, Landscape, Report
+from normgen.studies.sweep_file import Header
 
 _HEAD = """\
 # How many measurements a search needs

@@ -14,13 +14,13 @@ from typing import Any
 
 from normgen.errors import UsageError
 from normgen.export.groups import problem_of
-from normgen.problem import Direction, Problem
+from normgen.problem.problem import Direction, Problem
 from normgen.program.source import problem_for
+from normgen.records.record import Record
+from normgen.records.winners import read
 from normgen.schedule.schedule import Schedule, changed
-from normgen.spec_reader import load
-from normgen.tuning.records import Record
-from normgen.tuning.store import read
-from normgen.tuning.techniques import all_techniques, changes
+from normgen.spec.reader import load
+from normgen.studies.techniques import all_techniques, changes
 
 Line = Mapping[str, Any]  # one of the ablation's, see `bench.ablation`
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any
 
-import normgen
+from normgen.files.shipped import VERSION
+from normgen.records.record import Outcome, ProblemKey, Record
+from normgen.records.statistics import median
 from normgen.report.evidence import SEARCH, Evidence, Series, Trial
 from normgen.report.importance import KnobShare, knob_shares
 from normgen.schedule.schedule import Schedule
-from normgen.tuning.records import Outcome, ProblemKey, Record
-from normgen.tuning.statistics import median
 
 ROOF_FIELDS = ("op", "direction", "dtype", "cache", "device")
 
@@ -126,7 +126,7 @@ def page_data(evidence: Evidence) -> dict[str, Any]:
     data: dict[str, Any] = _finite(
         {
             "generated": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-            "normgen": normgen.__version__,
+            "normgen": VERSION,
             "outcomes": [o.value for o in Outcome],
             "series": [_series(s, label) for s, label in zip(evidence.series, labels, strict=True)],
             "finals": [_final(r) for r in evidence.finals],

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from normgen.device import Device
-from normgen.problem import Problem, TensorUse
+from normgen.problem.problem import Problem, TensorUse
 from normgen.schedule.schedule import DETERMINISTIC_COLUMNS, TWO_KERNELS, Schedule
-from normgen.spec import Kind
+from normgen.spec.spec import Kind
 
 _NO_COLUMNS = Schedule().columns
 HYBRID_SPARE = 8  # registers beside a held row: without them blocks of 1024 threads spill (NVRTC 13.0, sm_90)

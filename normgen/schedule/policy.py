@@ -6,7 +6,7 @@ As in legality, a rule is a function (problem, schedule, device) -> sentence or 
 from __future__ import annotations
 
 from normgen.device import Device
-from normgen.problem import Problem
+from normgen.problem.problem import Problem
 from normgen.schedule.legality import (
     Rule,
     column_outputs,

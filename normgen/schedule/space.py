@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from normgen.device import Device
 from normgen.errors import NothingValidError
-from normgen.problem import Problem
-from normgen.program.approximate import has_exponentials
-from normgen.program.rewrites import applicable
+from normgen.problem.problem import Problem
+from normgen.program.rewrites.approximate import has_exponentials
+from normgen.program.rewrites.reductions import applicable
 from normgen.program.source import written_program
 from normgen.schedule.legality import (
     CUT,
@@ -40,7 +40,7 @@ from normgen.schedule.policy import (
     searched_tile,
 )
 from normgen.schedule.schedule import CHAINED, KNOBS, Schedule
-from normgen.spec import Kind
+from normgen.spec.spec import Kind
 
 # What a spec that says nothing searches. Knobs that are not listed keep the schedule's default.
 DEFAULT_KNOBS: dict[str, tuple[Any, ...]] = {
@@ -112,6 +112,11 @@ class Space:
 
     def __len__(self) -> int:
         return len(self.legal)
+
+
+def with_default(legal: Sequence[Schedule], default: Schedule) -> list[Schedule]:
+    """The legal schedules with the default among them: a spec's own search space may leave it out."""
+    return list(legal) if default in legal else [default, *legal]
 
 
 def knob_values(problem: Problem, rewrites: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[Any, ...]]:

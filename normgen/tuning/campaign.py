@@ -15,14 +15,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from normgen.errors import NormgenError, NothingValidError
+from normgen.measure import timing
+from normgen.measure.protocol import Bench, Check, DeviceLostError, KernelFaultError, roof_name
+from normgen.measure.timing import Confirmation, Policy
+from normgen.records import statistics
+from normgen.records.memory import reference_us
+from normgen.records.record import Outcome, Record
 from normgen.schedule.schedule import Schedule
-from normgen.tuning import measure, statistics
-from normgen.tuning.bench import Bench, Check, DeviceLostError, KernelFaultError, roof_name
-from normgen.tuning.builder import Builder
-from normgen.tuning.measure import Confirmation, Policy
-from normgen.tuning.memory import reference_us
+from normgen.tuning.compile import Builder
 from normgen.tuning.progress import Standing
-from normgen.tuning.records import Outcome, Record
 from normgen.tuning.run import Candidate, Run
 from normgen.tuning.search import Search
 
@@ -110,9 +111,9 @@ class Campaign:
         self._roofs_us = {roof_name(key): us for key, us in roofs_us.items()}
         self._roof_us = min(roofs_us.values(), default=None)
 
-    def _race_roofs(self) -> measure.Series:
+    def _race_roofs(self) -> timing.Series:
         try:
-            return measure.race(self.bench, self.bench.roofs, samples=self.policy.screen_samples, seed=self.run.seed)
+            return timing.race(self.bench, self.bench.roofs, samples=self.policy.screen_samples, seed=self.run.seed)
         except KernelFaultError as fault:
             raise DeviceLostError("a device must be able to time a copy", received=str(fault)) from fault
 
@@ -237,11 +238,11 @@ class Campaign:
             self.bench.expect(self._best_us())
             return
 
-    def _screen(self, good: list[Candidate]) -> measure.Screened:
+    def _screen(self, good: list[Candidate]) -> timing.Screened:
         """The first reference is the default; should it be lost, the best so far, whose time is already comparable."""
         if self._reference is None:
             self._reference = self._choose_reference(good)
-        screened = measure.screen(
+        screened = timing.screen(
             self.bench,
             [c.key for c in good],
             reference=self._reference.key,
@@ -352,7 +353,7 @@ class Campaign:
         while finalists:
             by_key = {c.key: c for c in finalists}
             try:
-                confirmation = measure.confirm(
+                confirmation = timing.confirm(
                     self.bench,
                     list(by_key),
                     tie_order=_order_among(by_key),

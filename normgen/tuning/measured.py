@@ -10,30 +10,31 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from normgen.codegen.emit import emit
+from normgen.cost.model import predicted_us
+from normgen.cuda.cache import CubinCache
+from normgen.cuda.pool import CompilePool
 from normgen.device import Device
-from normgen.private_files import to_stderr
-from normgen.problem import Problem
+from normgen.files.private import to_stderr
+from normgen.measure.isolation.bench import WorkerBench
+from normgen.measure.isolation.process import Worker
+from normgen.measure.isolation.turns import device_name, turn
+from normgen.measure.timing import Policy
+from normgen.problem.problem import Problem
+from normgen.records.memory import Memory
+from normgen.records.record import Cache, ProblemKey, Record
+from normgen.records.results import Environment, Results, canonical, results_path
+from normgen.records.winners import lookup, state_folder
 from normgen.schedule.schedule import Schedule
-from normgen.tuning import parts
-from normgen.tuning.builder import Builder
-from normgen.tuning.isolated import WorkerBench
-from normgen.tuning.measure import Policy
-from normgen.tuning.memory import Memory
-from normgen.tuning.process import Worker
-from normgen.tuning.records import Cache, ProblemKey, Record
-from normgen.tuning.results import Environment, Results, canonical, results_path
+from normgen.schedule.space import default_schedule, space, with_default
+from normgen.tuning.campaign import Campaign, finalist_records
+from normgen.tuning.compile import Builder
+from normgen.tuning.dashboard import StudyCopy
 from normgen.tuning.run import Run
-from normgen.tuning.store import lookup, state_folder
-from normgen.tuning.study import StudyCopy
-from normgen.tuning.turns import device_name, turn
+from normgen.tuning.search import Search
 
-if TYPE_CHECKING:
-    from normgen.cuda.pool import CompilePool
-    from normgen.tuning.search import Search
-
-BENCH = "normgen.tuning.gpu_bench:GpuBench"  # what the worker builds
+BENCH = "normgen.measure.gpu:GpuBench"  # what the worker builds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +50,6 @@ class Processes:
 @contextlib.contextmanager
 def processes(index: int) -> Iterator[Processes]:
     """Start them, all at once and without waiting for any; end them on the way out."""
-    from normgen.cuda.cache import CubinCache
-    from normgen.cuda.pool import CompilePool
-
     worker = Worker(BENCH, index)
     try:
         with CompilePool(cache=CubinCache()) as pool:
@@ -70,8 +68,6 @@ def measure_on_gpu(run: Run, using: Processes) -> tuple[tuple[Record, ...], bool
 
     Raises NothingValidError when no candidate was usable.
     """
-    from normgen.tuning.campaign import Campaign, finalist_records
-
     arch = run.device.arch
     policy = Policy()
     run.memory = memory_of(run, policy)
@@ -94,7 +90,7 @@ def measure_on_gpu(run: Run, using: Processes) -> tuple[tuple[Record, ...], bool
             search=search,
             builder=Builder(
                 run.problem,
-                emit=parts.emit,
+                emit=emit,
                 submit=lambda module: using.pool.submit(module, arch),
                 emitter=using.emitter,
             ),
@@ -151,13 +147,11 @@ def study_copy(run: Run) -> StudyCopy | None:
 
 def prepare(run: Run, *, copy: StudyCopy | None = None) -> tuple[Search, Schedule, Schedule | None]:
     """The search over the legal set ordered by the cost model, the default, and the incumbent if there is one."""
-    from normgen.tuning.search import Search
-
-    default = parts.default_schedule(run.problem, run.device)
-    legal = parts.with_default(parts.legal_space(run.problem, run.device).legal, default)
+    default = default_schedule(run.problem, run.device)
+    legal = with_default(space(run.problem, run.device).legal, default)
     found = lookup(run.problem, run.device, cache=run.cache)
     known = [found.schedule] if found.schedule else []
-    predicted = [parts.predicted_us(run.problem, s, run.device, hot=run.cache is Cache.HOT) for s in legal]
+    predicted = [predicted_us(run.problem, s, run.device, hot=run.cache is Cache.HOT) for s in legal]
     search = Search(
         legal,
         predicted=predicted,

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from normgen.codegen.emit import emit
+from normgen.cost.model import predicted_us
+from normgen.cuda.cache import CubinCache
+from normgen.cuda.pool import CompilePool
 from normgen.errors import NormgenError, NothingValidError
+from normgen.measure import cpu_check
+from normgen.records.record import Cache, Outcome, Record
 from normgen.schedule.schedule import Schedule
-from normgen.tuning import cpu_check, parts
-from normgen.tuning.builder import Builder
+from normgen.tuning.compile import Builder
 from normgen.tuning.measured import prepare
-from normgen.tuning.records import Cache, Outcome, Record
 from normgen.tuning.run import Candidate, Run, local_bytes, misfit
 
 COMPILED = 40  # schedules worth compiling when nothing is measured
@@ -22,16 +26,13 @@ def predict_without_gpu(run: Run) -> tuple[tuple[Record, ...], bool]:
 
     Raises NothingValidError when none compiles, fits and is right.
     """
-    from normgen.cuda.cache import CubinCache
-    from normgen.cuda.pool import CompilePool
-
     interrupted = False
     candidates: list[Candidate] = []
     with CompilePool(cache=CubinCache()) as pool:
         run.progress.phase("enumerate")
         with run.clock.phase("enumerate"):
             search, default, _ = prepare(run)
-        builder = Builder(run.problem, emit=parts.emit, submit=lambda m: pool.submit(m, run.device.arch))
+        builder = Builder(run.problem, emit=emit, submit=lambda m: pool.submit(m, run.device.arch))
         if run.storage:
             run.note("nothing is measured without a GPU: no study was written to the storage")
         run.progress.phase("compile")
@@ -79,7 +80,7 @@ def rank(run: Run, candidates: list[Candidate]) -> list[Candidate]:
     """By the cost model that now knows the registers; one that uses local memory comes after all that do not."""
     fit = [c for c in candidates if c.outcome is None and c.cubin is not None]
     for candidate in fit:
-        candidate.predicted_us = parts.predicted_us(
+        candidate.predicted_us = predicted_us(
             run.problem, candidate.schedule, run.device, candidate.resources[0], hot=run.cache is Cache.HOT
         )
         candidate.outcome = Outcome.PREDICTED

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from normgen.device import Device
-from normgen.problem import Problem
-from normgen.tuning.records import Record
+from normgen.problem.problem import Problem
+from normgen.records.record import Record
 
 NOT_MEASURED = "predicted, not measured"
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from normgen.private_files import write_atomically
-from normgen.tuning.records import Record
-from normgen.tuning.store import read
+from normgen.files.private import write_atomically
+from normgen.records.record import Record
+from normgen.records.winners import read
 
 
 @dataclass(frozen=True, kw_only=True)

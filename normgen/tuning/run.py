@@ -11,24 +11,29 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-import normgen
+from normgen.codegen.module import Module
+from normgen.cuda.cubin import Cubin
 from normgen.device import Device
-from normgen.private_files import make_private
-from normgen.problem import Problem
+from normgen.files.private import make_private
+from normgen.files.shipped import VERSION
+from normgen.problem.problem import Problem
+from normgen.records.memory import Memory
+from normgen.records.record import Cache, Outcome, ProblemKey, Record
+from normgen.records.statistics import Times
+from normgen.records.winners import RecordWriter, gpu_slug, state_folder
 from normgen.schedule.schedule import Schedule
 from normgen.tuning import resume as resuming
-from normgen.tuning.memory import Memory
 from normgen.tuning.progress import Progress
-from normgen.tuning.records import Cache, Outcome, ProblemKey, Record
-from normgen.tuning.statistics import Times
-from normgen.tuning.store import RecordWriter, gpu_slug, state_folder
 
-if TYPE_CHECKING:
-    from normgen.codegen.module import Module
-    from normgen.cuda.compiler import Cubin
-    from normgen.tuning.shared_study import SharedStudy
+
+class Study(Protocol):
+    """A study that hosts share: it gets every candidate, and gives back what was recorded of this run."""
+
+    def add(self, record: Record) -> None: ...
+
+    def records(self) -> Sequence[Record]: ...
 
 
 @dataclass(kw_only=True)
@@ -120,7 +125,7 @@ class Run:
     reuse: bool = True
     recorded: tuple[Record, ...] = ()  # what the run's file held when it was resumed
     memory: Memory = field(default_factory=Memory)
-    study: SharedStudy | None = None
+    study: Study | None = None
     storage: str | None = None
     counts: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
@@ -240,7 +245,7 @@ def open_run(
     measured: bool = False,
     resume: bool = False,
     reuse: bool = True,
-    study: SharedStudy | None = None,
+    study: Study | None = None,
     storage: str | None = None,
     clock: Clock | None = None,
 ) -> Iterator[Run]:
@@ -313,7 +318,7 @@ def _go_on(run: Run) -> int:
 def versions(**more: object) -> dict[str, str]:
     """normgen, Python, and what the caller knows of compiler and driver."""
     known = {
-        "normgen": normgen.__version__,
+        "normgen": VERSION,
         "python": ".".join(map(str, sys.version_info[:3])),
     }
     return known | {name: str(value) for name, value in more.items() if value is not None}

@@ -8,24 +8,30 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
+from normgen import verify
+from normgen.codegen.emit import emit
+from normgen.cuda.compiler import nvrtc_version
+from normgen.cuda.driver import driver_version, find_gpu
 from normgen.device import Device
+from normgen.device import target as named_target
 from normgen.errors import UsageError, did_you_mean
-from normgen.private_files import write_atomically
-from normgen.problem import Problem, Question
-from normgen.tuning import parts
-from normgen.tuning.builder import text_of
-from normgen.tuning.measure import PROTOCOL
+from normgen.export import export_record
+from normgen.files.private import write_atomically
+from normgen.measure.timing import PROTOCOL
+from normgen.problem.problem import Problem, Question
+from normgen.program.source import problem_for
+from normgen.records.record import Cache, Record
+from normgen.records.winners import adopt, gpu_slug, state_folder
+from normgen.schedule.space import default_schedule
+from normgen.spec.reader import load
+from normgen.tuning.compile import text_of
+from normgen.tuning.measured import Processes, measure_on_gpu, processes
+from normgen.tuning.predicted import predict_without_gpu
 from normgen.tuning.progress import Progress, Silent
-from normgen.tuning.records import Cache, Record
 from normgen.tuning.result import Result
-from normgen.tuning.run import Clock, Run, open_run, versions
-from normgen.tuning.store import adopt, gpu_slug, state_folder
-
-if TYPE_CHECKING:
-    from normgen.tuning.measured import Processes
-    from normgen.tuning.shared_study import SharedStudy
+from normgen.tuning.run import Clock, Run, Study, open_run, versions
 
 DEFAULT_TRIALS = 64  # docs/search.md: the worst of 50 seeds is within 1 % of the optimum after 50
 
@@ -44,7 +50,7 @@ class _Terms:
     progress: Progress
     resume: bool
     reuse: bool
-    study: SharedStudy | None
+    study: Study | None
     storage: str | None
 
     def __post_init__(self) -> None:
@@ -68,7 +74,7 @@ def tune(
     output: Path | None = None,
     resume: bool = False,
     reuse: bool = True,
-    study: SharedStudy | None = None,
+    study: Study | None = None,
     storage: str | None = None,
     **question: Unpack[Question],
 ) -> Result:
@@ -81,7 +87,7 @@ def tune(
     output    folder of the header (default: the run's own folder)
     resume    go on with the newest run that asked the same and was killed; nothing it measured is measured again
     reuse     times that other runs measured under the same conditions are taken over; finalists are always re-timed
-    study     a study in a shared database that gets every candidate too (`tuning.shared_study`)
+    study     a study in a shared database that gets every candidate too (`suites.shared_study`)
     storage   URL of a database for the study of a measured search, for optuna-dashboard: sqlite:///file.db
     question  which kernel: dtype="bf16", direction="backward", without, gradients, ...; see `problem.Question`
 
@@ -125,8 +131,8 @@ def _tuned(
     """On a GPU its processes start while the spec is read."""
     clock = Clock(terms.budget_s)
     with clock.phase("find the device"):
-        gpu = parts.find_gpu(device)
-        facts = gpu[1] if gpu else parts.target_device(target)
+        gpu = find_gpu(device)
+        facts = gpu[1] if gpu else named_target(target)
     with contextlib.ExitStack() as stack:
         using = stack.enter_context(_processes(gpu[0])) if gpu else None
         with clock.phase("read the spec"):
@@ -149,17 +155,12 @@ def _tuned(
 def _finalists(run: Run, using: Processes | None) -> tuple[tuple[Record, ...], bool]:
     """Measured where there are processes for it, else predicted; and whether Ctrl-C ended it."""
     if using is None:
-        from normgen.tuning.predicted import predict_without_gpu
-
         return predict_without_gpu(run)
-    from normgen.tuning.measured import measure_on_gpu
 
     return measure_on_gpu(run, using)
 
 
 def _processes(index: int) -> contextlib.AbstractContextManager[Processes]:
-    from normgen.tuning.measured import processes
-
     return processes(index)
 
 
@@ -168,10 +169,6 @@ def _problem(op: str, shape: str | tuple[int, ...], question: Question) -> Probl
 
     A backward that no one wrote by hand is proven here, once for all candidates: VerificationError.
     """
-    from normgen import verify
-    from normgen.program.source import problem_for
-    from normgen.spec_reader import load
-
     problem = problem_for(load(op), shape=shape, **question)
     if problem.rows == 0:
         raise UsageError("a shape without rows has nothing to tune", received=str(shape))
@@ -181,17 +178,15 @@ def _problem(op: str, shape: str | tuple[int, ...], question: Question) -> Probl
 
 def conclude(run: Run, records: tuple[Record, ...], *, interrupted: bool, output: Path | None) -> Result:
     """Write the winner's record and header, adopt it among the user's winners, and gather the result."""
-    from normgen.export import export_record
-
     winner = records[0]
     record_path = run.folder / "winner.jsonl"
     write_atomically(record_path, winner.line())
-    text_now = partial(text_of, run.problem, emit=parts.emit)
+    text_now = partial(text_of, run.problem, emit=emit)
     adopted = adopt(winner, state_folder() / "records", run.device, text_now=text_now)
     with run.clock.phase("export"):
         header = export_record(winner, output or run.folder, spec=run.problem.spec)
     run.finish()
-    default = parts.default_schedule(run.problem, run.device)
+    default = default_schedule(run.problem, run.device)
     return Result(
         problem=run.problem,
         device=run.device,
@@ -211,15 +206,11 @@ def conclude(run: Run, records: tuple[Record, ...], *, interrupted: bool, output
 
 def environment(*, measured: bool) -> dict[str, str]:
     """The versions a record names: ours, the compiler's, and with a GPU the driver's and the protocol's."""
-    from normgen.cuda.compiler import nvrtc_version
-
     found: dict[str, Any] = {
         "nvrtc": ".".join(map(str, nvrtc_version())),
         "cuda_bindings": metadata.version("cuda-bindings"),
     }
     if measured:
-        from normgen.cuda.runtime import driver_version
-
         found["protocol"] = PROTOCOL
         found["driver_cuda"] = ".".join(map(str, driver_version()))
     return versions(**found)

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from normgen.dtypes import DType
 from normgen.errors import UsageError
-from normgen.problem import Problem, TensorUse
+from normgen.problem.problem import Problem, TensorUse
 from normgen.schedule.schedule import Schedule
-from normgen.spec import Kind
+from normgen.spec.spec import Kind
 from normgen.verify.error_model import Bounded, ColumnSum, Float32Error, stored
 from normgen.verify.interpret import Array
 from normgen.verify.program_walk import Walk

@@ -31,10 +31,10 @@ from numpy.typing import NDArray
 
 from normgen.dtypes import F32
 from normgen.errors import VerificationError
-from normgen.problem import Problem, TensorUse
+from normgen.problem.problem import Problem, TensorUse
 from normgen.program.ir import RowProgram
 from normgen.program.source import written_program
-from normgen.spec import Formula, Kind, Role
+from normgen.spec.spec import Formula, Kind, Role
 from normgen.verify.error_model import Bounded, Float32Error
 from normgen.verify.interpret import Array, Evaluation, Float64, spec_formulas, spread_over_row
 from normgen.verify.program_walk import ProgramWalk

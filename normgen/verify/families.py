@@ -14,8 +14,8 @@ from functools import cache
 
 import numpy as np
 
-from normgen.problem import Problem
-from normgen.spec import Kind
+from normgen.problem.problem import Problem
+from normgen.spec.spec import Kind
 from normgen.verify.check import column_parts
 from normgen.verify.error_model import stored
 from normgen.verify.rows import ALL, NON_FINITE, Inputs, draw_inputs

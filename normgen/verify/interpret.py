@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normgen.errors import SpecError, did_you_mean
-from normgen.spec import Formula, Spec
+from normgen.spec.spec import Formula, Spec
 
 Array = NDArray[np.float64]
 V = TypeVar("V")

@@ -16,7 +16,7 @@ import sympy as sp
 from normgen.errors import ProgramError, did_you_mean
 from normgen.program.ir import COLS, Map, Reduce, RowProgram
 from normgen.program.ordered import Ordered, steps
-from normgen.spec import Kind
+from normgen.spec.spec import Kind
 from normgen.verify.interpret import REDUCTIONS, Arithmetic
 
 V = TypeVar("V")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
-from normgen.problem import Direction, Problem
-from normgen.spec import Formula
+from normgen.problem.problem import Direction, Problem
+from normgen.spec.spec import Formula
 from normgen.verify.derivative_proof import proven_program
 from normgen.verify.error_model import Bounded, Float32Error
 from normgen.verify.interpret import Evaluation, formula_table, spec_formulas

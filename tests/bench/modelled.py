@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from normgen.codegen.module import Module
-from normgen.cuda.compiler import Cubin
+from normgen.cuda.cubin import Cubin
 from normgen.device import TARGETS, Device
 from normgen.errors import DriverError
-from normgen.problem import Problem
+from normgen.measure.gpu import COPY, ELEMENTWISE
+from normgen.measure.protocol import Check
+from normgen.problem.problem import Problem
+from normgen.records.record import Cache, Outcome, ProblemKey, Record
+from normgen.records.statistics import summarise
 from normgen.schedule.schedule import Schedule
-from normgen.tuning.bench import Check
-from normgen.tuning.gpu_bench import COPY, ELEMENTWISE
-from normgen.tuning.records import Cache, Outcome, ProblemKey, Record
-from normgen.tuning.statistics import summarise
-from tests.tuning.simulated import SimulatedTimer
+from tests.measure.simulated import SimulatedTimer
 
 H200 = TARGETS["h200"]
 US_PER_BYTE = 1 / 4.2e6

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from normgen.bench.entry import conclude, failed_entry
 from normgen.bench.result import EntryResult, Results
-from normgen.bench.suite import Entry, parse_suite
 from normgen.bench.table import OURS
 from normgen.device import TARGETS
-from normgen.tuning import measure
-from normgen.tuning.gpu_bench import COPY, ELEMENTWISE
-from tests.tuning.simulated import SimulatedTimer
+from normgen.measure import timing
+from normgen.measure.gpu import COPY, ELEMENTWISE
+from normgen.suites.suite import Entry, parse_suite
+from tests.measure.simulated import SimulatedTimer
 
 SUITE = parse_suite(
     'name = "few"\nsummary = "four"\n[[entry]]\nop = "rmsnorm"\ndtype = "bf16"\nwithout = ["rstd"]\n'
@@ -29,7 +29,7 @@ def raced(
 ) -> EntryResult:
     """The entry's result from an interleaved race on a device that needs `truth` µs for each provider."""
     timer = SimulatedTimer(truth, seed=1)
-    series = measure.race(timer, list(truth), samples=40, seed=0)
+    series = timing.race(timer, list(truth), samples=40, seed=0)
     drafts = {OURS: Draft()} | {name: Draft() for name in truth if name not in (COPY, ELEMENTWISE)}
     drafts |= {name: Draft(reason) for name, reason in (failed or {}).items()}
     return conclude(entry, drafts, series, (COPY, ELEMENTWISE), note=note, schedule={"vector": 8, **knobs}, seconds=3.2)

@@ -9,17 +9,17 @@ import numpy as np
 
 from normgen import verify
 from normgen.codegen.module import Module
-from normgen.cuda.compiler import Cubin
+from normgen.cuda.cubin import Cubin
 from normgen.device import Device
 from normgen.errors import DriverError
-from normgen.problem import Problem, TensorUse
-from normgen.spec import Kind
-from normgen.tuning.bench import Check, DeviceLostError
-from normgen.tuning.gpu_bench import COPY, ELEMENTWISE
-from normgen.tuning.gpu_data import sample_inputs
-from normgen.tuning.plan import CONTEST_REPLAY_US
-from normgen.tuning.records import Cache
-from tests.tuning.simulated import SimulatedTimer
+from normgen.measure.data import sample_inputs
+from normgen.measure.gpu import COPY, ELEMENTWISE
+from normgen.measure.protocol import Check, DeviceLostError
+from normgen.measure.replays import CONTEST_REPLAY_US
+from normgen.problem.problem import Problem, TensorUse
+from normgen.records.record import Cache
+from normgen.spec.spec import Kind
+from tests.measure.simulated import SimulatedTimer
 
 US_PER_BYTE = 1 / 4.2e6
 

@@ -8,17 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from normgen import cli
 from normgen.bench.ablation import Ablation, Line, ablation_text, cases_of, run_ablation, tuned_entries
 from normgen.bench.contest import Place
+from normgen.cli import main as cli
 from normgen.errors import NothingValidError, UsageError
 from normgen.program.source import problem_for
+from normgen.records.winners import adopt
 from normgen.schedule.schedule import Schedule
-from normgen.spec_reader import load
-from normgen.tuning import parts
+from normgen.spec.reader import load
+from normgen.studies.techniques import all_techniques
 from normgen.tuning.progress import Silent
-from normgen.tuning.store import adopt
-from normgen.tuning.techniques import all_techniques
 from normgen.tuning.tuner import environment
 from tests.bench.modelled import H200, ModelledBench, tuned
 
@@ -37,7 +36,7 @@ def device(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
     monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("NORMGEN_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cubins"))
     monkeypatch.setattr("normgen.bench.contest.GpuBench", ModelledBench)
-    monkeypatch.setattr(parts, "find_gpu", lambda index: (index, H200))
+    monkeypatch.setattr("normgen.cuda.driver.device_facts", lambda _: H200)
     monkeypatch.setattr(
         "normgen.bench.walk.environment",
         lambda *, measured: environment(measured=False),  # noqa: ARG005

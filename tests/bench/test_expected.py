@@ -10,11 +10,11 @@ import pytest
 
 from normgen import verify
 from normgen.bench.expected import Expected, chunks_of
-from normgen.problem import Problem
+from normgen.measure import data
+from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.spec import Kind
-from normgen.spec_reader import load
-from normgen.tuning import gpu_data
+from normgen.spec.reader import load
+from normgen.spec.spec import Kind
 from normgen.verify import Inputs
 from tests.verify import made
 
@@ -42,9 +42,9 @@ def test_the_float64_result_of_all_rows_is_within_a_hundredth_of_the_limits(
     op: str, direction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem = problem_of(op, "1000x96", direction=direction)
-    monkeypatch.setattr(gpu_data, "FILL_ELEMENTS", 96 * 130)  # 7 times and a rest
+    monkeypatch.setattr(data, "FILL_ELEMENTS", 96 * 130)  # 7 times and a rest
     monkeypatch.setattr("normgen.bench.expected.CHECKED_ELEMENTS", 96 * 160)
-    sample = gpu_data.sample_inputs(problem, seed=3)
+    sample = data.sample_inputs(problem, seed=3)
     assert sample.problem.rows == 130
     expected = Expected(problem, sample, seed=3)
     assert len(expected.chunks) == 8
@@ -59,7 +59,7 @@ def test_the_float64_result_of_all_rows_is_within_a_hundredth_of_the_limits(
 
 def test_a_users_own_backward_is_held_to_its_derived_program() -> None:
     problem = problem_for(made.L2NORM, shape="300x96", dtype="f32", direction="backward")
-    sample = gpu_data.sample_inputs(problem, seed=3)
+    sample = data.sample_inputs(problem, seed=3)
     expected = Expected(problem, sample, seed=3)
     t = repeated(sample, problem)
     r = 1 / np.sqrt((t["x"] ** 2).sum(axis=1, keepdims=True) + sample.scalars["eps"])
@@ -73,7 +73,7 @@ def test_a_users_own_backward_is_held_to_its_derived_program() -> None:
 
 def test_a_peer_may_round_intermediates_but_not_leave_anything_out() -> None:
     problem = problem_of("layernorm", "64x768", "bf16")
-    sample = gpu_data.sample_inputs(problem, seed=0)
+    sample = data.sample_inputs(problem, seed=0)
     expected = Expected(problem, sample, seed=0)
     bf16 = problem.dtype.unit_roundoff
     stored = problem.dtype.numpy
@@ -93,7 +93,7 @@ def test_a_peer_may_round_intermediates_but_not_leave_anything_out() -> None:
 
 def test_nan_and_other_shapes_are_infinitely_far_off() -> None:
     problem = problem_of("softmax", "8x16")
-    expected = Expected(problem, gpu_data.sample_inputs(problem, seed=0), seed=0)
+    expected = Expected(problem, data.sample_inputs(problem, seed=0), seed=0)
     want = expected.tensors["y"].want
     assert expected.share("y", want) == 0
     poisoned = want.copy()
@@ -104,7 +104,7 @@ def test_nan_and_other_shapes_are_infinitely_far_off() -> None:
 
 def test_a_result_may_lack_statistics_only() -> None:
     problem = problem_of("layernorm", "8x16")
-    expected = Expected(problem, gpu_data.sample_inputs(problem, seed=0), seed=0)
+    expected = Expected(problem, data.sample_inputs(problem, seed=0), seed=0)
     assert expected.missing({"y": 0}) == ()
     assert expected.missing({"mean": 0, "rstd": 0}) == ("y",)
 

@@ -15,9 +15,9 @@ from normgen.bench.expected import Expected
 from normgen.bench.peers import NotOfferedError, Options
 from normgen.bench.runner import open_peers
 from normgen.errors import UsageError
+from normgen.measure.data import sample_inputs
 from normgen.program.source import problem_for
-from normgen.spec_reader import load
-from normgen.tuning.gpu_data import sample_inputs
+from normgen.spec.reader import load
 from normgen.verify import Inputs
 
 
@@ -42,7 +42,7 @@ def without_packages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_importing_the_bench_imports_no_peer() -> None:
     program = (
-        "import sys, normgen.bench.command, normgen.bench.entry\n"
+        "import sys, normgen.cli.bench_command, normgen.bench.entry\n"
         "print(sorted({'torch', 'triton', 'matplotlib', 'liger_kernel', 'quack'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

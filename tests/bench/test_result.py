@@ -13,7 +13,7 @@ from normgen.bench.plot import panels, plot, size_text
 from normgen.bench.result import Results, from_json, geometric_mean
 from normgen.bench.table import OURS, results_table, results_text, short
 from normgen.errors import UsageError
-from normgen.tuning.gpu_bench import COPY, ELEMENTWISE
+from normgen.measure.gpu import COPY, ELEMENTWISE
 from tests.bench.recorded import SUITE, raced, results
 
 

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from normgen import cli
-from normgen.bench.command import exit_code
 from normgen.bench.result import Results, from_json
 from normgen.bench.runner import Wish, run_suite
-from normgen.bench.suite import Suite, parse_suite
+from normgen.cli import main as cli
+from normgen.cli.bench_command import exit_code
 from normgen.device import TARGETS
 from normgen.errors import UsageError
+from normgen.records.record import Cache, Outcome, ProblemKey, Record
+from normgen.records.statistics import summarise
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import default_schedule
-from normgen.tuning.records import Cache, Outcome, ProblemKey, Record
-from normgen.tuning.statistics import summarise
+from normgen.suites.suite import Suite, parse_suite
 from tests.bench import simulated_bench
 from tests.bench.simulated_bench import Faults, SimulatedBench
 
@@ -36,7 +36,7 @@ def device(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
     monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("NORMGEN_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cubins"))
     monkeypatch.setattr("normgen.bench.entry.GpuBench", SimulatedBench)
-    monkeypatch.setattr("normgen.tuning.parts.find_gpu", lambda index: (index, H200))
+    monkeypatch.setattr("normgen.cuda.driver.device_facts", lambda _: H200)
     monkeypatch.setattr("normgen.bench.runner.environment", lambda *, measured: {"normgen": "test"} if measured else {})
     monkeypatch.setattr(simulated_bench, "FAULTS", Faults())
     monkeypatch.setattr(SimulatedBench, "open_benches", 0)

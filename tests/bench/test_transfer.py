@@ -9,17 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from normgen import cli
 from normgen.bench.contest import Place, hold
 from normgen.bench.transfer import ROUND_COLS, Transfer, random_entries, run_transfer, transfer_text
+from normgen.cli import main as cli
 from normgen.errors import NothingValidError
 from normgen.program.source import problem_for
+from normgen.records import nearest
+from normgen.records.record import Cache
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import default_schedule
-from normgen.spec_reader import load
-from normgen.tuning import measured, nearest, parts, tuner
+from normgen.spec.reader import load
+from normgen.tuning import measured, tuner
 from normgen.tuning.progress import Silent
-from normgen.tuning.records import Cache
 from tests.bench.modelled import H200, ModelledBench, tuned
 
 PLACE = Place(facts=H200, index=0, samples=12, seed=3)
@@ -36,7 +37,7 @@ def device(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
     monkeypatch.setenv("NORMGEN_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cubins"))
     monkeypatch.setattr(measured, "BENCH", "tests.bench.modelled:ModelledBench")
     monkeypatch.setattr("normgen.bench.contest.GpuBench", ModelledBench)
-    monkeypatch.setattr(parts, "find_gpu", lambda _: (0, H200))
+    monkeypatch.setattr("normgen.cuda.driver.device_facts", lambda _: H200)
     real = tuner.environment
     for place in ("normgen.tuning.tuner", "normgen.bench.walk"):
         monkeypatch.setattr(f"{place}.environment", lambda *, measured: real(measured=False))  # noqa: ARG005

@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 
 from normgen.device import Device
-from normgen.problem import Problem
+from normgen.problem.problem import Problem
 from normgen.schedule.legality import column_outputs, refusal
 from normgen.schedule.schedule import KNOBS, Schedule
 from normgen.schedule.space import space

@@ -16,11 +16,11 @@ from typing import Any
 from normgen.codegen.emit import emit
 from normgen.codegen.module import Module
 from normgen.export.groups import problem_of
-from normgen.problem import Problem
+from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
+from normgen.records.winners import read, shipped_folder
 from normgen.schedule.schedule import Schedule
-from normgen.spec_reader import list_specs, load
-from normgen.tuning.store import read, shipped_folder
+from normgen.spec.reader import list_specs, load
 from tests.codegen.layouts import BACKWARD_SETS, SETS
 from tests.codegen.matrix import sample
 

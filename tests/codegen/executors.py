@@ -10,7 +10,7 @@ import numpy as np
 
 from normgen.codegen.module import Module
 from normgen.device import Device
-from normgen.spec import Kind
+from normgen.spec.spec import Kind
 from normgen.verify import Buffer, Inputs, Outputs
 from tests.codegen.layouts import DEVICE
 
@@ -74,7 +74,9 @@ class BuiltForGpu:
     device: int
 
     def run(self, inputs: Inputs, outputs: Outputs, *, workspace: np.ndarray | None = None, seed: int = 0) -> str:
-        from normgen.cuda.runtime import DeviceBuffer, OnDevice, Stream
+        from normgen.cuda.driver import OnDevice
+        from normgen.cuda.memory import DeviceBuffer
+        from normgen.cuda.stream import Stream
 
         _ = seed  # the hardware picks the order of blocks
         problem = inputs.problem
@@ -104,7 +106,7 @@ class BuiltForGpu:
 
 def _upload(host: Buffer, device: int) -> tuple[Any, int]:
     """Device memory with the host's bytes at the same address modulo MISPLACED, and where they start in it."""
-    from normgen.cuda.runtime import DeviceBuffer
+    from normgen.cuda.memory import DeviceBuffer
 
     memory = DeviceBuffer(host.storage.nbytes + MISPLACED, device=device)
     start = (host.storage.ctypes.data - memory.pointer) % MISPLACED
@@ -116,15 +118,15 @@ class GpuExecutor:
     """The same modules through NVRTC on a device, in the grid that two SMs would get, so that row loops loop."""
 
     def __init__(self, device: int = 0) -> None:
-        from normgen.cuda.runtime import device_facts, use_device
+        from normgen.cuda.driver import device_facts, use_device
 
         use_device(device)
         self.device = device
         self.facts: Device = device_facts(device)
 
     def build(self, modules: Sequence[Module]) -> Sequence[Built]:
+        from normgen.cuda.launch import LoadedModule
         from normgen.cuda.pool import compile_many
-        from normgen.cuda.runtime import LoadedModule
 
         small = [_on_two_sms(module) for module in modules]
         built = []

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 
 from normgen.codegen.emit import emit
 from normgen.program.source import problem_for
-from normgen.spec import Spec
-from normgen.spec_names import refusal
-from normgen.spec_reader import parse
+from normgen.spec.names import refusal
+from normgen.spec.reader import parse
+from normgen.spec.spec import Spec
 from tests.codegen.covering import Case, cover, pool
 from tests.codegen.layouts import DEVICE
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from normgen.codegen.emit import emit
 from normgen.codegen.module import Module
 from normgen.device import target
-from normgen.problem import Problem
+from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
-from normgen.spec_reader import load
+from normgen.spec.reader import load
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from normgen.device import target
-from normgen.problem import Problem
+from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.spec import Spec
+from normgen.spec.spec import Spec
 
 # Two SMs: a persistent grid is small enough that its blocks walk several rows of a small problem.
 DEVICE = replace(target("h200"), name="two SMs of an H200", sm_count=2)

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 
 from normgen import verify
 from normgen.codegen.emit import emit
-from normgen.problem import Problem
+from normgen.problem.problem import Problem
 from normgen.schedule.legality import column_outputs
 from normgen.schedule.schedule import DETERMINISTIC_COLUMNS, Schedule
-from normgen.spec_reader import load
+from normgen.spec.reader import load
 from normgen.verify import default_families
 from tests.codegen.covering import Case, cover, pool
 from tests.codegen.executors import Built, Executor, new_workspace

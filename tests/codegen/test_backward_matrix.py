@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from normgen.cpu import find_compiler
-from normgen.spec_reader import list_specs, load
+from normgen.spec.reader import list_specs, load
 from tests.codegen.executors import CpuExecutor, GpuExecutor
 from tests.codegen.layouts import BACKWARD_SETS
 from tests.codegen.matrix import FULL, SEEDS, report, sample, wrong_backward

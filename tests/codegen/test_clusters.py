@@ -11,11 +11,11 @@ from normgen.codegen.module import Module
 from normgen.cpu import FaultKind, build, find_compiler
 from normgen.cuda.compiler import compile_module
 from normgen.device import target
-from normgen.problem import Problem
+from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
-from normgen.spec_reader import load
+from normgen.spec.reader import load
 from normgen.verify import make_inputs, make_outputs
 from tests.codegen.covering import Case
 from tests.codegen.executors import CpuExecutor, new_workspace

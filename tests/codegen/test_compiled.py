@@ -11,10 +11,10 @@ from normgen.codegen.emit import emit
 from normgen.cuda.compiler import compile_module, ptx
 from normgen.device import target
 from normgen.errors import NormgenError
-from normgen.program.rewrites import SOFTMAX, VARIANCE, applicable
+from normgen.program.rewrites.reductions import SOFTMAX, VARIANCE, applicable
 from normgen.program.source import problem_for, written_program
 from normgen.schedule.space import default_schedule
-from normgen.spec_reader import list_specs, load
+from normgen.spec.reader import list_specs, load
 from tests.codegen.kernels import KERNELS
 
 ARCHS = (75, 80, 90, 100, 120)

@@ -12,13 +12,13 @@ from normgen.cpu import find_compiler
 from normgen.cuda.compiler import compile_module, nvrtc_version, ptx
 from normgen.device import target
 from normgen.errors import NormgenError
-from normgen.problem import Problem
+from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.legality import refusal
 from normgen.schedule.policy import CHAINED_BYTES
 from normgen.schedule.schedule import CHAINED, Schedule, schedule_from
 from normgen.schedule.space import space
-from normgen.spec_reader import load
+from normgen.spec.reader import load
 from tests.codegen.covering import Case
 from tests.codegen.executors import CpuExecutor
 from tests.codegen.layouts import DEVICE

@@ -17,8 +17,8 @@ from normgen.program.ir import value_kinds
 from normgen.program.lower import lower
 from normgen.program.source import problem_for, written_program
 from normgen.schedule.space import default_schedule
-from normgen.spec import Kind
-from normgen.spec_reader import parse
+from normgen.spec.reader import parse
+from normgen.spec.spec import Kind
 
 ROWS, COLS = 5, 64
 SHAPES = {Kind.ELEM: (ROWS, COLS), Kind.ROW: (ROWS,), Kind.COL: (COLS,)}

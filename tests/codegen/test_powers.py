@@ -15,12 +15,12 @@ from normgen.cuda.compiler import compile_module
 from normgen.cuda.nvrtc import version
 from normgen.device import target
 from normgen.errors import NormgenError
-from normgen.problem import Problem
-from normgen.program.formula import LARGEST_EXPONENT
+from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.space import default_schedule
-from normgen.spec import Spec
-from normgen.spec_reader import parse
+from normgen.spec.formula import LARGEST_EXPONENT
+from normgen.spec.reader import parse
+from normgen.spec.spec import Spec
 from tests.codegen.covering import Case
 from tests.codegen.executors import CpuExecutor
 from tests.codegen.matrix import report, wrong, wrong_backward

@@ -9,13 +9,13 @@ import pytest
 from normgen.codegen.emit import emit
 from normgen.cpu import find_compiler
 from normgen.device import target
-from normgen.handle import general_schedules
-from normgen.problem import Problem
+from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
+from normgen.python.handle import general_schedules
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import DETERMINISTIC_COLUMNS, KNOBS, Schedule
 from normgen.schedule.space import default_schedule, fallback_schedule, space
-from normgen.spec_reader import load
+from normgen.spec.reader import load
 from tests.codegen.covering import Case
 from tests.codegen.executors import CpuExecutor
 from tests.codegen.layouts import DEVICE

@@ -17,11 +17,11 @@ from normgen.codegen.emit import emit
 from normgen.cpu import find_compiler
 from normgen.cuda.compiler import compile_module
 from normgen.device import target
-from normgen.problem import Problem
+from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.legality import refusal, shared_bytes
 from normgen.schedule.schedule import KNOBS, Schedule
-from normgen.spec_reader import load
+from normgen.spec.reader import load
 from tests.codegen.covering import Case, cover
 from tests.codegen.executors import CpuExecutor, GpuExecutor, new_workspace
 from tests.codegen.layouts import DEVICE, Layout, problem_of

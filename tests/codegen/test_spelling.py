@@ -18,9 +18,9 @@ from normgen.errors import NormgenError
 from normgen.program.source import problem_for
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import default_schedule, fallback_schedule
-from normgen.spec import Spec
-from normgen.spec_names import refusal
-from normgen.spec_reader import parse
+from normgen.spec.names import refusal
+from normgen.spec.reader import parse
+from normgen.spec.spec import Spec
 from tests.codegen.covering import Case
 from tests.codegen.executors import CpuExecutor
 from tests.codegen.hostile import COUNT, KNOWN, LAYERNORM, covering, names_of, own_identifiers, specs

@@ -11,12 +11,12 @@ from normgen import verify
 from normgen.codegen.emit import emit
 from normgen.cpu import build, find_compiler
 from normgen.device import target
-from normgen.handle import kernel
-from normgen.problem import Problem
+from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
+from normgen.python.handle import kernel
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import KNOBS, Schedule
-from normgen.spec_reader import load
+from normgen.spec.reader import load
 
 H200 = target("h200")
 ROWS = 65536

@@ -15,13 +15,13 @@ from normgen.codegen.emit import emit, passes_of
 from normgen.codegen.printer import Printer
 from normgen.cpu import build, find_compiler
 from normgen.device import target
-from normgen.problem import Problem
-from normgen.program.formula import Binary, Expression, Name, parse_formula
+from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import default_schedule
-from normgen.spec import Spec
-from normgen.spec_reader import parse
+from normgen.spec.formula import Binary, Expression, Name, parse_formula
+from normgen.spec.reader import parse
+from normgen.spec.spec import Spec
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 RSTD = "rsqrtf(eps + look1.x_squares / kCols)"

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from normgen.cuda.cache import CubinCache, cache_root
-from normgen.cuda.compiler import Cubin, compile_module
+from normgen.cuda.compiler import compile_module
+from normgen.cuda.cubin import Cubin
 
 from . import modules
 

@@ -11,21 +11,21 @@ import pytest
 
 from normgen.codegen.emit import emit
 from normgen.codegen.module import Launch
-from normgen.cuda import runtime
 from normgen.cuda.arrays import DeviceArray
 from normgen.cuda.compiler import compile_module
-from normgen.cuda.driver import check, driver
-from normgen.cuda.launch import attributes_of
-from normgen.cuda.runtime import Bound, DeviceBuffer, Graph, LoadedModule, Stream
+from normgen.cuda.driver import check, device_facts, driver
+from normgen.cuda.launch import Bound, LoadedModule, attributes_of
+from normgen.cuda.memory import DeviceBuffer
+from normgen.cuda.stream import Graph, Stream
 from normgen.device import Device, target
 from normgen.dtypes import F32
 from normgen.errors import CompileError
-from normgen.handle import kernel
-from normgen.problem import Problem
+from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
+from normgen.python.handle import kernel
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
-from normgen.spec_reader import load
+from normgen.spec.reader import load
 
 LENGTH, WEIGHTS, EPS = 200, 7, 1e-6
 BLOCK: dict[str, Any] = {"threads_per_row": 256, "vector": 4, "hold": "registers", "unroll": 0, "params": "early"}
@@ -63,7 +63,7 @@ def test_a_launch_has_the_attributes_its_kernel_needs() -> None:
 
 @pytest.fixture(scope="module")
 def arch() -> int:
-    return runtime.device_facts(0).arch
+    return device_facts(0).arch
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ class Chain:
 
     def __init__(self, shape: tuple[int, int], knobs: dict[str, Any], arch: int, *, stable: bool) -> None:
         problem, schedule = rmsnorm(shape, stable=stable), Schedule(**knobs)
-        assert refusal(problem, schedule, runtime.device_facts(0)) is None
+        assert refusal(problem, schedule, device_facts(0)) is None
         module = emit(problem, schedule)
         random = np.random.default_rng(5)
         self.shape = shape
@@ -142,7 +142,7 @@ def test_a_chain_of_dependent_launches_is_right_on_a_stream_and_in_a_graph(
     name: str, stable: bool, arch: int, stream: Stream
 ) -> None:
     shape, knobs = CHAINS[name]
-    if is_too_old(rmsnorm(shape, stable=stable), Schedule(**knobs), runtime.device_facts(0)):
+    if is_too_old(rmsnorm(shape, stable=stable), Schedule(**knobs), device_facts(0)):
         return
     chain = Chain(shape, knobs, arch, stable=stable)
     expected = chain.expected()
@@ -168,7 +168,7 @@ def test_a_chain_of_backward_calls_gives_the_bits_of_calls_one_by_one(trigger: s
     knobs: dict[str, Any] = {**BLOCK, "threads_per_row": 64, "params": "kept", "persistent": 2, "stages": 2}
     one_by_one = Schedule(**knobs, columns="partials_two_kernels")
     chained = replace(one_by_one, dependent_launch=trigger)
-    if is_too_old(problem, chained, runtime.device_facts(0)):
+    if is_too_old(problem, chained, device_facts(0)):
         return
     found = [_backward_chain(problem, schedule, arch, stream) for schedule in (one_by_one, chained)]
     for name, bits in found[0].items():
@@ -185,7 +185,7 @@ def _backward_chain(problem: Problem, schedule: Schedule, arch: int, stream: Str
     fixed = {"x": DeviceBuffer.of(x), "rstd": DeviceBuffer.of(rstd), "weight": DeviceBuffer.of(weight)}
     gradients = [DeviceBuffer.of(random.standard_normal((rows, cols), dtype=np.float32)), DeviceBuffer(x.nbytes)]
     dweights = [DeviceBuffer(4 * cols) for _ in range(50)]
-    workspace = DeviceBuffer(module.workspace_bytes(rows=rows, sm_count=runtime.device_facts(0).sm_count))
+    workspace = DeviceBuffer(module.workspace_bytes(rows=rows, sm_count=device_facts(0).sm_count))
     loaded = LoadedModule(module, compile_module(module, arch))
     bound: Bound = loaded.bind().set(
         pointers={name: buffer.pointer for name, buffer in fixed.items()},
@@ -206,7 +206,7 @@ def _backward_chain(problem: Problem, schedule: Schedule, arch: int, stream: Str
 @pytest.mark.gpu
 def test_a_handles_calls_chain(stream: Stream) -> None:
     shape, schedule = (16, 4096), Schedule(**BLOCK, dependent_launch="start")
-    if is_too_old(rmsnorm(shape, stable=True), schedule, runtime.device_facts(0)):
+    if is_too_old(rmsnorm(shape, stable=True), schedule, device_facts(0)):
         return
     chained = kernel(
         "rmsnorm", shape=shape, dtype="float32", present=("weight",), schedule=schedule, stable_parameters=True
@@ -226,7 +226,7 @@ def test_a_handles_calls_chain(stream: Stream) -> None:
 def test_a_captured_chain_keeps_its_early_starts(arch: int, stream: Stream) -> None:
     """Every kernel but the first hangs on the one in front by a programmatic edge."""
     shape, knobs = CHAINS["one row"]
-    if is_too_old(rmsnorm(shape), Schedule(**knobs), runtime.device_facts(0)):
+    if is_too_old(rmsnorm(shape), Schedule(**knobs), device_facts(0)):
         return
     bindings, chain = driver(), Chain(shape, knobs, arch, stable=False)
     mode = bindings.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL

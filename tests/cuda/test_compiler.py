@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from normgen.cuda import compiler
-from normgen.cuda.compiler import Resources, compile_module, parse_resources
+from normgen.cuda.compiler import compile_module
+from normgen.cuda.cubin import Resources, parse_resources
 from normgen.errors import CompileError
 
 from . import modules

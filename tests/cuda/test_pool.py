@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from normgen.cuda.cache import CubinCache
-from normgen.cuda.compiler import Cubin, compile_module
+from normgen.cuda.compiler import compile_module
+from normgen.cuda.cubin import Cubin
 from normgen.cuda.pool import CompilePool, Outcome, compile_many
 from normgen.errors import CompileError
 

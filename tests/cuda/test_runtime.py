@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from normgen.codegen.module import Kernel, Launch, Module, Param, Source
-from normgen.cuda import runtime
 from normgen.cuda.compiler import compile_module
-from normgen.cuda.driver import _dram_gb_per_s
-from normgen.cuda.runtime import Bound, DeviceBuffer, Event, Graph, LoadedModule, Stream
+from normgen.cuda.driver import _dram_gb_per_s, device_count, device_facts, devices, driver_version
+from normgen.cuda.launch import Bound, LoadedModule
+from normgen.cuda.memory import DeviceBuffer, copy, memset
+from normgen.cuda.stream import Event, Graph, Stream
 from normgen.dtypes import BF16, F32
 from normgen.errors import CompileError, DriverError, UsageError
 
@@ -32,7 +33,7 @@ def test_an_unmeasured_gpus_bandwidth_follows_from_memory_clock_and_bus_width() 
 
 @pytest.fixture(scope="module")
 def arch() -> int:
-    return runtime.device_facts(0).arch
+    return device_facts(0).arch
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ class _Scaled:
 
 @pytest.mark.gpu
 def test_device_facts_are_those_of_a_gpu_kernels_are_made_for() -> None:
-    (first, *_) = runtime.devices()
+    (first, *_) = devices()
     assert first.arch >= 75
     assert first.sm_count > 0
     assert first.shared_per_block >= 48 << 10
@@ -74,14 +75,14 @@ def test_device_facts_are_those_of_a_gpu_kernels_are_made_for() -> None:
     assert first.l2_bytes > 1 << 20
     assert 0.3 < first.sm_clock_ghz < 5
     assert 50 < first.dram_gb_per_s < 20000
-    assert runtime.driver_version() >= (12, 0)
+    assert driver_version() >= (12, 0)
 
 
 @pytest.mark.gpu
 def test_a_device_index_out_of_range_is_named() -> None:
-    count = runtime.device_count()
+    count = device_count()
     with pytest.raises(UsageError, match=f"received: {count}"):
-        runtime.device_facts(count)
+        device_facts(count)
 
 
 @pytest.mark.gpu
@@ -165,8 +166,8 @@ def test_a_graph_holds_copies_and_fills_too(stream: Stream) -> None:
     target.fill(0)
 
     def work() -> None:
-        runtime.copy(target.pointer, source.pointer, 4096, stream=stream)
-        runtime.memset(source.pointer, 0x22, 4096, stream=stream)
+        copy(target.pointer, source.pointer, 4096, stream=stream)
+        memset(source.pointer, 0x22, 4096, stream=stream)
 
     graph = Graph.capture(stream, work)
     graph.launch(stream)
@@ -221,7 +222,7 @@ def _plain(text: str, name: str, launch: Launch, min_arch: int = 75) -> Module:
 
 @pytest.mark.gpu
 def test_all_the_dynamic_shared_memory_of_the_device_can_be_used(arch: int, stream: Stream) -> None:
-    most = runtime.device_facts(0).shared_per_block
+    most = device_facts(0).shared_per_block
     module = _plain(_DYNAMIC.replace("LAST", str(most // 4 - 1)), "far_end", Launch(threads=32, shared_bytes=most))
     y = DeviceBuffer(4 * 4)
     loaded = LoadedModule(module, compile_module(module, arch))
@@ -232,7 +233,7 @@ def test_all_the_dynamic_shared_memory_of_the_device_can_be_used(arch: int, stre
 
 @pytest.mark.gpu
 def test_more_shared_memory_than_the_device_has_is_a_driver_error(arch: int) -> None:
-    most = runtime.device_facts(0).shared_per_block
+    most = device_facts(0).shared_per_block
     module = _plain(_DYNAMIC.replace("LAST", "0"), "far_end", Launch(threads=32, shared_bytes=most + 4096))
     with pytest.raises(DriverError, match="shared memory") as caught:
         LoadedModule(module, compile_module(module, arch))

@@ -8,12 +8,12 @@ from typing import Any
 
 from normgen.device import target
 from normgen.program.source import problem_for
+from normgen.records.record import Cache, Outcome, ProblemKey, Record
+from normgen.records.statistics import Times
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import default_schedule
-from normgen.spec import Spec
-from normgen.spec_reader import load
-from normgen.tuning.records import Cache, Outcome, ProblemKey, Record
-from normgen.tuning.statistics import Times
+from normgen.spec.reader import load
+from normgen.spec.spec import Spec
 
 H200 = target("h200")
 CREATED = "2026-11-20T12:00:00Z"

@@ -15,8 +15,8 @@ from normgen.cpu import find_compiler
 from normgen.errors import SpecError
 from normgen.export import headers_of
 from normgen.export.comments import LONGEST_LINE, comment_text, formula_text
-from normgen.program.formula import Binary, Call, Expression, Name, Number, Power, parse_formula
-from normgen.spec_reader import parse
+from normgen.spec.formula import Binary, Call, Expression, Name, Number, Power, parse_formula
+from normgen.spec.reader import parse
 
 from .cases import record
 

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from normgen import export
-from normgen.cli import cli
+from normgen.cli.main import cli
 from normgen.codegen.emit import emit
 from normgen.cpu import find_compiler
 from normgen.cuda import nvrtc
@@ -20,13 +20,13 @@ from normgen.cuda.compiler import identity_of
 from normgen.errors import CompileError, NoDeviceError, UsageError
 from normgen.export import Header, headers_of
 from normgen.export.groups import groups_of, problem_of
+from normgen.measure.cpu_check import check_on_cpu
 from normgen.program.source import problem_for
+from normgen.records.record import Record, parse_line
+from normgen.records.winners import adopt
 from normgen.schedule.legality import refusal
 from normgen.schedule.space import fallback_schedule
-from normgen.spec_reader import load, parse
-from normgen.tuning.cpu_check import check_on_cpu
-from normgen.tuning.records import Record, parse_line
-from normgen.tuning.store import adopt
+from normgen.spec.reader import load, parse
 
 from .cases import CREATED, H200, layernorm_records, record
 

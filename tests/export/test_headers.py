@@ -15,15 +15,16 @@ import pytest
 from normgen.codegen.emit import emit
 from normgen.codegen.module import Launch
 from normgen.cuda import nvrtc
-from normgen.cuda.compiler import compile_module, parse_resources
-from normgen.cuda.headers import header_folders
+from normgen.cuda.compiler import compile_module
+from normgen.cuda.cubin import parse_resources
+from normgen.cuda.nvrtc import header_folders
 from normgen.export import headers_of
 from normgen.export.groups import Entry, groups_of, problem_of
 from normgen.export.host_part import launch_values
+from normgen.records.record import Record
 from normgen.schedule.schedule import Schedule
-from normgen.spec import Spec
-from normgen.spec_reader import load
-from normgen.tuning.records import Record
+from normgen.spec.reader import load
+from normgen.spec.spec import Spec
 from tests.codegen.hostile import names_of
 from tests.codegen.hostile import specs as hostile_specs
 

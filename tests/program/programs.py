@@ -6,7 +6,7 @@ import sympy as sp
 
 from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Statement, Store, check
 from normgen.program.monoid import MAX, SUM, Monoid, symbol
-from normgen.spec import Kind
+from normgen.spec.spec import Kind
 
 ELEM, ROW, COL = Kind.ELEM, Kind.ROW, Kind.COL
 

@@ -8,7 +8,7 @@ import sympy as sp
 
 from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Store
 from normgen.program.monoid import LOWEST, Monoid, Recipe, symbol
-from normgen.spec import Kind
+from normgen.spec.spec import Kind
 
 Row = list[sp.Expr]
 Tree = int | tuple["Tree", "Tree"]

@@ -6,12 +6,12 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from normgen.errors import SpecError, UsageError
-from normgen.program.formula import Binary, Call, Expression, Name, Number, Power, parse_formula
 from normgen.program.ir import RowProgram, looks, show_statement, stage_of
 from normgen.program.lower import lower
 from normgen.program.ordered import Ordered
-from normgen.spec import Formula, Role, Spec, Tensor
-from normgen.spec_reader import list_specs, load, parse
+from normgen.spec.formula import Binary, Call, Expression, Name, Number, Power, parse_formula
+from normgen.spec.reader import list_specs, load, parse
+from normgen.spec.spec import Formula, Role, Spec, Tensor
 from tests.program.symbolic_rows import run_row
 
 

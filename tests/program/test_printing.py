@@ -7,7 +7,7 @@ from normgen.errors import ProgramError
 from normgen.program.ir import Load, RowProgram, Store, check, show_statement
 from normgen.program.monoid import symbol
 from normgen.program.printing import show_expr
-from normgen.spec import Kind
+from normgen.spec.spec import Kind
 
 x, mean, rstd, w = (symbol(n) for n in ("x", "mean", "rstd", "w"))
 FORMS = [

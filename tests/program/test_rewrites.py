@@ -5,10 +5,10 @@ from normgen.errors import UsageError
 from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Store, looks, show_statement
 from normgen.program.lower import lower
 from normgen.program.monoid import ONLINE_SOFTMAX, SUM, WELFORD, symbol
-from normgen.program.rewrites import SOFTMAX, VARIANCE, applicable, passes, rewritten, softmax, variance
+from normgen.program.rewrites.reductions import SOFTMAX, VARIANCE, applicable, passes, rewritten, softmax, variance
 from normgen.schedule.schedule import KNOBS, Schedule
-from normgen.spec import Kind
-from normgen.spec_reader import load, parse
+from normgen.spec.reader import load, parse
+from normgen.spec.spec import Kind
 from tests.program.symbolic_rows import (
     associations,
     chain,

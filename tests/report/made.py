@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from normgen.device import TARGETS
+from normgen.records.record import Cache, Outcome, ProblemKey, Record
+from normgen.records.statistics import Times
 from normgen.schedule.schedule import Schedule
-from normgen.tuning.records import Cache, Outcome, ProblemKey, Record
-from normgen.tuning.statistics import Times
-from normgen.tuning.sweep_file import Point as SweepPoint
-from normgen.tuning.sweep_file import SweepWriter, header_of
+from normgen.studies.sweep_file import Point as SweepPoint
+from normgen.studies.sweep_file import SweepWriter, header_of
 
 H200 = TARGETS["h200"].as_dict()
 VERSIONS = {"normgen": "0.1.0", "nvrtc": "13.0"}

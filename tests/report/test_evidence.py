@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from normgen.errors import NothingValidError, UsageError
+from normgen.records.record import Outcome
 from normgen.report.evidence import gather
-from normgen.tuning.records import Outcome
 from tests.report import made
 
 

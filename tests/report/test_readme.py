@@ -10,14 +10,14 @@ import pytest
 
 from normgen.device import Device, target
 from normgen.errors import UsageError
-from normgen.problem import Problem
+from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
+from normgen.records.record import Outcome, ProblemKey, Record
+from normgen.records.statistics import summarise
+from normgen.records.winners import adopt
 from normgen.report.readme import DOCUMENTS, PARTS, ROOT, rendered, results_part
 from normgen.schedule.space import default_schedule
-from normgen.spec_reader import load
-from normgen.tuning.records import Outcome, ProblemKey, Record
-from normgen.tuning.statistics import summarise
-from normgen.tuning.store import adopt
+from normgen.spec.reader import load
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

@@ -14,12 +14,12 @@ from normgen.codegen.emit import emit
 from normgen.errors import UsageError
 from normgen.export.groups import problem_of
 from normgen.program.source import problem_for
+from normgen.records.statistics import Ratio
+from normgen.records.winners import adopt, read, shipped_folder
 from normgen.report.readme import ROOT
 from normgen.report.techniques import techniques_part, usage
 from normgen.schedule.schedule import KNOBS, Schedule
-from normgen.spec_reader import load
-from normgen.tuning.statistics import Ratio
-from normgen.tuning.store import adopt, read, shipped_folder
+from normgen.spec.reader import load
 from tests.bench.modelled import H200, tuned
 
 PEELED = Schedule(threads_per_row=128, vector=8, hold="registers", unroll=0, edges="peel")

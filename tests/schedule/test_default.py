@@ -11,9 +11,9 @@ from normgen.device import Device, target
 from normgen.program.source import problem_for
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import default_schedule
-from normgen.spec_reader import load
-from normgen.tuning.replay import problem_of
-from normgen.tuning.sweep_file import read_sweep
+from normgen.spec.reader import load
+from normgen.studies.replay import problem_of
+from normgen.studies.sweep_file import read_sweep
 
 H200 = target("h200")
 SWEEPS = sorted((Path(__file__).parents[1] / "data" / "sweeps").glob("*.jsonl.xz"))

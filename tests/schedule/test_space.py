@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from normgen.device import TARGETS, target
-from normgen.problem import Problem
+from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import KNOBS, Schedule, schedule_from
 from normgen.schedule.space import default_schedule, space
-from normgen.spec import Spec
-from normgen.spec_reader import list_specs, load, parse
+from normgen.spec.reader import list_specs, load, parse
+from normgen.spec.spec import Spec
 from tests.codegen.layouts import BACKWARD_SETS, SETS, Layout, problem_of
 
 H200 = target("h200")

@@ -10,21 +10,21 @@ from typing import Any
 import pytest
 
 from normgen.codegen.module import Kernel, Launch, Module
-from normgen.cuda.compiler import Cubin, Resources
+from normgen.cuda.cubin import Cubin, Resources
 from normgen.device import TARGETS
 from normgen.errors import CompileError, NothingValidError, ProgramError
-from normgen.problem import Problem
+from normgen.measure.protocol import Check, DeviceLostError
+from normgen.measure.timing import Policy
+from normgen.problem.problem import Problem
+from normgen.records.record import Cache, Outcome
+from normgen.records.winners import read
 from normgen.schedule.schedule import Schedule
-from normgen.tuning.bench import Check, DeviceLostError
-from normgen.tuning.builder import Builder
 from normgen.tuning.campaign import BATCH, Campaign, finalist_records
-from normgen.tuning.measure import Policy
+from normgen.tuning.compile import Builder
 from normgen.tuning.progress import Silent
-from normgen.tuning.records import Cache, Outcome
 from normgen.tuning.run import Run, open_run
 from normgen.tuning.search import SETTLED_AFTER, Search
-from normgen.tuning.store import read
-from tests.tuning.simulated import SimulatedTimer, problem
+from tests.measure.simulated import SimulatedTimer, problem
 from tests.tuning.test_search import DEFAULT, LEGAL, OPTIMUM, PREDICTED, truth
 
 BY_KEY = {s.key: s for s in LEGAL}

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from normgen import cli
-from normgen.tuning.store import read
+from normgen.cli import main as cli
+from normgen.records.winners import read
 
 KILLS = 20
 SERVER = multiprocessing.get_context("forkserver")

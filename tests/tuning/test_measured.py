@@ -10,20 +10,21 @@ import optuna
 import pytest
 
 from normgen.codegen.module import Module
-from normgen.cuda.compiler import Cubin
+from normgen.cuda.cubin import Cubin
 from normgen.device import TARGETS, Device
-from normgen.problem import Problem
+from normgen.measure.protocol import Check
+from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
+from normgen.records.record import Cache, Outcome, Record
+from normgen.records.winners import adopt, read, state_folder
 from normgen.schedule.schedule import Schedule
-from normgen.spec_reader import load
-from normgen.tuning import measured, parts, tuner
-from normgen.tuning.bench import Check
+from normgen.schedule.space import default_schedule, with_default
+from normgen.spec.reader import load
+from normgen.tuning import measured, tuner
 from normgen.tuning.progress import Silent
-from normgen.tuning.records import Cache, Outcome, Record
 from normgen.tuning.run import open_run
-from normgen.tuning.store import adopt, read, state_folder
 from normgen.tuning.tuner import environment
-from tests.tuning.simulated import SimulatedTimer
+from tests.measure.simulated import SimulatedTimer
 
 H200 = TARGETS["h200"]
 PROBLEM = problem_for(load("layernorm"), shape="8x1024x768")
@@ -70,8 +71,10 @@ def test_a_run_over_real_kernels_confirms_a_winner_and_keeps_every_candidate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path))
-    monkeypatch.setattr("normgen.tuning.results.cache_root", lambda: tmp_path / "cache")
-    monkeypatch.setattr("normgen.tuning.store.shipped_folder", lambda: tmp_path / "none")  # a shipped record would win
+    monkeypatch.setattr("normgen.records.results.cache_root", lambda: tmp_path / "cache")
+    monkeypatch.setattr(
+        "normgen.records.winners.shipped_folder", lambda: tmp_path / "none"
+    )  # a shipped record would win
     records, path = tune_once(monkeypatch)
     winner = records[0]
     assert winner.measured
@@ -80,7 +83,7 @@ def test_a_run_over_real_kernels_confirms_a_winner_and_keeps_every_candidate(
     assert winner.default_us is not None
     assert winner.us is not None
     assert winner.us <= winner.default_us * 1.01
-    default = parts.default_schedule(PROBLEM, H200)
+    default = default_schedule(PROBLEM, H200)
     assert default in [r.schedule for r in records]
     kept = read(path).records
     assert len(kept) == 32
@@ -100,15 +103,15 @@ def test_a_run_over_real_kernels_confirms_a_winner_and_keeps_every_candidate(
 def test_the_default_is_searched_even_if_the_spec_leaves_it_out() -> None:
     default: Any = Schedule(threads_per_row=512)
     others = [Schedule(threads_per_row=64), Schedule(threads_per_row=128)]
-    assert parts.with_default(others, default) == [default, *others]
-    assert parts.with_default([*others, default], default) == [*others, default]
+    assert with_default(others, default) == [default, *others]
+    assert with_default([*others, default], default) == [*others, default]
 
 
 def test_the_phases_of_a_measured_run_add_up_to_its_wall_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path))
-    monkeypatch.setattr("normgen.tuning.results.cache_root", lambda: tmp_path / "cache")
+    monkeypatch.setattr("normgen.records.results.cache_root", lambda: tmp_path / "cache")
     monkeypatch.setattr(measured, "BENCH", f"{__name__}:PredictedBench")
-    monkeypatch.setattr(parts, "find_gpu", lambda _: (0, H200))
+    monkeypatch.setattr("normgen.cuda.driver.device_facts", lambda _: H200)
     monkeypatch.setattr(tuner, "environment", lambda *, measured: environment(measured=False))  # noqa: ARG005
     start = time.monotonic()
     result = tuner.tune(shape="8x1024x768", trials=16)

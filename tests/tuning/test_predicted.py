@@ -9,16 +9,19 @@ from typing import Any
 
 import pytest
 
+from normgen.codegen.emit import emit
 from normgen.device import TARGETS
 from normgen.errors import NothingValidError, UsageError
-from normgen.problem import Problem
+from normgen.measure import cpu_check
+from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.spec_reader import load
-from normgen.tuning import cpu_check, parts, predicted
+from normgen.records.record import Cache, Outcome
+from normgen.records.winners import read
+from normgen.schedule.space import default_schedule
+from normgen.spec.reader import load
+from normgen.tuning import predicted
 from normgen.tuning.progress import Silent
-from normgen.tuning.records import Cache, Outcome
 from normgen.tuning.run import Candidate, Run, open_run
-from normgen.tuning.store import read
 from normgen.tuning.tuner import command_of, environment, tune
 
 H200 = TARGETS["h200"]
@@ -72,13 +75,13 @@ def test_what_cannot_be_launched_does_not_win(run: Run) -> None:
 
 def unbiased(problem: Problem) -> str:
     """The default kernel's text with the variance divided by cols - 1."""
-    module = parts.emit(problem, parts.default_schedule(problem, H200))
+    module = emit(problem, default_schedule(problem, H200))
     return module.text.replace("look2.var_sum / kCols", "look2.var_sum / (kCols - 1)")
 
 
 def test_the_cpu_check_finds_an_unbiased_variance_and_an_overrun() -> None:
     problem = problem_for(load("layernorm"), shape="16x256")
-    module = parts.emit(problem, parts.default_schedule(problem, H200))
+    module = emit(problem, default_schedule(problem, H200))
     assert cpu_check.check_on_cpu(problem, module).ok
     wrong = replace(module, text=unbiased(problem))
     assert wrong.text != module.text
@@ -96,7 +99,7 @@ def test_the_cpu_check_finds_an_unbiased_variance_and_an_overrun() -> None:
 
 def test_a_problem_of_one_row_is_checked_on_every_family_of_rows() -> None:
     problem = problem_for(load("layernorm"), shape="1x768")
-    module = parts.emit(problem, replace(parts.default_schedule(problem, H200), variance="sum_of_squares"))
+    module = emit(problem, replace(default_schedule(problem, H200), variance="sum_of_squares"))
     check = cpu_check.check_on_cpu(problem, module)
     assert not check.ok
     assert "large_mean" in check.summary

@@ -16,15 +16,15 @@ from pathlib import Path
 import pytest
 
 from normgen.device import TARGETS
+from normgen.measure.isolation.turns import turn
+from normgen.measure.timing import Policy
+from normgen.records.record import Cache, Outcome
+from normgen.records.winners import read, state_folder
 from normgen.tuning.campaign import finalist_records
-from normgen.tuning.measure import Policy
 from normgen.tuning.measured import memory_of
 from normgen.tuning.progress import Silent
-from normgen.tuning.records import Cache, Outcome
 from normgen.tuning.run import open_run
-from normgen.tuning.store import read, state_folder
-from normgen.tuning.turns import turn
-from tests.tuning.simulated import problem
+from tests.measure.simulated import problem
 from tests.tuning.test_campaign import BY_KEY, SimulatedBench, campaign_on
 from tests.tuning.test_search import DEFAULT, truth
 

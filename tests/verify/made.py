@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from normgen.dtypes import F32, dtype
-from normgen.problem import Direction, Problem, TensorUse
-from normgen.spec import Formula, Kind, Role, Spec, Tensor
+from normgen.problem.problem import Direction, Problem, TensorUse
+from normgen.spec.spec import Formula, Kind, Role, Spec, Tensor
 
 
 def spec(

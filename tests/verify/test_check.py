@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from normgen.dtypes import DTYPES
-from normgen.problem import Direction, Problem
+from normgen.problem.problem import Direction, Problem
 from normgen.schedule.schedule import Schedule
 from normgen.verify import (
     Inputs,

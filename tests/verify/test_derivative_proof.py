@@ -12,8 +12,8 @@ from normgen.errors import VerificationError
 from normgen.program.evaluate import evaluate
 from normgen.program.ir import Map, Reduce, RowProgram, Statement
 from normgen.program.source import problem_for, written_program
-from normgen.spec import Kind, Spec
-from normgen.spec_reader import list_specs, load
+from normgen.spec.reader import list_specs, load
+from normgen.spec.spec import Kind, Spec
 from normgen.verify import derivative_proof, prove, proven_program
 from normgen.verify.derivative_proof import Slope
 from tests.verify import made

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from normgen.problem import Problem
+from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.spec import Spec
+from normgen.spec.spec import Spec
 from normgen.verify import ALL, check, default_families, make_inputs, make_outputs, prepare
 from tests.verify import made
 

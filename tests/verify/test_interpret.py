@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from normgen.errors import SpecError
-from normgen.spec import Spec
+from normgen.spec.spec import Spec
 from normgen.verify import finite_difference_check, interpret, reference
 from normgen.verify.interpret import erf
 from tests.verify.made import BUILT_IN, spec

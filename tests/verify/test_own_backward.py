@@ -9,10 +9,10 @@ from normgen import verify
 from normgen.codegen.emit import emit
 from normgen.cpu import build, find_compiler
 from normgen.device import target
-from normgen.problem import Problem
+from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.space import default_schedule
-from normgen.spec import Spec
+from normgen.spec.spec import Spec
 from normgen.verify import Inputs, Outputs
 from tests.verify import made
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from normgen.errors import NormgenError, UsageError, did_you_mean
-from normgen.problem import Problem
+from normgen.problem.problem import Problem
 
 Tensors = Mapping[str, Any]  # torch tensors by name
 Call = Callable[[int], Tensors]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from normgen.bench.peers import Call, NotOfferedError, Tensors
-from normgen.problem import Problem
+from normgen.problem.problem import Problem
 
 Function = Callable[[Tensors], Tensors]
 

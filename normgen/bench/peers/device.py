@@ -13,10 +13,10 @@ import torch
 from normgen.bench.expected import Array, Chunk
 from normgen.bench.peers import Call, Options, Peer, Tensors
 from normgen.cuda import dlpack
-from normgen.cuda.runtime import Graph
-from normgen.problem import Problem, TensorUse
-from normgen.spec import Kind
-from normgen.tuning.gpu_bench import GpuBench
+from normgen.cuda.stream import Graph
+from normgen.measure.gpu import GpuBench
+from normgen.problem.problem import Problem, TensorUse
+from normgen.spec.spec import Kind
 
 
 class TorchSide:

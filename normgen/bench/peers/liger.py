@@ -16,7 +16,7 @@ from liger_kernel.ops.utils import calculate_settings
 
 from normgen.bench.peers import Call, NotOfferedError, Options, Tensors
 from normgen.bench.peers.common import Function, on_sets, pick, require, scalar, versions_of
-from normgen.problem import Problem
+from normgen.problem.problem import Problem
 
 _GEMMA = 1  # liger_kernel.ops.rms_norm's number for the casting mode; its backward takes no name
 

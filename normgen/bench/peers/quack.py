@@ -9,7 +9,7 @@ from quack.softmax import softmax_bwd, softmax_fwd
 
 from normgen.bench.peers import Call, Options, Tensors
 from normgen.bench.peers.common import Function, on_sets, pick, require, scalar, versions_of
-from normgen.problem import Problem
+from normgen.problem.problem import Problem
 
 
 def versions() -> dict[str, str]:

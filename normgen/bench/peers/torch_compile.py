@@ -14,7 +14,7 @@ import torch
 
 from normgen.bench.peers import Call, Options, Tensors, torch_eager
 from normgen.bench.peers.common import Function, column, pick, versions_of
-from normgen.problem import Problem
+from normgen.problem.problem import Problem
 
 
 def versions() -> dict[str, str]:

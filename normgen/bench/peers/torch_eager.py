@@ -8,7 +8,7 @@ import torch
 
 from normgen.bench.peers import Call, Options, Tensors
 from normgen.bench.peers.common import Function, by_autograd, column, on_sets, pick, scalar, versions_of
-from normgen.problem import Problem
+from normgen.problem.problem import Problem
 
 aten = torch.ops.aten
 

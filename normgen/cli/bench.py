@@ -1,0 +1,76 @@
+"""The command that times suites."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from normgen.cli import bench_command as command
+from normgen.cli.options import parse_names, parse_seconds
+from normgen.errors import UsageError
+
+
+@click.command()
+@click.argument("suite", required=False)
+@click.option("--peers", help="torch,compile,liger,quack,triton or none (default: every installed one).")
+@click.option("--json", "json_to", help="File the results are written to after every entry; - prints them at the end.")
+@click.option("--only", help="Entries whose label contains this: 'rmsnorm*bf16'.")
+@click.option("--skip", help="Entries whose label does not contain this.")
+@click.option("--resume", is_flag=True, help="Go on with the file of --json: what has a time there is kept.")
+@click.option("--tune", "is_tuning", is_flag=True, help="Tune entries without an exact record first.")
+@click.option("--budget", default="20s", show_default=True, help="Time for each tuning.")
+@click.option("--limit", help="Begin no entry after this time: 8m.")
+@click.option("--records", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--plot", "picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw % of roof over cols.")
+@click.option("--compile-mode", default="max-autotune-no-cudagraphs", show_default=True, help="Of torch.compile.")
+@click.option("--samples", type=int, default=40, show_default=True, help="Interleaved replays of each provider.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "--nearest", type=click.IntRange(min=1), help="At so many random shapes, what the nearest schedule reaches."
+)
+@click.option("--ablation", help="What each technique is worth: a suite, or a file of records (.jsonl).")
+@click.option("--each", type=click.IntRange(min=1), default=2, show_default=True, help="Shapes for each technique.")
+@click.option("--most", type=click.IntRange(min=1), default=25, show_default=True, help="Shapes of an ablation in all.")
+@click.option("--tried", type=click.IntRange(min=1), default=4, show_default=True, help="Kernels without a technique.")
+@click.option("--device", type=int, default=0, show_default=True, help="Number of the GPU.")
+@click.option(
+    "--from", "recorded", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Print old results."
+)
+def bench(suite: str | None, recorded: Path | None, json_to: str | None, picture: Path | None, **options: Any) -> None:
+    """Time a SUITE: our kernels, the roof and other libraries on the same inputs, in one interleaved run.
+
+    SUITE is a built-in suite (forward_h200, decode_h200, backward_h200) or a TOML file. Every result is checked against
+    float64 first; a peer that fails says so in its cell. Exit 4 if one of our kernels is wrong.
+
+    \b
+    --nearest N times shapes that nobody tuned: the nearest record's schedule against what a tune of --budget finds.
+    --ablation SOURCE times tuned kernels against the best found without each of their techniques.
+    """
+    nearest, source = options.pop("nearest"), options.pop("ablation")
+    if sum(what is not None for what in (suite, recorded, nearest, source)) != 1:
+        raise UsageError("give a suite, or --from with the file of a recorded one, or --nearest, or --ablation")
+    budget_s, limit = parse_seconds(options.pop("budget")), options.pop("limit")
+    shared = {name: options.pop(name) for name in ("records", "samples", "seed", "device")}
+    ask = command.Ask(json_to=json_to, limit_s=parse_seconds(limit) if limit else None, **shared)
+    sizes = {name: options.pop(name) for name in ("each", "most", "tried")}
+    if nearest is not None:
+        code = command.run_nearest(nearest, ask, budget_s=budget_s)
+    elif source is not None:
+        code = command.run_ablation(source, ask, **sizes)
+    elif suite is not None:
+        peers = options.pop("peers")
+        code = command.run(
+            suite,
+            ask,
+            picture=picture,
+            budget_s=budget_s if options.pop("is_tuning") else None,
+            peers=None if peers is None else tuple(name for name in parse_names(peers) if name != "none"),
+            **options,
+        )
+    else:
+        assert recorded is not None
+        code = command.show_recorded(recorded, json_to=json_to, picture=picture)
+    sys.exit(code)

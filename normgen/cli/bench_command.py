@@ -1,0 +1,209 @@
+"""What `normgen bench` does with its arguments: results on stdout, progress on stderr, a file that is always whole."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from normgen.bench import ablation, runner, transfer
+from normgen.bench import plot as plots
+from normgen.bench.ablation import Ablation
+from normgen.bench.contest import Place
+from normgen.bench.peers import Options, check_names
+from normgen.bench.result import Results, Run, from_json
+from normgen.bench.runner import DEVICE_LOST, INTERRUPTED, Wish
+from normgen.bench.table import results_text
+from normgen.bench.transfer import Transfer
+from normgen.cli.text import Terminal
+from normgen.cuda.driver import find_gpu
+from normgen.device import Device
+from normgen.errors import DriverError, NothingValidError, UsageError, VerificationError
+from normgen.files.private import write_atomically
+from normgen.records.record import Record
+from normgen.records.winners import gpu_slug, read_whole, shipped_folder
+from normgen.suites.suite import load_suite
+
+EXIT_INTERRUPTED = 130
+STDOUT = "-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """What every kind of run is asked for.
+
+    json_to   the results file; "-" prints them instead of a table
+    records   files whose records are known besides the shipped ones
+    limit_s   begin no measurement later than this
+    samples   interleaved replays of each kernel
+    device    number of the GPU
+    """
+
+    json_to: str | None
+    records: tuple[Path, ...]
+    limit_s: float | None
+    samples: int
+    seed: int
+    device: int
+
+    def file(self) -> Path | None:
+        """The results file, if there is to be one. Raises UsageError where it cannot be written."""
+        file = Path(self.json_to) if self.json_to not in (None, STDOUT) else None
+        if file is not None and not file.resolve().parent.is_dir():
+            raise UsageError("the folder of the results file exists", received=str(file))
+        return file
+
+    def place(self) -> Place:
+        """Where contests are held. Raises NoDeviceError without a GPU, UsageError for too few samples."""
+        if self.samples < 6:
+            raise UsageError("an interval of a median needs at least 6 samples", received=str(self.samples))
+        found = find_gpu(self.device)
+        assert found is not None, "a GPU that is asked for by number is found or an error"
+        return Place(facts=found[1], index=found[0], samples=self.samples, seed=self.seed)
+
+
+def run(
+    suite: str,
+    ask: Ask,
+    *,
+    peers: tuple[str, ...] | None,
+    only: str | None,
+    skip: str | None,
+    resume: bool,
+    budget_s: float | None,
+    picture: Path | None,
+    compile_mode: str,
+) -> int:
+    """Run a suite and print it. Returns the exit code."""
+    chosen = load_suite(suite)
+    if only:
+        chosen = chosen.only(only)
+    if skip:
+        chosen = chosen.skip(skip)
+    if picture is not None:
+        plots.require_matplotlib()
+    file = ask.file()
+    if resume and file is None:
+        raise UsageError("--resume goes on with the results of a file", hint="--json FILE names it")
+    before = _recorded(file) if resume and file is not None and file.exists() else None
+    wish = Wish(
+        peers=None if peers is None else check_names(peers),
+        options=Options(compile_mode=compile_mode),
+        tune_budget_s=budget_s,
+        records=ask.records,
+        samples=ask.samples,
+        seed=ask.seed,
+        limit_s=ask.limit_s,
+    )
+    with Terminal() as progress:
+        results = runner.run_suite(
+            chosen,
+            wish,
+            device=ask.device,
+            progress=progress,
+            before=before,
+            on_results=lambda found: _save(file, found),
+        )
+    _save(file, results)
+    _show(results, ask.json_to, picture)
+    return exit_code(results)
+
+
+def run_nearest(count: int, ask: Ask, *, budget_s: float) -> int:
+    """What the nearest-schedule rule is worth at `count` random shapes. Returns the exit code."""
+    file, place = ask.file(), ask.place()
+    known = known_records(ask.records, place.facts)
+    entries = transfer.random_entries(known, count=count, seed=ask.seed)
+    with Terminal() as progress:
+        found = transfer.run_transfer(
+            entries,
+            known,
+            place,
+            budget_s=budget_s,
+            limit_s=ask.limit_s,
+            progress=progress,
+            on_results=lambda results: _save(file, results),
+        )
+    return _conclude(found, file, ask.json_to, transfer.transfer_text(found))
+
+
+def run_ablation(source: str, ask: Ask, *, each: int, most: int, tried: int) -> int:
+    """What each technique is worth in the tuned kernels of a suite or a file of records. Returns the exit code."""
+    file, place = ask.file(), ask.place()
+    with runner.record_places(ask.records, place.facts) as folders:
+        winners = ablation.tuned_entries(source, place.facts, folders)
+    cases, unused = ablation.cases_of(winners, each=each, most=most)
+    with Terminal() as progress:
+        found = ablation.run_ablation(
+            source,
+            cases,
+            unused,
+            place,
+            tried=tried,
+            limit_s=ask.limit_s,
+            progress=progress,
+            on_results=lambda results: _save(file, results),
+        )
+    return _conclude(found, file, ask.json_to, ablation.ablation_text(found))
+
+
+def known_records(files: tuple[Path, ...], facts: Device) -> list[Record]:
+    """What the rule may know: the records of the files, and those that ship; not what this user tuned meanwhile."""
+    places = [*files, shipped_folder() / f"{gpu_slug(facts)}.jsonl"]
+    return [r for place in places for r in read_whole(place) if r.device.get("name") == facts.name]
+
+
+def _save(file: Path | None, found: Run) -> None:
+    if file is not None:
+        write_atomically(file, as_json(found))
+
+
+def _conclude(found: Transfer | Ablation, file: Path | None, json_to: str | None, text: str) -> int:
+    _save(file, found)
+    click.echo(as_json(found).rstrip("\n") if json_to == STDOUT else text)
+    return _ended(found.note)
+
+
+def show_recorded(recorded: Path, *, json_to: str | None, picture: Path | None) -> int:
+    """Print and draw what an earlier run wrote."""
+    _show(_recorded(recorded), json_to, picture)
+    return 0
+
+
+def _recorded(file: Path) -> Results:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError("cannot read the results file", received=f"{file}: {error}") from None
+    return from_json(text, file=str(file))
+
+
+def _show(results: Results, json_to: str | None, picture: Path | None) -> None:
+    text = as_json(results)
+    # What is printed is what the file says: a figure rounded twice may end on another digit.
+    click.echo(text.rstrip("\n") if json_to == STDOUT else results_text(from_json(text)))
+    if picture is not None and results.entries:
+        plots.plot(results, picture)
+
+
+def as_json(results: Run) -> str:
+    return json.dumps(results.as_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def exit_code(results: Results) -> int:
+    """130 interrupted, 6 device lost, 4 a wrong kernel of ours, 3 one that does not compile or run, else 0."""
+    if ended := _ended(results.note):
+        return ended
+    failed = [entry.ours.failed for entry in results.entries if entry.ours.failed]
+    if any(reason.startswith("wrong result") for reason in failed):
+        return VerificationError.exit_code
+    return NothingValidError.exit_code if failed else 0
+
+
+def _ended(note: str) -> int:
+    """The exit code of an early end: 130 interrupted, 6 device lost; a time limit is none."""
+    if note == INTERRUPTED:
+        return EXIT_INTERRUPTED
+    return DriverError.exit_code if note.startswith(DEVICE_LOST) else 0

@@ -1,0 +1,91 @@
+"""The command line: a table of commands, whose modules are loaded when they are called."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from normgen.errors import NormgenError
+from normgen.files.shipped import VERSION
+
+INTERRUPTED = 130
+
+# Name -> where the command stands, and its line in `normgen --help`: printing the help imports no command.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "bench": ("bench:bench", "Time a SUITE: our kernels, the roof and other libraries in one interleaved run."),
+    "cache": ("state:cache_group", "What is kept between runs: cubins, objects of the CPU executor, results."),
+    "calibrate": ("study:calibrate", "Measure the cost model's constants on a GPU, or fit them to FILES."),
+    "compare": ("state:compare", "Compare results: exit 5 if a problem of AFTER is slower than in BEFORE."),
+    "doctor": ("doctor:doctor", "What works here: driver, GPU, NVRTC, C++ compiler, cache."),
+    "explain": ("study:explain", "What the cost model makes of a schedule, or of several side by side."),
+    "export": ("export:export", "Write the headers of all records under OUTPUT/records."),
+    "list": ("show:list_command", "The built-in specs, and what each computes."),
+    "replay": ("study:replay", "Replay search strategies on a recorded sweep: no GPU is needed."),
+    "report": ("report:report", "One HTML page of all runs, winners and sweeps."),
+    "show": ("show:show_command", "What a problem turns into: program, CUDA text or schedule."),
+    "space": ("show:space_command", "How many schedules are legal for a problem, and why the others are not."),
+    "spec": ("show:spec_group", "Work on spec files."),
+    "study": ("study:study", "Studies of the tuner itself."),
+    "sweep": ("study:sweep", "Measure every legal schedule of a problem, or a sample, into one file."),
+    "tune": ("tune:tune", "Find the fastest kernel for a shape, or for each of a suite."),
+    "verify": ("show:verify", "Check a kernel against the float64 reference on adversarial rows."),
+}
+
+EXIT_CODES = """\
+\b
+Exit codes: 0 ok, 2 usage, 3 nothing valid found, 4 verification failed,
+5 slower than before, 6 no usable GPU, 130 interrupted."""
+
+
+class Commands(click.Group):
+    """The commands of the table."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:  # noqa: ARG002
+        if name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(f"normgen.cli.{module}"), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
+
+@click.group(
+    cls=Commands,
+    epilog=EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(VERSION, prog_name="normgen")
+def cli() -> None:
+    """Writes, proves and tunes CUDA kernels for row-wise operations from a formula."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and end the process with its exit code."""
+    # For a search's small matrices BLAS threads only wait for each other: a replay on two busy cores took 6 x as long.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    try:
+        code = cli.main(args=None if arguments is None else list(arguments), prog_name="normgen", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except NormgenError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        sys.exit(INTERRUPTED)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

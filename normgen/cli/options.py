@@ -1,0 +1,121 @@
+"""What the commands share: the options that name a problem, and how their texts are read."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from normgen.device import Device
+from normgen.errors import UsageError
+from normgen.problem.problem import Problem
+from normgen.program.source import problem_for
+from normgen.records import winners
+from normgen.schedule.legality import refusal
+from normgen.schedule.schedule import Schedule, schedule_from
+from normgen.schedule.space import default_schedule
+from normgen.spec.reader import load
+
+_PLAIN = ("shape", "dtype", "direction", "pitch", "align", "accumulate", "deterministic", "stable_parameters")
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def problem_options(command: Command) -> Command:
+    """The options that name a problem."""
+    return _problem_options(command, is_required=True)
+
+
+def problem_options_or_suite(command: Command) -> Command:
+    """The same where a suite may stand instead of one problem."""
+    return _problem_options(command, is_required=False)
+
+
+def _problem_options(command: Command, *, is_required: bool) -> Command:
+    options = (
+        click.option("--op", default="layernorm", show_default=True, help="A built-in spec, or a TOML file."),
+        click.option("--shape", required=is_required, help="[.., cols], for example 8x1024x768."),
+        click.option("--dtype", default="f32", show_default=True, help="f32, f16 or bf16: of the first input."),
+        click.option("--dtypes", default="", help="Where others differ: weight=f32,bias=f32."),
+        click.option("--direction", type=click.Choice(["forward", "backward"]), default="forward", show_default=True),
+        click.option("--without", default="", help="Optional tensors that are absent: bias,mean."),
+        click.option("--gradients", default="", help="Backward: differentiate by these only: x, or weight,bias."),
+        click.option("--accumulate", is_flag=True, help="Backward: add to the gradients instead of overwriting them."),
+        click.option("--deterministic", is_flag=True, help="The same bits in every run: no atomics on sums."),
+        click.option("--pitch", type=int, help="Elements from row start to row start (default: cols)."),
+        click.option("--align", type=int, default=16, show_default=True, help="Bytes that divide base pointers."),
+        click.option("--stable-parameters", is_flag=True, help="Promise: no kernel still running writes parameters."),
+    )
+    return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), command)
+
+
+def target_option(command: Command) -> Command:
+    help_text = "GPU to compile for when none is used: h200, h100, a100, b200, l4, t4."
+    return click.option("--target", default="h200", show_default=True, help=help_text)(command)
+
+
+def json_option(command: Command) -> Command:
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
+
+
+def show(what: dict[str, Any] | str) -> None:
+    """A text as it is, an object as JSON, on stdout."""
+    click.echo(what if isinstance(what, str) else json.dumps(what, indent=2, ensure_ascii=False))
+
+
+def problem_arguments(options: dict[str, Any]) -> dict[str, Any]:
+    """The keyword arguments of make_problem and tune from the command line's."""
+    plain = {name: options[name] for name in _PLAIN}
+    named = {"dtypes": parse_pairs(options["dtypes"]), "without": parse_names(options["without"])}
+    return plain | named | {"gradients": parse_names(options["gradients"]) or None}
+
+
+def read_problem(options: dict[str, Any]) -> Problem:
+    return problem_for(load(options["op"]), **problem_arguments(options))
+
+
+def read_schedule(problem: Problem, device: Device, knobs: str) -> Schedule:
+    """The default schedule with the given knobs changed. Raises UsageError with the reason if it is not legal."""
+    default = default_schedule(problem, device)
+    given = {name: int(value) if value.isdecimal() else value for name, value in parse_pairs(knobs).items()}
+    schedule = schedule_from(default.as_dict() | given)
+    reason = refusal(problem, schedule, device)
+    if reason is not None:
+        raise UsageError(reason, received=str(schedule), hint="`normgen space --why` lists every rule")
+    return schedule
+
+
+def read_whole(file: Path) -> Sequence[Any]:
+    """The records of a file; a damaged line is an error here, not something to set aside."""
+    return winners.read_whole(file)
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    return tuple(name for name in re.split(r"[,\s]+", text) if name)
+
+
+def parse_pairs(text: str) -> dict[str, str]:
+    """`a=1 b=2` or `a=1,b=2`."""
+    pairs: dict[str, str] = {}
+    for part in parse_names(text):
+        name, equals, value = part.partition("=")
+        if not (name and equals and value):
+            raise UsageError("expected name=value", received=part)
+        pairs[name] = value
+    return pairs
+
+
+def parse_seconds(text: str) -> float:
+    """`60s`, `2m`, `1.5` (seconds)."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", text.strip())
+    if found is None:
+        raise UsageError("a time is a number with s, m or h", received=text, hint="for example 60s or 2m")
+    return float(found[1]) * {None: 1, "s": 1, "m": 60, "h": 3600}[found[2]]
+
+
+def parse_device(text: str | None) -> int | str | None:
+    return int(text) if text is not None and text.isdecimal() else text

@@ -1,0 +1,39 @@
+"""`normgen report`: what the records say, as one HTML page and as PNG files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from normgen.report.evidence import gather
+from normgen.report.page import render
+from normgen.report.plots import draw
+
+
+@click.command()
+@click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("report.html"),
+    show_default=True,
+    help="Page.",
+)
+@click.option("--png", type=click.Path(file_okay=False, path_type=Path), help="Folder for the same plots as PNG.")
+def report(files: tuple[Path, ...], out: Path, png: Path | None) -> None:
+    """Write one self-contained HTML page: search progress, % of roof, knob importance, all records.
+
+    FILES are candidates and winners of runs (JSON lines) and sweeps; without any, all runs and winners of this user.
+    Lines that are no records are named on stderr and in the page. PNG files need matplotlib: pip install
+    'normgen[plot]'.
+    """
+    evidence = gather(files)
+    for source in evidence.sources:
+        for line in source.damaged:
+            click.echo(line, err=True)
+    pictures = draw(evidence, png) if png is not None else ()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(render(evidence), encoding="utf-8")
+    for path in (out, *pictures):
+        click.echo(str(path))

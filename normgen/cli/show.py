@@ -1,0 +1,134 @@
+"""Commands that show what a problem turns into, and whether a kernel is right."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from normgen.cli.options import (
+    json_option,
+    parse_device,
+    problem_options,
+    read_problem,
+    read_schedule,
+    show,
+    target_option,
+)
+from normgen.codegen.emit import emit, passes_of
+from normgen.cuda.driver import find_gpu
+from normgen.device import target as named_target
+from normgen.errors import VerificationError
+from normgen.measure.check import check_on_gpu
+from normgen.measure.cpu_check import check_on_cpu
+from normgen.program.lower import lower
+from normgen.schedule.space import default_schedule, space
+from normgen.spec.reader import list_specs, load
+
+
+@click.command("list")
+@json_option
+def list_command(as_json: bool) -> None:
+    """The built-in specs, and what each computes."""
+    specs = {name: load(path) for name, path in list_specs().items()}
+    if as_json:
+        show({name: {"summary": spec.summary, "file": spec.file} for name, spec in specs.items()})
+        return
+    width = max(map(len, specs), default=0)
+    for name, spec in specs.items():
+        click.echo(f"{name.ljust(width)}  {spec.summary}")
+
+
+@click.group("spec")
+def spec_group() -> None:
+    """Work on spec files."""
+
+
+@spec_group.command("check")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def spec_check(file: Path) -> None:
+    """Read FILE strictly and print the program it says."""
+    spec = load(file)
+    program = lower(spec, present=frozenset(t.name for t in spec.tensors))
+    click.echo(f"{file}: ok\n\n{program}")
+
+
+@click.command("show")
+@problem_options
+@target_option
+@click.option("--ir", "what", flag_value="ir", help="The RowProgram after each pass.")
+@click.option("--cuda", "what", flag_value="cuda", default="cuda", help="The emitted CUDA text (default).")
+@click.option("--schedule", "knobs", default="", help="Knobs that differ from the default: 'vector=4 load=streaming'.")
+@click.option("--print-schedule", "what", flag_value="schedule", help="The schedule with every knob.")
+def show_command(target: str, what: str, knobs: str, **options: Any) -> None:
+    """What a problem turns into: program, CUDA text or schedule."""
+    problem, facts = read_problem(options), named_target(target)
+    schedule = read_schedule(problem, facts, knobs)
+    if what == "ir":
+        for name, program in passes_of(problem, schedule):
+            click.echo(f"// {name}\n{program}\n")
+    elif what == "schedule":
+        for name, value in schedule.as_dict().items():
+            click.echo(f"{name} = {value}")
+    else:
+        click.echo(emit(problem, schedule).source)
+
+
+@click.command("space")
+@problem_options
+@target_option
+@json_option
+@click.option("--why", is_flag=True, help="Every reason that refused points, and how many.")
+def space_command(target: str, as_json: bool, why: bool, **options: Any) -> None:
+    """How many schedules are legal for a problem, and why the others are not.
+
+    --json prints {problem, legal, refused, default, refusals: [{reason, count, example}]}.
+    """
+    problem, facts = read_problem(options), named_target(target)
+    found = space(problem, facts)
+    refused = sum(r.count for r in found.refusals)
+    default = default_schedule(problem, facts)
+    if as_json:
+        refusals = [{"reason": r.reason, "count": r.count, "example": str(r.example)} for r in found.refusals]
+        counts = {"problem": str(problem), "legal": len(found.legal), "refused": refused}
+        show({**counts, "default": default.as_dict(), "refusals": refusals})
+        return
+    click.echo(f"{problem} on {facts.name}: {len(found.legal)} legal schedules, {refused} points refused")
+    click.echo(f"default: {default}")
+    if why:
+        for refusal in found.refusals:
+            click.echo(f"{refusal.count:>9}  {refusal.reason}\n           for example: {refusal.example}")
+
+
+@click.command()
+@problem_options
+@target_option
+@json_option
+@click.option("--device", default=None, help="Number of a GPU, or cpu (default: the first GPU, else cpu).")
+@click.option("--schedule", "knobs", default="", help="Knobs that differ from the default: 'variance=welford'.")
+@click.option("--seed", type=int, default=0, show_default=True)
+def verify(target: str, as_json: bool, device: str | None, knobs: str, seed: int, **options: Any) -> None:
+    """Check a kernel against the float64 reference on adversarial rows; exit 4 if it misses its bounds.
+
+    --json prints {problem, schedule, device, ok, summary}.
+    """
+    problem = read_problem(options)
+    gpu = find_gpu(parse_device(device))
+    facts = gpu[1] if gpu else named_target(target)
+    schedule = read_schedule(problem, facts, knobs)
+    module = emit(problem, schedule)
+    if gpu:
+        verdict = check_on_gpu(problem, module, facts, index=gpu[0], seed=seed)
+        ok, summary = verdict.ok, verdict.summary()
+    else:
+        checked = check_on_cpu(problem, module, seed=seed)
+        ok, summary = checked.ok, checked.summary
+    where = facts.name if gpu else "CPU executor"
+    if as_json:
+        show({"problem": str(problem), "schedule": str(schedule), "device": where, "ok": ok, "summary": summary})
+    else:
+        click.echo(f"{problem}, {schedule}, on the {where}\n{summary}")
+    if not ok:
+        sys.exit(VerificationError.exit_code)

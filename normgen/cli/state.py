@@ -1,0 +1,120 @@
+"""Commands about what is kept: caches, and results against each other."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from normgen.cli.options import json_option, parse_device, problem_options, read_problem, show, target_option
+from normgen.cli.text_compare import comparison_text
+from normgen.cuda.driver import find_gpu
+from normgen.device import target as named_target
+from normgen.files.private import cache_root
+from normgen.records.caches import clear, inspect, list_results
+from normgen.records.compare import compare_files
+from normgen.records.record import Cache
+from normgen.text import table
+from normgen.tuning.measured import results_here
+from normgen.tuning.tuner import environment
+
+SLOWER = 5
+
+
+@click.group("cache")
+def cache_group() -> None:
+    """What is kept between runs: cubins, objects of the CPU executor, results of candidates."""
+
+
+@cache_group.command("path")
+def cache_path() -> None:
+    """The folder: NORMGEN_CACHE_DIR, else the user's cache folder."""
+    click.echo(str(cache_root()))
+
+
+@cache_group.command("info")
+@json_option
+def cache_info(as_json: bool) -> None:
+    """Files and bytes of each kind. --json prints {path, kinds: {name: {files, bytes, damaged}}}."""
+    report = inspect()
+    if as_json:
+        show(report.as_dict())
+        return
+    rows = [[k.name, str(k.files), f"{k.bytes / 2**20:.1f}", str(k.damaged), k.what] for k in report.kinds]
+    click.echo(f"{report.path}\n\n" + table(("kind", "files", "MiB", "damaged", ""), rows))
+
+
+@cache_group.command("ls")
+@json_option
+def cache_ls(as_json: bool) -> None:
+    """The problems whose candidates have results.
+
+    --json prints {results: [{file, gpu, problem, results, environments}]}.
+    """
+    found = list_results()
+    if as_json:
+        show({"results": [entry.as_dict() for entry in found]})
+        return
+    rows = [[e.gpu, str(e.results), str(e.environments), e.problem] for e in found]
+    click.echo(table(("GPU", "results", "environments", "problem"), rows) if rows else "no results are kept")
+
+
+@cache_group.command("clear")
+@json_option
+@click.argument("kind", type=click.Choice(["all", "cubin", "cpu", "results"]), default="all")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def cache_clear(as_json: bool, kind: str, yes: bool) -> None:
+    """Remove one KIND or all. --json prints {removed, bytes}."""
+    kinds = [k for k in inspect().kinds if kind in ("all", k.name)]
+    files, size = sum(k.files for k in kinds), sum(k.bytes for k in kinds)
+    if files and not yes:
+        click.confirm(f"Remove {files} files ({size / 2**20:.1f} MiB)?", abort=True, err=True)
+    removed, freed = clear([k.name for k in kinds])
+    show({"removed": removed, "bytes": freed} if as_json else f"removed {removed} files, {freed / 2**20:.1f} MiB")
+
+
+@cache_group.command("why")
+@problem_options
+@target_option
+@json_option
+@click.option("--cache", "objective", type=click.Choice(["cold", "hot"]), default="cold", show_default=True)
+@click.option("--device", default=None, help="Number of a GPU, or cpu (default: the first GPU, else the target).")
+def cache_why(target: str, as_json: bool, objective: str, device: str | None, **options: Any) -> None:
+    """How many kept results a run of this problem could use, and why not the others.
+
+    --json prints {file, usable, misses: [{reason, schedules}]}.
+    """
+    problem = read_problem(options)
+    gpu = find_gpu(parse_device(device))
+    facts = gpu[1] if gpu else named_target(target)
+    results = results_here(problem, facts, Cache(objective), environment(measured=False))
+    counts = results.counts()
+    usable = counts.pop("usable")
+    if as_json:
+        misses = [{"reason": reason, "schedules": n} for reason, n in counts.items()]
+        show({"file": str(results.path), "usable": usable, "misses": misses})
+        return
+    click.echo(f"{results.path}\n{usable:>6}  usable")
+    for reason, number in sorted(counts.items(), key=lambda pair: -pair[1]):
+        click.echo(f"{number:>6}  {reason}")
+    if not usable and not counts:
+        click.echo("        nothing was measured for this problem on this GPU model")
+
+
+@click.command()
+@click.argument("before", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("after", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@json_option
+def compare(before: Path, after: Path, as_json: bool) -> None:
+    """Whether the kernels of AFTER are FASTER, SLOWER or the SAME as those of BEFORE, problem by problem.
+
+    Files are records, one a line, or what `tune --json` printed. A difference counts where the 95 % intervals of the
+    medians do not meet. Exit 5 if any problem is slower. --json prints {faster, slower, same, only_before, only_after,
+    problems: [{problem, verdict, before_us, after_us, ratio}]}.
+    """
+    found = compare_files(before, after)
+    show(found.as_dict() if as_json else comparison_text(found))
+    if found.slower:
+        sys.exit(SLOWER)

@@ -1,0 +1,252 @@
+"""Commands that study a problem: exhaustive sweeps, replays of strategies on them, the cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from normgen.cli.options import (
+    json_option,
+    problem_options,
+    read_problem,
+    read_schedule,
+    show,
+    target_option,
+)
+from normgen.cost.constants import Constants, constants_of, file_name, read_constants, write_constants
+from normgen.cost.model import predict
+from normgen.cuda.driver import device_facts
+from normgen.device import Device
+from normgen.device import target as named_target
+from normgen.program.source import stages_of
+from normgen.records.record import Cache
+from normgen.report.search_page import search_page
+from normgen.studies import evaluate
+from normgen.studies.calibrate import calibrate_gpu, summary
+from normgen.studies.fit import fit_constants, read_measured
+from normgen.studies.repeat import Tuned, repeat_on_gpu
+from normgen.studies.replay import EVALUATIONS, STRATEGIES, Landscape, Report, landscape_of
+from normgen.studies.replay import replay as run
+from normgen.studies.sweep import Progress, sweep_on_gpu
+from normgen.studies.sweep_file import read_sweep
+
+
+@click.command()
+@problem_options
+@json_option
+@click.option("--cache", type=click.Choice(["cold", "hot"]), default="cold", show_default=True)
+@click.option("--limit", type=click.IntRange(min=1), help="Measure a stratified sample of so many schedules.")
+@click.option("--best", type=click.IntRange(min=0), default=0, help="And so many that the cost model calls fastest.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="File (default: named by the problem).")
+@click.option("--device", type=int, default=0, show_default=True, help="Number of a GPU.")
+@click.option("--seed", type=int, default=0, show_default=True)
+def sweep(
+    as_json: bool, cache: str, limit: int | None, best: int, out: Path | None, device: int, seed: int, **options: Any
+) -> None:
+    """Measure every legal schedule of a problem, or a sample, into one file that `replay` reads.
+
+    Run again with the same file, it goes on where it was stopped. --json prints {file, points, outcomes, roof_us,
+    noise_floor, best, best_us}.
+    """
+    from collections import Counter
+
+    problem = read_problem(options)
+    path = out or Path(f"{problem.name}_{problem.rows}x{problem.cols}_{cache}.jsonl.xz")
+
+    def tell(progress: Progress) -> None:
+        best = f", best {progress.best_us:.2f} us" if progress.best_us else ""
+        click.echo(f"{progress.done} of {progress.total}{best}", err=True)
+
+    found = sweep_on_gpu(
+        problem, cache=Cache(cache), path=path, limit=limit, best=best, index=device, seed=seed, tell=tell
+    )
+    outcomes = dict(sorted(Counter(p.outcome.value for p in found.points).items()))
+    optimum, header = found.optimum, found.header
+    if as_json:
+        figures = {"roof_us": header.roof_us, "noise_floor": header.noise_floor}
+        counts = {"file": str(path), "points": len(found.points), "outcomes": outcomes}
+        show({**counts, **figures, "best": optimum.schedule.as_dict(), "best_us": optimum.us})
+        return
+    click.echo(f"{path}: {len(found.points)} of {header.legal} points, {outcomes}")
+    click.echo(f"best {optimum.us:.2f} us, roof {header.roof_us:.2f} us: {optimum.schedule}")
+
+
+@click.command()
+@json_option
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--strategy", "names", multiple=True, help="normgen, random, tpe; repeat for several (default: all).")
+@click.option("--seeds", type=click.IntRange(min=1), default=50, show_default=True)
+@click.option("--workers", type=click.IntRange(min=1), help="Processes (default: the cores of this machine).")
+@click.option("--page", type=click.Path(dir_okay=False, path_type=Path), help="Write the tables as Markdown too.")
+def replay(
+    as_json: bool, files: tuple[Path, ...], names: tuple[str, ...], seeds: int, workers: int | None, page: Path | None
+) -> None:
+    """What search strategies would have found on recorded sweeps, without a GPU.
+
+    Prints the optimum over the best so far after 10, 25, 50, 100 and 200 evaluations: median and worst seed.
+    --json prints {sweeps: [{file, points, optimum_us, reports: [{strategy, seeds, median, worst}]}]}.
+    """
+    found = []
+    for file in files:
+        sweep = read_sweep(file)
+        land = landscape_of(sweep)
+        reports = [run(land, name, seeds=seeds, workers=workers) for name in names or STRATEGIES]
+        found.append((file, sweep.header, land, reports))
+        if not as_json:
+            _show_reports(file, land, reports)
+    if page is not None:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(search_page(found, seeds=seeds), encoding="utf-8")
+    if as_json:
+        facts = [
+            {"file": str(file), "points": len(land.legal), "optimum_us": land.optimum_us}
+            | {"reports": [r.as_dict() for r in reports]}
+            for file, _, land, reports in found
+        ]
+        show({"sweeps": facts})
+
+
+def _show_reports(file: Path, land: Landscape, reports: Sequence[Report]) -> None:
+    click.echo(f"{file}: {len(land.legal)} points, optimum {land.optimum_us:.2f} us, {reports[0].seeds} seeds")
+    click.echo("after".ljust(18) + "".join(f"{n:>8}" for n in EVALUATIONS))
+    for report in reports:
+        for what, values in (("median", report.median), ("worst", report.worst)):
+            click.echo(f"{report.strategy:<10} {what:<7}" + "".join(f"{values[n]:8.3f}" for n in EVALUATIONS))
+
+
+@click.command()
+@problem_options
+@target_option
+@json_option
+@click.option("--cache", type=click.Choice(["cold", "hot"]), default="cold", show_default=True)
+@click.argument("knobs", nargs=-1)
+def explain(target: str, as_json: bool, cache: str, knobs: tuple[str, ...], **options: Any) -> None:
+    """What the cost model thinks of a schedule: KNOBS that differ from the default, such as vector=4 load=streaming.
+
+    --json prints {problem, schedule, device, us, memory_us, latency_us, issue_us, starts_us, columns_us, tail_us,
+    factor, bytes, registers, spilled, blocks_per_sm, occupancy, waves, looks}.
+    """
+    from dataclasses import asdict
+
+    problem, facts = read_problem(options), named_target(target)
+    schedule = read_schedule(problem, facts, " ".join(knobs))
+    cost = predict(problem, schedule, facts, stages=stages_of(problem), hot=cache == "hot")
+    if as_json:
+        show({"problem": str(problem), "schedule": schedule.as_dict(), "device": facts.name, **asdict(cost)})
+        return
+    click.echo(f"{problem} on {facts.name}, {cache}: {schedule}")
+    click.echo("\n".join(cost.lines()))
+
+
+@click.command()
+@json_option
+@click.option("--device", type=int, default=0, show_default=True, help="Number of the GPU to measure.")
+@click.option(
+    "--fit", "files", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Fit to a sweep or a run's candidates.jsonl instead, without a GPU; repeat for several.",
+)  # fmt: skip
+@click.option(
+    "--evaluate", "judged", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Only say how good the model's first choice is on a sweep or candidates.jsonl; repeat for several.",
+)  # fmt: skip
+@click.option("--from", "start_file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Start here.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="File (default: named by the GPU).")
+def calibrate(
+    as_json: bool,
+    device: int,
+    files: tuple[Path, ...],
+    judged: tuple[Path, ...],
+    start_file: Path | None,
+    out: Path | None,
+) -> None:
+    """Measure the cost model's constants on a GPU, or fit them to measured schedules, and write them to a file.
+
+    --json prints {file, device, constants}. The files that ship stand in normgen/cost/devices. With --evaluate
+    nothing is written: the constants of --from (default: those that ship) name the schedule they call fastest, and
+    --json prints {median, largest, choices: [{problem, cache, schedules, first, first_us, predicted_us, optimum,
+    optimum_us, rank, ratio}]}, ratio being first_us / optimum_us.
+    """
+    start = read_constants(start_file) if start_file else None
+    if judged:
+        _evaluate(as_json, judged, start)
+        return
+    facts, constants, evidence = _fitted(files, start) if files else _calibrated(device, start)
+    path = out or Path(file_name(facts.name))
+    write_constants(path, constants, device=facts.name, evidence=evidence)
+    if as_json:
+        show({"file": str(path), "device": facts.name, "constants": constants.as_dict()})
+    else:
+        click.echo(f"{path}: constants of {facts.name}")
+
+
+def _evaluate(as_json: bool, files: Sequence[Path], constants: Constants | None) -> None:
+    choices = [evaluate.first_choice(m, constants) for m in read_measured(files, thinned=False)]
+    show(evaluate.summary(choices) if as_json else "\n".join(evaluate.lines(choices)))
+
+
+def _fitted(files: Sequence[Path], start: Constants | None) -> tuple[Device, Constants, dict[str, object]]:
+    """Starts from the defaults, not from an earlier fit: a fit of a fit would wander."""
+    measured = read_measured(files)
+    constants = fit_constants(measured, start or Constants(), tell=lambda text: click.echo(text, err=True))
+    evidence = {"fit": [f"{m.problem}: {len(m.points)} schedules" for m in measured]}
+    return measured[0].device, constants, dict(evidence)
+
+
+def _calibrated(device: int, start: Constants | None) -> tuple[Device, Constants, dict[str, object]]:
+    facts = device_facts(device)
+    found = calibrate_gpu(device, start or constants_of(facts))
+    click.echo("\n".join(summary(found)), err=True)
+    return facts, found.constants, {"copy_gb_per_s": found.copy_gb_per_s, "measured_us": found.measured_us}
+
+
+@click.group()
+def study() -> None:
+    """Experiments on the tuner itself."""
+
+
+@study.command()
+@problem_options
+@json_option
+@click.option("--cache", type=click.Choice(["cold", "hot"]), default="cold", show_default=True)
+@click.option("--seeds", type=click.IntRange(min=1), default=10, show_default=True, help="Tunes, seeds 0, 1, ...")
+@click.option(
+    "--against", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A sweep of the same problem: winners are compared with its fastest.",
+)  # fmt: skip
+@click.option("--trials", type=click.IntRange(min=1), help="Candidates of each tune at most.")
+@click.option("--device", type=int, default=0, show_default=True, help="Number of a GPU.")
+def repeat(
+    as_json: bool, cache: str, seeds: int, against: Path | None, trials: int | None, device: int, **options: Any
+) -> None:
+    """Tune one problem again and again from empty caches, then time all winners in one interleaved run.
+
+    --json prints {best: {schedule, us, of_sweep}, worst_ratio, median_candidates, median_timed, median_wall_s,
+    noise_floor, tunes: [{seed, winner, candidates, timed, wall_s, phases_s, us, ratio}]}.
+    """
+    asked = []
+    for name, value in options.items():
+        if value not in (None, "", False):
+            asked += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    asked += ["--cache", cache, *(["--trials", str(trials)] if trials else [])]
+
+    def tell(tuned: Tuned) -> None:
+        click.echo(f"seed {tuned.seed}: {tuned.candidates} candidates, {tuned.wall_s:.1f} s: {tuned.winner}", err=True)
+
+    swept = read_sweep(against) if against else None
+    problem = read_problem(options)
+    found = repeat_on_gpu(
+        problem, asked, cache=Cache(cache), seeds=seeds, against=swept, index=device, tell=tell
+    ).as_dict()
+    if as_json:
+        show(found)
+        return
+    for one in found["tunes"]:
+        counts = f"{one['candidates']:4} candidates {one['wall_s']:6.1f} s"
+        click.echo(f"seed {one['seed']:2} {one['ratio']:.4f} x {one['us']:9.3f} us {counts}  {one['winner']}")
+    best = found["best"]
+    click.echo(f"{'of the sweep' if best['of_sweep'] else 'best'} {best['us']:.3f} us: {best['schedule']}")
+    medians = f"median {found['median_candidates']:.0f} candidates, {found['median_wall_s']:.1f} s"
+    click.echo(f"worst {found['worst_ratio']:.4f} x, {medians}, noise floor {found['noise_floor']:.2%}")

@@ -1,0 +1,140 @@
+"""What the command line prints: results as plain text on stdout, progress on stderr."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Any, Self
+
+from normgen.records.record import Record
+from normgen.text import figure, table
+from normgen.tuning.progress import Standing
+from normgen.tuning.result import NOT_MEASURED, Result
+
+
+def result_text(result: Result) -> str:
+    """The table and the lines under it that `normgen tune` prints."""
+    record, problem = result.record, result.problem
+    title = f"{problem.spec.name} {problem.direction.value} {problem.dtype} on {result.device.name}"
+    lines = [f"{title}: rows = {problem.rows}, cols = {problem.cols}, cache {record.cache.value}"]
+    if not result.measured:
+        lines[0] += f" ({NOT_MEASURED})"
+    lines += ["", _times_table(result), ""]
+    lines += [_verdict(result), f"record      {result.record_path}"]
+    lines += [f"header      {result.header_path}"] if result.header_path else []
+    lines += [f"candidates  {result.candidates_path}", _effort(result)]
+    lines += [f"note: {note}" for note in result.notes]
+    return "\n".join(lines)
+
+
+def _times_table(result: Result) -> str:
+    header = ("", "µs", "low", "high", "GB/s", "% of roof", "registers", "schedule")
+    rows = [_row("best", result.record)]
+    if result.default is not None:
+        rows.append(_row("default", result.default))
+    others = [r for r in result.finalists if r not in (result.record, result.default)]
+    rows += [_row("", r) for r in others[:3]]
+    roof = result.record.roof_us
+    if roof is not None:
+        rows.append(["roof", figure(roof), "", "", figure(result.record.bytes / roof / 1e3), "100", "", "copy"])
+    return table(header, rows)
+
+
+def _row(name: str, record: Record) -> list[str]:
+    times = record.times_us
+    registers = max((int(r["registers"]) for r in record.resources), default=0)
+    return [
+        name,
+        figure(record.us),
+        figure(times.low) if times else "-",
+        figure(times.high) if times else "-",
+        figure(record.gb_per_s),
+        figure(record.percent_of_roof, 3),
+        str(registers),
+        str(record.schedule),
+    ]
+
+
+def _verdict(result: Result) -> str:
+    record = result.record
+    if not result.measured:
+        return f"{NOT_MEASURED}: compiled for {result.device.sm}, ranked by the cost model"
+    parts = []
+    if record.us and record.roof_us:
+        parts.append(f"{record.us / record.roof_us:.3f} x the roof of this run")
+    if record.to_copy:
+        parts.append(f"{record.to_copy:.3f} x its memcpy node")
+    if record.us and record.default_us:
+        parts.append(f"{record.default_us / record.us:.2f} x as fast as the default schedule")
+    floor = record.search.get("noise_floor")
+    if floor is not None:
+        parts.append(f"noise floor {100 * float(floor):.2f} %")
+    return ", ".join(parts)
+
+
+def _effort(result: Result) -> str:
+    counts = ", ".join(f"{n} {name}" for name, n in result.counts.items())
+    seconds = ", ".join(f"{name} {s:.1f} s" for name, s in result.phases_s.items())
+    return f"tried       {counts} ({seconds})"
+
+
+class LiveLine:
+    """A context with one live area on stderr where that is a terminal, and none elsewhere."""
+
+    refresh_per_second = 8.0
+    _live: Any = None
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(console=Console(stderr=True), transient=True, refresh_per_second=self.refresh_per_second)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+
+class Terminal(LiveLine):
+    """Progress on stderr: one live line on a terminal, only phases and notes elsewhere."""
+
+    def __init__(self) -> None:
+        self._phase = "start"
+        self._standing: Standing | None = None
+
+    def phase(self, name: str) -> None:
+        self._phase = name
+        self._show()
+
+    def standing(self, standing: Standing) -> None:
+        self._standing = standing
+        self._show()
+
+    def note(self, text: str) -> None:
+        if self._live is not None:
+            self._live.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, file=sys.stderr)
+
+    def _show(self) -> None:
+        if self._live is not None:
+            from rich.text import Text
+
+            self._live.update(Text(progress_line(self._phase, self._standing)))
+
+
+def progress_line(phase: str, standing: Standing | None) -> str:
+    """`search  48/128 trials  best 14.02 µs  3595 GB/s  97.7 % of roof  31 s left  threads_per_row=64 ...`"""
+    if standing is None:
+        return phase
+    parts = [phase, f"{standing.trials}/{standing.trials_max} trials"]
+    if standing.best_us is not None:
+        parts += [f"best {figure(standing.best_us)} µs", f"{figure(standing.gb_per_s)} GB/s"]
+    if standing.percent_of_roof is not None:
+        parts.append(f"{figure(standing.percent_of_roof, 3)} % of roof")
+    return "  ".join([*parts, f"{standing.left_s:.0f} s left", standing.best])

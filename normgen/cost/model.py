@@ -1,0 +1,326 @@
+"""An analytic cost model: orders schedules before anything is measured, never excludes one.
+
+A kernel takes a launch, then about the largest of three times, blended smoothly, then a tail:
+
+    memory   bytes through DRAM (spills among them), re-reads and partial column sums through L2
+    latency  row tiles one after another in every resident slot: load, reductions, arithmetic, store
+    issue    instructions through the SMs' schedulers
+
+but, where kernels start early, never less than it takes to start all blocks.
+
+With a hot cache the row comes from L2: its latency and bandwidth stand in for DRAM's, and hints change nothing.
+Backward adds what its column sums cost: atomics, or partial rows and the kernel that adds them. Hints and the place
+of the parameters multiply the time by a factor each. Constants are those of `schedule.constants`: microbenchmarks
+give the latencies and rates, a fit on measured schedules the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from normgen.cost.constants import Constants, constants_of
+from normgen.device import Device
+from normgen.problem.problem import Problem
+from normgen.program.source import stages_of
+from normgen.schedule.legality import (
+    column_outputs,
+    held_bytes_per_thread,
+    last_tiles,
+    param_bytes_per_thread,
+    register_steps,
+    steps_per_lane,
+    sums_in_registers,
+)
+from normgen.schedule.legality import shared_bytes as dynamic_shared_bytes
+from normgen.schedule.schedule import Schedule
+from normgen.spec.spec import Kind
+
+REGISTERS_PER_SM = 65536  # of every GPU since compute capability 5.0
+L1_BYTES = 128 << 10  # of an SM, beside some shared memory
+ROW_ATOMICS = ("atomic", "shared_atomic")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Predicted time and what it is made of, in µs; `factor` multiplies the bound."""
+
+    us: float
+    memory_us: float
+    latency_us: float
+    issue_us: float
+    starts_us: float
+    columns_us: float
+    tail_us: float
+    factor: float
+    bytes: int
+    registers: int
+    spilled: int
+    blocks_per_sm: int
+    occupancy: float
+    waves: float
+    looks: int
+
+    def lines(self) -> list[str]:
+        """One line for each part, for people."""
+        return [
+            f"bytes       {self.bytes:,} through memory: {self.memory_us:.2f} us",
+            f"looks       {self.looks} at every row",
+            f"latency     {self.latency_us:.2f} us of row tiles one after another",
+            f"issue       {self.issue_us:.2f} us of instructions",
+            f"starts      {self.starts_us:.2f} us of starting blocks while another kernel ends",
+            f"columns     {self.columns_us:.2f} us for sums over rows",
+            f"registers   about {self.registers} a thread" + (f", {self.spilled} spilled" if self.spilled else ""),
+            f"occupancy   {self.occupancy:.0%}: {self.blocks_per_sm} blocks an SM, {self.waves:.2f} waves",
+            f"hints       x {self.factor:.3f}",
+            f"predicted   {self.us:.2f} us",
+        ]
+
+
+def estimated_registers(problem: Problem, s: Schedule, c: Constants | None = None) -> tuple[int, int]:
+    """(registers, spilled registers) of a thread, before the compiler says."""
+    c = c or Constants()
+    unrolled = max(1, s.unroll) if s.hold != "registers" else 1
+    held = held_bytes_per_thread(problem, s) / 4 if s.hold == "registers" else s.vector * unrolled
+    if s.hold == "hybrid":
+        held += register_steps(problem, s) * s.vector * problem.row_input_bytes / 4
+    params = param_bytes_per_thread(problem, s) / 4 if s.params != "late" else 0
+    sums = sums_in_registers(problem, s)
+    indexed = 0.0  # an array indexed by a loop that stays a loop lies in local memory
+    if s.hold != "registers" and 0 < s.unroll < steps_per_lane(problem, s):
+        indexed, params = params, 0.0
+    rows = s.stages if s.copy == "direct" else 1  # others on their way wait in shared memory
+    need = c.base_registers + c.held_registers * held * rows + c.param_registers * params
+    need += c.sum_registers * sums + c.vector_registers * s.vector
+    limit = min(255, REGISTERS_PER_SM // (max(1, s.blocks_per_sm) * s.threads) // 8 * 8)
+    return int(min(need, limit)), max(0, int(need - limit)) + int(indexed)
+
+
+def blocks_resident(s: Schedule, device: Device, registers: int, shared_bytes: int) -> int:
+    """Blocks of this kernel that fit an SM at once."""
+    by_threads = device.threads_per_sm // s.threads
+    warp_registers = -(-registers * 32 // 256) * 256
+    by_registers = device.registers_per_sm // (warp_registers * max(1, s.threads // 32))
+    by_shared = device.shared_per_sm // (shared_bytes + 1024) if shared_bytes else device.blocks_per_sm
+    return max(1, min(by_threads, by_registers, by_shared, device.blocks_per_sm))
+
+
+def row_looks(s: Schedule, stages: int, writes: bool) -> int:
+    """How often a row is walked: one look a stage of reductions, one to write."""
+    one_stage = s.variance != "two_pass" or s.softmax == "online"
+    return (min(stages, 1) if one_stage else stages) + (1 if writes else 0)
+
+
+def _issue_us(problem: Problem, s: Schedule, device: Device, looks: int, blocks: int, c: Constants) -> float:
+    """Warp instructions over the busy SMs' issue rate: some an element and look, reads and writes by vector."""
+    per_element = 2.0 * looks + 3.0 + 2.0 * column_outputs(problem)
+    per_element += 6.0 if s.variance == "welford" else 0.0
+    # A maximum of the vector first, then one more exponential a vector, which rescales the sum so far.
+    per_element += 2.0 + 10.0 / s.vector if s.softmax == "online" else 0.0
+    if s.edges != "exact":
+        per_element *= 1.6
+    reads = (looks if s.hold != "registers" else 1) * sum(not t.is_written for t in problem.elem_tensors) + 1
+    elements = problem.rows * steps_per_lane(problem, s) * s.vector * s.threads_per_row * s.row_blocks
+    instructions = elements * (per_element + 6.0 * reads / s.vector) / 32
+    warps = max(1.0, s.threads_per_row / 32)
+    steps = math.log2(max(2, min(32, s.threads_per_row))) * 2 * max(1, looks - 1)
+    rows_in_warp = max(1, 32 // s.threads_per_row)
+    instructions += problem.rows * s.row_blocks * warps / rows_in_warp * (steps * 2 + 40)
+    busy = min(blocks, device.sm_count)
+    return instructions / (busy * c.instructions_per_clock * device.sm_clock_ghz * 1e3)
+
+
+def _reduce_us(s: Schedule, c: Constants) -> float:
+    """One reduction over the threads of a row."""
+    width = min(s.threads_per_row, 32)
+    shuffles = math.log2(width) if width > 1 else 0.0
+    reduce = shuffles * c.shuffle_us
+    if s.threads_per_row > 32:
+        tree = math.log2(s.threads_per_row) * c.barrier_us
+        warps = s.threads / 32
+        reduce += tree if s.reduce_with == "shared_tree" else (1 + warps / 8) * c.barrier_us + shuffles * c.shuffle_us
+    if s.reduce_with == "shared_tree" and s.threads_per_row <= 32:
+        reduce *= 2
+    return reduce + (c.cluster_barrier_us if s.row_blocks > 1 else 0.0)
+
+
+def _rereads_l1(problem: Problem, s: Schedule) -> bool:
+    """Whether a row that is read again comes from L1: it was allowed to stay there, and some blocks' rows fit."""
+    row_bytes = problem.cols * problem.row_input_bytes // s.row_blocks
+    return s.load == "default" and row_bytes * s.rows_per_block <= L1_BYTES // 4
+
+
+def _tile_us(problem: Problem, s: Schedule, looks: int, c: Constants, *, hot: bool) -> float:
+    """One tile of rows from its first load to its last store, alone in its slot."""
+    steps = steps_per_lane(problem, s)
+    arithmetic = steps * s.vector * c.element_us * looks * (3.0 if s.variance == "welford" else 1.0)
+    trips = 1 if s.hold == "registers" else math.ceil(steps / (s.unroll or steps))
+    again = {"registers": 0.0, "hybrid": 0.0, "shared": c.l1_latency_us, "reload": c.l1_latency_us}[s.hold]
+    if s.hold == "reload" and not _rereads_l1(problem, s):
+        again = c.l2_latency_us
+    first = (c.l2_latency_us if hot else c.dram_latency_us) * (1 + c.trip_share * (trips - 1))
+    params = c.l2_latency_us if s.params == "late" and param_bytes_per_thread(problem, s) else 0.0
+    rest = max(0, looks - 1) * (_reduce_us(s, c) + again * trips) + arithmetic + params + c.store_us
+    if s.persistent and (s.stages > 1 or s.copy != "direct"):  # the next row's loads travel meanwhile
+        return max(first, rest) + c.prefetch_left * min(first, rest)
+    return first + rest
+
+
+def _memory_us(
+    problem: Problem, s: Schedule, device: Device, looks: int, spilled: float, blocks: int, c: Constants, *, hot: bool
+) -> float:
+    """Bytes through DRAM or L2, of which a few blocks get no more than their SMs take in."""
+    dram = device.dram_gb_per_s * 1e3  # bytes per µs
+    l2 = min(dram * c.l2_over_dram, min(blocks, device.sm_count) * c.sm_gb_per_s * 1e3)
+    width = s.vector * problem.dtype.bytes
+    narrow = 1 + c.narrow_penalty * max(0.0, math.log2(16 / min(16, width)))
+    read = problem.rows * problem.cols * sum(t.dtype.bytes for t in problem.elem_tensors if not t.is_written)
+    again = read * max(0, looks - 1) if s.hold == "reload" and not _rereads_l1(problem, s) else 0
+    local = 8.0 * spilled * s.threads_per_row * s.row_blocks * problem.rows  # stored and loaded once a row
+    return (problem.compulsory_bytes / (l2 if hot else min(dram, l2)) + (again + local) / l2) * narrow
+
+
+def _columns_us(problem: Problem, s: Schedule, device: Device, blocks: float, c: Constants) -> float:
+    """What sums over rows add beside the row loop: atomics, partial rows, the finish."""
+    sums = column_outputs(problem) * problem.cols
+    if not sums:
+        return 0.0
+    if s.columns in ROW_ATOMICS:
+        share = 1.0 if s.columns == "atomic" else 0.25
+        return share * problem.rows * sums / c.atomics_per_us + c.barrier_us
+    groups = s.threads / max(32, s.threads_per_row)
+    in_block = groups * -(-sums // s.threads) * c.l1_latency_us
+    if s.columns == "cluster_partials":  # two barriers around remote reads, which take about as long as one
+        in_block += (2 + -(-sums // (4 * s.threads * s.cluster))) * c.cluster_barrier_us
+    blocks /= s.cluster  # the blocks of a cluster fill one partial row together
+    if s.columns == "register_atomic":
+        return in_block + blocks * sums / c.atomics_per_us + 2 * c.l2_latency_us
+    if s.columns == "partials_last_tile":
+        tiles = last_tiles(problem)
+        return in_block + 2 * tiles * c.l2_latency_us + blocks * -(-sums // (4 * tiles * s.threads)) * c.last_tile_us
+    moved = 2 * blocks * sums * 4 / (c.l2_over_dram * device.dram_gb_per_s * 1e3)
+    return in_block + moved + c.second_kernel_us
+
+
+def _factor(problem: Problem, s: Schedule, device: Device, c: Constants, *, hot: bool) -> float:
+    """Hints, the place of parameters, the shape of a block: factors that were measured, not derived."""
+    factor = 1.0
+    if not hot:
+        streams = sum(not t.is_written for t in problem.elem_tensors)
+        if s.load == "evict_last":  # rows that stay in L2 push parameters out, which late ones wait for
+            pays = s.params != "late" or not problem.parameter_bytes
+            factor *= c.load_evict_last if pays and problem.compulsory_bytes > 2 * device.l2_bytes else 1.0
+        elif s.load != "default" and s.hold != "reload":
+            factor *= c.load_past_l1 if streams == 1 else c.load_streams_past_l1
+        factor *= c.store_streaming if s.store == "streaming" and not column_outputs(problem) else 1.0
+        factor *= {"early": c.params_early, "kept": c.params_kept, "packed": c.params_kept}.get(s.params, 1.0)
+    lanes = s.threads_per_row * s.row_blocks * steps_per_lane(problem, s) * s.vector
+    factor *= float((lanes / problem.cols) ** c.idle_exponent)
+    factor *= 1 + c.side_by_side * math.log2(s.rows_per_block) * (s.threads > 64)
+    factor *= 1 + c.few_vectors * (steps_per_lane(problem, s) == 1)
+    factor *= c.held_shared if s.hold == "shared" and s.copy == "direct" else 1.0
+    return factor * (c.persistent_penalty if s.persistent and s.stages == 1 and s.copy == "direct" else 1.0)
+
+
+class _Grid(NamedTuple):
+    """How the tiles of rows meet the slots of the chip.
+
+    running  blocks of the fullest SM at once
+    waves    blocks over all slots of the chip
+    rounds   tiles one after another through a slot of the fullest SM
+    """
+
+    blocks: int
+    running: int
+    waves: float
+    rounds: float
+
+
+def _grid(problem: Problem, s: Schedule, device: Device, registers: int, shared_bytes: int | None) -> _Grid:
+    shared = dynamic_shared_bytes(problem, s) if shared_bytes is None else shared_bytes
+    resident = blocks_resident(s, device, registers, shared)
+    tiles = -(-problem.rows // s.rows_per_block)
+    blocks = tiles * s.row_blocks
+    if s.persistent:
+        blocks = min(blocks, s.persistent * device.sm_count)
+    running = min(resident, max(1, -(-blocks // device.sm_count)))
+    return _Grid(
+        blocks=blocks,
+        running=running,
+        waves=blocks / (device.sm_count * resident),
+        rounds=max(1.0, tiles * s.row_blocks / (device.sm_count * running)),
+    )
+
+
+def predict(
+    problem: Problem,
+    s: Schedule,
+    device: Device,
+    *,
+    stages: int = 1,
+    hot: bool = False,
+    registers: int | None = None,
+    spill_bytes: int = 0,
+    shared_bytes: int | None = None,
+    constants: Constants | None = None,
+) -> Cost:
+    """Predicted time of a kernel with `stages` dependent row reductions, forward or backward.
+
+    `hot`: its tensors lie in L2, as a small one does that the kernel before has written; one too large does not.
+    """
+    c = constants or constants_of(device)
+    hot = hot and problem.compulsory_bytes <= device.l2_bytes
+    looks = row_looks(s, stages, any(t.is_written and t.kind is Kind.ELEM for t in problem.tensors))
+    spilled = spill_bytes / 8
+    if registers is None:
+        registers, spilled = estimated_registers(problem, s, c)
+    grid = _grid(problem, s, device, registers, shared_bytes)
+    tile_us = _tile_us(problem, s, looks, c, hot=hot)
+    latency = grid.rounds * tile_us
+    memory = _memory_us(problem, s, device, looks, spilled, grid.blocks, c, hot=hot)
+    issue = _issue_us(problem, s, device, looks, grid.blocks, c)
+    starts = grid.blocks / device.sm_count * c.chained_block_us if s.chained else 0.0
+    bound = max(starts, (memory**c.blend + latency**c.blend + issue**c.blend) ** (1 / c.blend))
+    factor = _factor(problem, s, device, c, hot=hot)
+    columns = _columns_us(problem, s, device, grid.blocks, c)
+    # While the first tiles load and the last ones end, memory is not busy.
+    tail = c.tail_share * tile_us * memory / bound
+    launch = c.launch_us * (c.chained if s.chained else 1.0)
+    return Cost(
+        us=launch + bound * factor + columns + tail,
+        memory_us=memory,
+        latency_us=latency,
+        issue_us=issue,
+        starts_us=starts,
+        columns_us=columns,
+        tail_us=tail,
+        factor=factor,
+        bytes=problem.compulsory_bytes,
+        registers=registers,
+        spilled=int(spilled),
+        blocks_per_sm=grid.running,
+        occupancy=grid.running * s.threads / device.threads_per_sm,
+        waves=grid.waves,
+        looks=looks,
+    )
+
+
+def predicted_us(
+    problem: Problem, schedule: Schedule, device: Device, figures: Mapping[str, Any] | None = None, *, hot: bool = False
+) -> float:
+    """The model's µs of a kernel; with the kernel's figures from the compiler it need not guess its registers."""
+    stages = stages_of(problem)
+    if figures is None:
+        return predict(problem, schedule, device, stages=stages, hot=hot).us
+    return predict(
+        problem,
+        schedule,
+        device,
+        stages=stages,
+        hot=hot,
+        registers=int(figures["registers"]),
+        spill_bytes=int(figures["spill_bytes"]),
+        shared_bytes=int(figures["static_shared_bytes"]) + int(figures["dynamic_shared_bytes"]),
+    ).us

@@ -1,1 +1,0 @@
-"""Between a kernel handle and the arrays of its caller: checks of what comes in, allocation of what goes out."""

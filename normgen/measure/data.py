@@ -1,0 +1,57 @@
+"""The buffer sets that replays rotate over: random inputs, poisoned outputs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from normgen import verify
+from normgen.cuda.memory import DeviceBuffer, copy
+from normgen.measure.replays import extent
+from normgen.problem.problem import Problem
+from normgen.spec.spec import Kind
+from normgen.verify import Inputs
+
+FILL_ELEMENTS = 1 << 22  # random numbers a tensor; further rows repeat them
+POISON = 0xFF  # NaN in every stored format
+
+
+def sample_inputs(problem: Problem, *, seed: int) -> Inputs:
+    """The first rows of a problem's random inputs; the rows after them repeat these."""
+    sample = replace(problem, rows=min(problem.rows, max(1, FILL_ELEMENTS // problem.cols)))
+    return verify.make_inputs(sample, seed=seed, families=("normal",))
+
+
+def filled_sets(
+    inputs: Inputs, problem: Problem, offsets: dict[str, int], set_bytes: int, *, count: int, index: int
+) -> list[DeviceBuffer]:
+    """`count` sets with the same random numbers, each in its own memory. Zeros would run faster than data."""
+    first = DeviceBuffer(set_bytes, device=index)
+    first.fill(POISON)
+    sample = inputs.problem
+    for tensor in problem.tensors:
+        if tensor.is_written or problem.rows == 0:
+            continue
+        buffer = inputs.buffers[tensor.name]
+        size = extent(tensor, sample)
+        first.write(buffer.storage[buffer.offset : buffer.offset + size], offset=offsets[tensor.name])
+        if tensor.kind in (Kind.ELEM, Kind.ROW):
+            _repeat(first, offsets[tensor.name], filled=size, size=extent(tensor, problem))
+    sets = [first]
+    for _ in range(count - 1):
+        sets.append(DeviceBuffer(set_bytes, device=index))
+        sets[-1].copy_from(first)
+    return sets
+
+
+def zeros(size: int, index: int) -> DeviceBuffer:
+    buffer = DeviceBuffer(size, device=index)
+    buffer.fill(0)
+    return buffer
+
+
+def _repeat(buffer: DeviceBuffer, start: int, *, filled: int, size: int) -> None:
+    """Copy the first `filled` bytes from `start` on over the rest of `size`, doubling each time."""
+    while 0 < filled < size:
+        step = min(filled, size - filled)
+        copy(buffer.pointer + start + filled, buffer.pointer + start, step, device=buffer.device)
+        filled += step

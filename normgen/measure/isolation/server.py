@@ -1,0 +1,143 @@
+"""The process that owns a device during a search: it builds a bench and does what it is told over a pipe.
+
+    python -m normgen.measure.isolation.server FD PARENT FACTORY INDEX
+
+FD is one end of a socket pair, PARENT the process at the other, FACTORY names the bench (`module:class`), INDEX the
+device. Before the first message the factory's module may get the device ready (`get_ready(index)`). A message is
+(verb, positional, named arguments), the first verb `open` with the bench's arguments. For each message there are any
+number of ("at", key), the kernel that runs next, and then one of
+
+    ("ok", value)               what the call returned
+    ("refused", text)           the device refused the kernel; the bench goes on
+    ("fault", (key, outcome, text))   a KernelFaultError; the bench goes on
+    ("lost", text)              the context is gone; the process ends
+    ("bug", text)               any other exception, with its traceback; the process ends
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from normgen.errors import NormgenError
+from normgen.measure import timing
+from normgen.measure.protocol import Bench, DeviceLostError, KernelFaultError
+from normgen.records.record import Outcome
+
+VERBS = ("load", "check", "unload", "warm_up", "twin", "expect", "conditions", "race")
+ORPHAN_CHECK_S = 0.5
+
+
+class _Announcing:
+    """A bench's timer that says which kernel runs next, so that the one that ends the process is known."""
+
+    def __init__(self, bench: Bench, announce: Callable[[str], None]) -> None:
+        self._bench = bench
+        self._announce = announce
+        self.twin = bench.twin
+
+    def warm_up(self, key: str) -> None:
+        self._announce(key)
+        with _blamed_on(key):
+            self._bench.warm_up(key)
+
+    def sample(self, key: str) -> float:
+        self._announce(key)
+        with _blamed_on(key):
+            return self._bench.sample(key)
+
+    def disturbance(self) -> str:
+        return self._bench.disturbance() if isinstance(self._bench, timing.Watched) else ""
+
+
+@contextlib.contextmanager
+def _blamed_on(key: str) -> Iterator[None]:
+    """What the device refuses within a race is the fault of the kernel that ran."""
+    try:
+        yield
+    except (KernelFaultError, DeviceLostError):
+        raise
+    except NormgenError as error:
+        raise KernelFaultError(str(error), key=key, outcome=Outcome.LAUNCH_ERROR) from error
+
+
+class Server:
+    """Answers the messages of one parent."""
+
+    def __init__(self, link: Connection, factory: Callable[..., Bench]) -> None:
+        self._link = link
+        self._factory = factory
+        self._bench: Bench | None = None
+
+    def serve(self) -> None:
+        """Until the parent closes its end, or the device is lost."""
+        goes_on = True
+        while goes_on:
+            try:
+                verb, args, named = self._link.recv()
+            except EOFError:
+                return
+            goes_on = self._answer(verb, args, named)
+
+    def _answer(self, verb: str, args: Sequence[Any], named: dict[str, Any]) -> bool:
+        try:
+            answer: tuple[str, Any] = ("ok", self._do(verb, args, named))
+        except KernelFaultError as fault:
+            answer = ("fault", (fault.key, fault.outcome.value, str(fault)))
+        except DeviceLostError as error:
+            answer = ("lost", str(error))
+        except NormgenError as error:
+            answer = ("refused", str(error))
+        except Exception:
+            answer = ("bug", traceback.format_exc())
+        self._link.send(answer)
+        return answer[0] not in ("lost", "bug")
+
+    def _do(self, verb: str, args: Sequence[Any], named: dict[str, Any]) -> Any:
+        if verb == "open":
+            self._bench = self._factory(**named)
+            return tuple(self._bench.roofs)
+        assert self._bench is not None, "the first message opens the bench"
+        assert verb in VERBS, verb
+        if verb == "race":
+            return timing.race(_Announcing(self._bench, self._announce), *args, **named)
+        return getattr(self._bench, verb)(*args, **named)
+
+    def _announce(self, key: str) -> None:
+        self._link.send(("at", key))
+
+
+def end_with(parent: int) -> None:
+    """End this process when its parent has ended, even while a kernel hangs: it must not keep the device."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(ORPHAN_CHECK_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serve the parent at the other end of the pipe."""
+    descriptor, parent, factory, index = arguments
+    end_with(int(parent))
+    module_name, _, name = factory.partition(":")
+    module = importlib.import_module(module_name)
+    if hasattr(module, "get_ready"):
+        with contextlib.suppress(NormgenError):  # `open` meets the same and can say so
+            module.get_ready(int(index))
+    with Connection(int(descriptor)) as link:
+        Server(link, getattr(module, name)).serve()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

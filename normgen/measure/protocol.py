@@ -1,0 +1,76 @@
+"""What a campaign asks of a device, and how a device says that a kernel is to blame.
+
+`gpu_bench.GpuBench` does it on a GPU; `isolated.WorkerBench` does it in another process that owns such a bench.
+This file imports nothing heavy: a worker process is to be ready soon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from normgen.codegen.module import Module
+from normgen.errors import NormgenError
+from normgen.measure import timing
+from normgen.records.record import Outcome
+
+ROOF_PREFIX = "roof: "
+
+
+def roof_name(key: str) -> str:
+    """What records and results call a roof: `copy` of the key `roof: copy`."""
+    return key.removeprefix(ROOF_PREFIX)
+
+
+class DeviceLostError(NormgenError):
+    """A fault after which this process cannot use the device: its bench ends here."""
+
+    exit_code = 6
+
+
+class KernelFaultError(NormgenError):
+    """A loaded kernel cannot be used; `key` names it, `outcome` is what its record says."""
+
+    exit_code = 4
+
+    def __init__(self, rule: str, *, key: str, outcome: Outcome, received: str | None = None) -> None:
+        self.key = key
+        self.outcome = outcome
+        super().__init__(rule, received=received)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """A kernel's result against the reference: `error` per written tensor as a fraction of its bound."""
+
+    ok: bool
+    summary: str
+    error: dict[str, float] = field(default_factory=dict)
+
+
+class Bench(timing.Timer, Protocol):
+    """A device that holds one problem's data: it checks kernels and replays them.
+
+    Any call may raise KernelFaultError: that kernel is out, the others can still be used. DeviceLostError: nothing
+    can be used any more.
+    """
+
+    @property
+    def roofs(self) -> Sequence[str]:
+        """Keys of the copies of the problem's bytes."""
+
+    def load(self, key: str, module: Module, cubin: Any) -> None:
+        """Make a kernel ready under `key`. Raises NormgenError when the device refuses it."""
+
+    def check(self, key: str, *, full: bool) -> Check:
+        """Run a loaded kernel once on poisoned outputs and compare: some rows, or all that the problem offers."""
+
+    def unload(self, key: str) -> None:
+        """Forget a kernel and its replays."""
+
+    def expect(self, best_us: float) -> None:
+        """The best so far: what takes many times as long may be given up with the outcome `timeout`."""
+
+    def conditions(self) -> Mapping[str, Any]:
+        """SM clock, reasons for a lower one, and redone windows since the last call, as plain values."""

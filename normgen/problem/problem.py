@@ -1,0 +1,365 @@
+"""A problem: one spec in one direction at one size, with the stored dtype of every tensor."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Any, TypedDict
+
+from normgen.dtypes import F32, DType
+from normgen.dtypes import dtype as dtype_named
+from normgen.errors import SpecError, UsageError, did_you_mean
+from normgen.spec.spec import Kind, Role, Spec, Tensor
+
+
+class Direction(StrEnum):
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+    @property
+    def short(self) -> str:
+        return {"forward": "fwd", "backward": "bwd"}[self.value]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorUse:
+    """One tensor of a problem, as the kernel's caller passes it."""
+
+    name: str
+    kind: Kind
+    dtype: DType
+    is_written: bool
+    nullable: bool = False  # a written row statistic the caller may pass as null
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What a kernel is generated for.
+
+    tensors   every tensor of the launch in ABI order: outputs, then inputs
+    pitch     distance between row starts of every elem tensor, in elements; >= cols
+    align     bytes every base pointer is a multiple of
+    any_cols  cols is a run-time argument of the kernel (the general fallback), not a constant
+    accumulate  the written gradients are added to, not overwritten
+    deterministic  the same bits in every run: no atomics on sums. Only set where there are column reductions; all else
+                is summed in a fixed order anyway
+    stable_parameters  the caller promises that no kernel which may still run at the launch writes the column
+                       parameters (weights at inference): a dependent launch may read them before it waits
+    absent    optional tensors of the spec that are not there
+    """
+
+    spec: Spec
+    direction: Direction = Direction.FORWARD
+    rows: int
+    cols: int
+    tensors: tuple[TensorUse, ...]
+    pitch: int
+    align: int = 16
+    any_cols: bool = False
+    accumulate: bool = False
+    deterministic: bool = False
+    stable_parameters: bool = False
+    absent: tuple[str, ...] = ()
+
+    def tensor(self, name: str) -> TensorUse:
+        return next(t for t in self.tensors if t.name == name)
+
+    @property
+    def present(self) -> frozenset[str]:
+        return frozenset(t.name for t in self.tensors)
+
+    # The rules of the space ask for these a million times a problem.
+
+    @cached_property
+    def elem_tensors(self) -> tuple[TensorUse, ...]:
+        return tuple(t for t in self.tensors if t.kind is Kind.ELEM)
+
+    @cached_property
+    def row_input_bytes(self) -> int:
+        """Bytes that one element of every row input takes together."""
+        return sum(t.dtype.bytes for t in self.elem_tensors if not t.is_written)
+
+    @cached_property
+    def parameter_bytes(self) -> int:
+        """Bytes that one element of every column parameter takes together."""
+        return sum(t.dtype.bytes for t in self.tensors if t.kind is Kind.COL and not t.is_written)
+
+    @property
+    def searched_knobs(self) -> Mapping[str, tuple[Any, ...]]:
+        """The values that the spec's `[space]` gives knobs in this direction."""
+        return self.spec.knobs if self.direction is Direction.FORWARD else self.spec.backward_knobs
+
+    @cached_property
+    def column_outputs(self) -> int:
+        """Column reductions of a backward problem: dweight, dbias, ..."""
+        return sum(t.is_written and t.kind is Kind.COL for t in self.tensors)
+
+    @cached_property
+    def dtype(self) -> DType:
+        """The stored dtype of the first row input: the one the problem is named after."""
+        return next(t.dtype for t in self.elem_tensors if not t.is_written)
+
+    @cached_property
+    def gradients(self) -> tuple[str, ...] | None:
+        """Backward: the tensors whose gradients are written, where not all of them are; else None."""
+        if self.direction is not Direction.BACKWARD:
+            return None
+        sources = [t.name for t in _by_role(self.spec.tensors, Role.INPUT, Role.PARAMETER) if t.name not in self.absent]
+        written = tuple(name for name in sources if f"d{name}" in {t.name for t in self.tensors if t.is_written})
+        return written if len(written) < len(sources) else None
+
+    @cached_property
+    def stable_tensors(self) -> frozenset[str]:
+        """The column parameters, where they are promised not to change."""
+        columns = (t.name for t in self.tensors if t.kind is Kind.COL and not t.is_written)
+        return frozenset(columns) if self.stable_parameters else frozenset()
+
+    @property
+    def compulsory_bytes(self) -> int:
+        """Bytes that must move: every elem, row and col tensor once."""
+        count = {Kind.ELEM: self.rows * self.cols, Kind.ROW: self.rows, Kind.COL: self.cols, Kind.SCALAR: 1}
+        return sum(count[t.kind] * t.dtype.bytes for t in self.tensors)
+
+    @property
+    def name(self) -> str:
+        """For example layernorm_fwd_f32."""
+        return f"{self.spec.name}_{self.direction.short}_{self.dtype.name}"
+
+    def row_alignment(self, tensor: TensorUse) -> int:
+        """The largest power of two (≤ 32 bytes) that divides the address of every row start."""
+        return math.gcd(self.align, self.pitch * tensor.dtype.bytes, 32)
+
+    def __str__(self) -> str:
+        return f"{self.spec.name} {self.direction.value} {self.rows} x {self.cols} {self.dtype.name}"
+
+
+class Question(TypedDict, total=False):
+    """What may be asked of a problem besides its spec and shape; what is left out is as in `make_problem`.
+
+    dtype      stored dtype of the first input; `dtypes` (tensor name -> dtype) where others differ
+    direction  forward | backward
+    without    optional tensors that are not there
+    gradients  backward only: the tensors to differentiate with respect to (default: every input and parameter)
+    pitch, align, accumulate, deterministic, stable_parameters   as in `Problem`
+    """
+
+    dtype: str
+    dtypes: Mapping[str, str] | None
+    direction: str
+    without: Collection[str]
+    gradients: Collection[str] | None
+    pitch: int | None
+    align: int
+    accumulate: bool
+    deterministic: bool
+    stable_parameters: bool
+
+
+_SHAPE = re.compile(r"[0-9]{1,10}(x[0-9]{1,10})*")  # ten digits hold more than 31 bits
+
+
+def parse_shape(text: str) -> tuple[int, int]:
+    """`8x1024x768` -> rows = 8192, cols = 768: leading dimensions fold into rows."""
+    if not _SHAPE.fullmatch(text):
+        raise UsageError(
+            "a shape is whole numbers joined by 'x', of ten digits at most, the last one being cols",
+            received=text if len(text) <= 80 else f"{text[:40]}... ({len(text)} characters)",
+            hint="for example 8x1024x768",
+        )
+    return fold_shape(tuple(int(part) for part in text.split("x")))
+
+
+def fold_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+    """[.., cols] -> (rows, cols); every dimension but the last folds into rows."""
+    if not shape or shape[-1] < 1 or any(n < 0 for n in shape):
+        raise UsageError("a shape needs cols >= 1 and no negative size", received=str(shape))
+    rows, cols = math.prod(shape[:-1]), shape[-1]
+    if rows > 2**31 - 1 or cols > 2**31 - 1:
+        raise UsageError("rows and cols must each fit 31 bits", received=f"{rows} x {cols}")
+    return rows, cols
+
+
+def make_problem(
+    spec: Spec,
+    *,
+    shape: str | tuple[int, ...],
+    dtype: str = "f32",
+    dtypes: Mapping[str, str] | None = None,
+    direction: str = "forward",
+    without: Collection[str] = (),
+    pitch: int | None = None,
+    align: int = 16,
+    any_cols: bool = False,
+    accumulate: bool = False,
+    deterministic: bool = False,
+    stable_parameters: bool = False,
+    reads: Collection[str] | None = None,
+    gradients: Collection[str] | None = None,
+) -> Problem:
+    """The problem of running `spec` on `shape` = [.., cols], "8x1024x768" or a tuple.
+
+    dtype      stored dtype of the first input; a tensor that follows another takes that one's dtype
+    dtypes     tensor name -> dtype, where it differs (mixed precision)
+    without    optional tensors that are not there
+    reads      backward only: the forward's tensors that the kernel reads (default: inputs, parameters, what is saved)
+    gradients  backward only: the tensors to differentiate with respect to (default: every input and parameter)
+
+    Errors: UsageError for a name, dtype, shape, pitch or alignment that does not fit, SpecError as `check_flow`.
+    """
+    rows, cols = parse_shape(shape) if isinstance(shape, str) else fold_shape(shape)
+    if direction not in list(Direction):
+        raise UsageError("unknown direction", received=direction, hint=did_you_mean(direction, Direction))
+    _check_names(spec, (*without, *(dtypes or {}), *(reads or ()), *(gradients or ())), without)
+    stored = _stored_dtypes(spec, dtype, dtypes or {})
+    here = [t for t in spec.tensors if t.name not in without]
+    is_forward = direction == Direction.FORWARD
+    if not is_forward:
+        check_flow(spec, without)
+    tensors = _forward_tensors(here, stored) if is_forward else _backward_tensors(spec, here, stored, reads, gradients)
+    _check_layout(tensors, cols, pitch, align)
+    return Problem(
+        spec=spec,
+        direction=Direction(direction),
+        rows=rows,
+        cols=cols,
+        tensors=tensors,
+        pitch=cols if pitch is None else pitch,
+        align=align,
+        any_cols=any_cols,
+        accumulate=accumulate,
+        deterministic=deterministic and any(t.is_written and t.kind is Kind.COL for t in tensors),
+        stable_parameters=stable_parameters,
+        absent=tuple(sorted(without)),
+    )
+
+
+def _check_names(spec: Spec, named: Iterable[str], without: Collection[str]) -> None:
+    known = [t.name for t in spec.tensors]
+    for name in named:
+        if name not in known:
+            raise UsageError(f"spec '{spec.name}' has no such tensor", received=name, hint=did_you_mean(name, known))
+    for name in without:
+        if not spec.tensor(name).optional:
+            raise UsageError(f"tensor '{name}' of spec '{spec.name}' is not optional", received=f"without {name}")
+
+
+def check_flow(spec: Spec, without: Collection[str]) -> None:
+    """Refuse a backward pass that would start from nothing, or lose the gradient of a statistic.
+
+    The backward pass starts from the gradients of the outputs. A statistic that the spec lists as saved has no
+    gradient of its own, as mean and rstd have none in torch's native_layer_norm.
+
+    Errors: SpecError at the statistic's line; for a spec without an output, at its first statistic's.
+    """
+    here = [t for t in spec.tensors if t.name not in without]
+    statistics = _by_role(here, Role.STATISTIC)
+    where = spec.file or spec.name
+    if not _by_role(here, Role.OUTPUT):
+        raise SpecError(
+            "a backward pass needs an elem output",
+            file=where,
+            line=next((t.line for t in statistics), None),
+            received=f"spec '{spec.name}' with {', '.join(t.name for t in statistics) or 'nothing'} written",
+            hint="give a tensor the role output: a statistic's gradient is not taken",
+        )
+    for lost in (t for t in statistics if t.name not in spec.saved):
+        way_out = f"leave it out (--without {lost.name})" if lost.optional else "make it optional and leave it out"
+        raise SpecError(
+            f"the backward pass does not take the gradient of a statistic, here of '{lost.name}'",
+            file=where,
+            line=lost.line,
+            received=f"a backward problem with the statistic '{lost.name}'",
+            hint=f'{way_out}, or list it under [backward] saved = ["{lost.name}"] if nothing differentiates through it',
+        )
+
+
+def _stored_dtypes(spec: Spec, first: str, given: Mapping[str, str]) -> dict[str, DType]:
+    """Stored dtype of every tensor: given by name, else that of the tensor it follows, else `first`."""
+    chosen = {name: dtype_named(value) for name, value in given.items()}
+    chosen.setdefault(spec.inputs[0].name, dtype_named(first))
+
+    def of(tensor: Tensor) -> DType:
+        if tensor.name in chosen:
+            return chosen[tensor.name]
+        if tensor.role is Role.STATISTIC:
+            return F32
+        if tensor.follows:
+            return of(spec.tensor(tensor.follows))
+        wanted = chosen[spec.inputs[0].name]
+        return wanted if not tensor.dtypes or wanted.name in tensor.dtypes else dtype_named(tensor.dtypes[0])
+
+    stored = {tensor.name: of(tensor) for tensor in spec.tensors}
+    for tensor in spec.tensors:
+        allowed = ("f32",) if tensor.role is Role.STATISTIC else tensor.dtypes
+        if allowed and stored[tensor.name].name not in allowed:
+            rule = f"tensor '{tensor.name}' of spec '{spec.name}' is stored as one of: {', '.join(allowed)}"
+            raise UsageError(rule, received=stored[tensor.name].name)
+    return stored
+
+
+def _uses(tensors: Iterable[Tensor], stored: Mapping[str, DType], *, is_written: bool) -> tuple[TensorUse, ...]:
+    return tuple(
+        TensorUse(
+            name=t.name,
+            kind=t.kind,
+            dtype=stored[t.name],
+            is_written=is_written,
+            nullable=is_written and t.optional and t.role is Role.STATISTIC,
+        )
+        for t in tensors
+    )
+
+
+def _by_role(tensors: Iterable[Tensor], *roles: Role) -> list[Tensor]:
+    """In the order of `roles`, then the spec's."""
+    listed = list(tensors)
+    return [t for role in roles for t in listed if t.role is role]
+
+
+def _forward_tensors(here: list[Tensor], stored: Mapping[str, DType]) -> tuple[TensorUse, ...]:
+    written = _by_role(here, Role.OUTPUT, Role.STATISTIC)
+    read = _by_role(here, Role.INPUT, Role.PARAMETER)
+    return (*_uses(written, stored, is_written=True), *_uses(read, stored, is_written=False))
+
+
+def _backward_tensors(
+    spec: Spec,
+    here: list[Tensor],
+    stored: Mapping[str, DType],
+    reads: Collection[str] | None,
+    gradients: Collection[str] | None,
+) -> tuple[TensorUse, ...]:
+    """dx, dweight, ... written; dy, then the forward's tensors read. A gradient is stored like its tensor."""
+    sources = _by_role(here, Role.INPUT, Role.PARAMETER)
+    wrt = [t for t in sources if gradients is None or t.name in gradients]
+    outputs = _by_role(here, Role.OUTPUT)
+    if not wrt:
+        rule = f"a backward pass of spec '{spec.name}' writes at least one gradient"
+        raise UsageError(rule, received="gradients of nothing", hint="name an input or a parameter")
+
+    def gradient(tensor: Tensor, is_written: bool) -> TensorUse:
+        dtype = stored[tensor.name]
+        return TensorUse(name=f"d{tensor.name}", kind=tensor.kind, dtype=dtype, is_written=is_written)
+
+    for name in set(reads or ()) - {t.name for t in here}:
+        raise UsageError("a tensor cannot be both read and absent", received=name)
+    wanted = {t.name for t in sources} | set(spec.saved) if reads is None else set(reads)
+    forward = _by_role(here, Role.OUTPUT, Role.INPUT, Role.PARAMETER, Role.STATISTIC)
+    return (
+        *(gradient(t, True) for t in wrt),
+        *(gradient(t, False) for t in outputs),
+        *_uses((t for t in forward if t.name in wanted), stored, is_written=False),
+    )
+
+
+def _check_layout(tensors: tuple[TensorUse, ...], cols: int, pitch: int | None, align: int) -> None:
+    if pitch is not None and pitch < cols:
+        raise UsageError("the pitch is at least cols, in elements", received=f"pitch {pitch}, cols {cols}")
+    largest = max(t.dtype.bytes for t in tensors)
+    if align < largest or align & (align - 1):
+        rule = f"the alignment is a power of two and at least the largest element, here {largest} bytes"
+        raise UsageError(rule, received=str(align))

@@ -1,0 +1,308 @@
+"""The identities of one forward program, as rewriting of power products.
+
+Gradients cancel only when equal things look equal, so every product is brought to one form:
+
+    (var + eps)**(-3/2)       -> rstd**3            a value's definition, solved for its one unnamed term
+    x - mean                  -> xhat / rstd        the same, where rstd is a factor (see `settled`)
+    x_sum                     -> mean * cols
+    sum(dy * rstd * (x-mean)) -> sum(dy * xhat)     row factors leave a row reduction
+    sum(x - mean)             -> 0                  because sum(x) = mean * cols
+    sum(exp(x - max) / s)     -> 1                  because sum(exp(x - max)) = s
+    exp(x - max) -> s*exp(y)  where y = x - max - log(s) is saved: an output solved for what it was shifted from
+
+`settled` undoes a solved definition wherever it would leave a division behind that the forward does not
+make: x - mean stays x - mean unless its gradient brings the factor rstd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import sympy as sp
+
+from normgen.program.gradient.monomials import (
+    UNIT,
+    Monomial,
+    Poly,
+    Product,
+    add_into,
+    expression,
+    factors,
+    monomial,
+    multiplied,
+    raised,
+)
+from normgen.program.gradient.normalised import kind_of
+from normgen.program.ir import COLS, Load, Map, Reduce, Statement, defined_names
+from normgen.program.monoid import symbol
+from normgen.spec.spec import Kind
+
+_ONE = sp.Integer(1)
+
+
+class Algebra:
+    """Rewriting rules of the forward statements; `saved` names the values that are loaded, not recomputed."""
+
+    def __init__(self, statements: Iterable[Statement], kinds: Mapping[str, Kind], saved: frozenset[str]) -> None:
+        self.kinds = dict(kinds)
+        self.saved = saved
+        self.definitions: dict[sp.Symbol, sp.Expr] = {}
+        self.origin: dict[sp.Symbol, tuple[sp.Expr, dict[sp.Expr, sp.Rational]]] = {}  # xhat: x - mean, its product
+        self.sums: dict[sp.Symbol, Monomial] = {}
+        self._rules: dict[sp.Expr, Product] = {}
+        self._names: dict[sp.Expr, sp.Symbol] = {}
+        self._shifts: dict[sp.Symbol, sp.Expr] = {}
+        self._known_sums: dict[Monomial, Product] = {}
+        self._sum_of: dict[Monomial, sp.Symbol] = {}
+        self._loads = {symbol(s.name) for s in statements if isinstance(s, Load)}
+        self._max_values = {symbol(s.names[0]) for s in statements if isinstance(s, Reduce) and s.monoid.name == "max"}
+        maps = [s for s in statements if isinstance(s, Map)]
+        for statement in maps:
+            self.definitions[symbol(statement.name)] = statement.expr
+        for statement in maps:
+            self._add_shift(symbol(statement.name), statement.expr)
+        for statement in maps:
+            self._add_definition(symbol(statement.name), statement.expr)
+        for reduce in (s for s in statements if isinstance(s, Reduce) and s.monoid.name == "sum"):
+            self._add_known_sum(symbol(defined_names(reduce)[0]), reduce.args[0])
+
+    def kind(self, expr: sp.Expr) -> Kind:
+        return kind_of(expr, self.kinds)
+
+    # -- rules ---------------------------------------------------------------------------------------------
+
+    def _add_shift(self, value: sp.Symbol, expr: sp.Expr) -> None:
+        """A saved y = x - rows gives x = y + rows; a saved lse = max + log(s) gives max = lse - log(s)."""
+        if value.name not in self.saved or not expr.is_Add:
+            return
+        kind = self.kinds[value.name]
+        own = [t for t in expr.args if self.kind(t) is Kind.ELEM] if kind is Kind.ELEM else self._maxima(expr.args)
+        rest = [t for t in expr.args if t not in own]
+        if len(own) != 1 or not own[0].is_Symbol or own[0].name in self.saved:
+            return
+        if all(self.kind(t) in (Kind.ROW, Kind.SCALAR) for t in rest):
+            self._shifts[own[0]] = self._with_logs(value - sp.Add(*rest))
+
+    def _maxima(self, terms: Iterable[sp.Expr]) -> list[sp.Expr]:
+        return [t for t in terms if t in self._max_values]
+
+    def _with_logs(self, expr: sp.Expr) -> sp.Expr:
+        """`expr` with row values that hold a logarithm written out, so that exp meets log."""
+        logs = {s: self.definitions[s] for s in expr.free_symbols if s.name not in self.saved and self._has_log(s)}
+        return expr.xreplace(logs)
+
+    def _has_log(self, value: sp.Symbol) -> bool:
+        terms = sp.Add.make_args(self.definitions.get(value, sp.Integer(0)))
+        return any(isinstance(t, sp.log) for t in terms)
+
+    def _add_definition(self, value: sp.Symbol, expr: sp.Expr) -> None:
+        shifted = self._shifted(expr)
+        if value.name not in self.saved and shifted != expr and not shifted.free_symbols & set(self._shifts):
+            self._rules[value] = self.product(factors(shifted))
+            return
+        number, powers = self.product(factors(self._with_logs(expr)))
+        if number == 1 and list(powers.values()) == [1] and not next(iter(powers)).is_Symbol:
+            term = next(iter(powers))
+            self._names.setdefault(term, value)
+            self._rules.setdefault(term, (_ONE, {value: _ONE}))
+            return
+        if not expr.is_Symbol:
+            self._names.setdefault(expr, value)
+        term_and_rest = self._solvable(value, powers)
+        if term_and_rest is None:
+            return
+        term, rest = term_and_rest
+        inverse = 1 / powers[term]
+        solved = multiplied({value: inverse}, raised(rest, -inverse))
+        if term not in self._rules:
+            self._rules[term] = (number**-inverse, solved)
+            self.origin[value] = (term, dict(powers))
+
+    def _solvable(
+        self, value: sp.Symbol, powers: Mapping[sp.Expr, sp.Rational]
+    ) -> tuple[sp.Expr, dict[sp.Expr, sp.Rational]] | None:
+        """The one term that a product may be solved for, and the rest of the product.
+
+        The rest is row values only: a parameter may be 0.
+        """
+        kind = self.kinds[value.name]
+        if kind is Kind.SCALAR:
+            return None
+        own = [a for a in powers if a != COLS and self.kind(a) is kind]
+        if len(own) != 1 or not (1 / powers[own[0]]).is_Integer:
+            return None
+        term = own[0]
+        if term in self.origin and kind is Kind.ELEM:
+            return None
+        rest = {a: p for a, p in powers.items() if a != term}
+        if any(a != COLS and self.kind(a) not in (Kind.ROW, Kind.SCALAR) for a in rest):
+            return None
+        has_rows = any(a != COLS and self.kind(a) is Kind.ROW for a in rest)
+        is_at_hand = term.is_Symbol and (term.name in self.saved or term in self._loads)
+        return None if is_at_hand and not has_rows else (term, rest)
+
+    def _add_known_sum(self, total: sp.Symbol, arg: sp.Expr) -> None:
+        number, powers = self.product(factors(arg))
+        rows, rest = self.split(powers)
+        total_number, total_powers = self.product((_ONE, {total: _ONE}))
+        found = (total_number / number, multiplied(total_powers, raised(rows, sp.Integer(-1))))
+        self._known_sums.setdefault(rest, found)
+
+    # -- one form ------------------------------------------------------------------------------------------
+
+    def product(self, product: Product) -> Product:
+        """The canonical form of a product."""
+        number, given = product
+        result: dict[sp.Expr, sp.Rational] = {}
+        waiting = list(given.items())
+        while waiting:
+            atom, exponent = waiting.pop()
+            factor, powers = self._replacement(atom, exponent)
+            number = number * factor
+            if powers is None:
+                result = multiplied(result, {atom: exponent})
+            else:
+                waiting.extend(powers.items())
+        return number, {a: p for a, p in result.items() if p != 0}
+
+    def _replacement(
+        self, atom: sp.Expr, exponent: sp.Rational
+    ) -> tuple[sp.Expr, Mapping[sp.Expr, sp.Rational] | None]:
+        if atom in self._rules:
+            number, powers = self._rules[atom]
+            return number**exponent, raised(powers, exponent)
+        if atom.is_Add and exponent.is_Integer and -atom in self._rules:
+            return (-_ONE) ** exponent, {-atom: exponent}
+        renamed = atom if atom.is_Symbol else self._shifted(atom).xreplace(self._names)
+        if renamed != atom:
+            number, powers = factors(renamed)
+            return number**exponent, raised(powers, exponent)
+        return _ONE, None
+
+    def _shifted(self, expr: sp.Expr) -> sp.Expr:
+        if not self._shifts or not expr.free_symbols & set(self._shifts):
+            return expr
+        return self._with_logs(expr).xreplace(self._shifts)
+
+    def poly(self, terms: Poly) -> Poly:
+        """The canonical form of a sum."""
+        result: Poly = {}
+        for term, number in terms.items():
+            found, powers = self.product((number, dict(term)))
+            add_into(result, {monomial(powers): found})
+        return result
+
+    def times(self, left: Poly, right: Poly) -> Poly:
+        """left * right, canonical."""
+        result: Poly = {}
+        for a, m in left.items():
+            for b, n in right.items():
+                number, powers = self.product((m * n, multiplied(a, b)))
+                add_into(result, {monomial(powers): number})
+        return result
+
+    def split(self, powers: Mapping[sp.Expr, sp.Rational] | Monomial) -> tuple[Monomial, Monomial]:
+        """Factors that are constant along a row, and the rest."""
+        pairs = dict(powers)
+        is_row = {a: a == COLS or self.kind(a) in (Kind.ROW, Kind.SCALAR) for a in pairs}
+        rows = monomial({a: p for a, p in pairs.items() if is_row[a]})
+        return rows, monomial({a: p for a, p in pairs.items() if not is_row[a]})
+
+    # -- row reductions ------------------------------------------------------------------------------------
+
+    def row_sum(self, poly: Poly) -> Poly:
+        """sum(poly) over the columns: row factors outside, identities applied, the rest named sums."""
+        total: Poly = {}
+        for term, number in poly.items():
+            rows, rest = self.split(term)
+            add_into(total, self.times({rows: number}, self._sum_term(rest)))
+        return total
+
+    def _sum_term(self, rest: Monomial) -> Poly:
+        found = self._identity(rest)
+        return {((self.sum_symbol(rest), _ONE),): _ONE} if found is None else found
+
+    def _identity(self, rest: Monomial) -> Poly | None:
+        if rest == UNIT:
+            return {((COLS, _ONE),): _ONE}
+        if rest in self._known_sums:
+            number, powers = self._known_sums[rest]
+            return self.poly({monomial(powers): number})
+        if len(rest) == 1 and rest[0][1] == 1:
+            return self._centred(rest[0][0])
+        return None
+
+    def _centred(self, atom: sp.Expr) -> Poly | None:
+        """sum(x - mean) where every term's sum is known; only a constant is worth having."""
+        term, powers = self.origin.get(atom, (atom, {atom: _ONE}))
+        if powers.get(term) != 1:
+            return None
+        rest = {a: p for a, p in powers.items() if a != term}
+        term = self.definitions.get(term, term)
+        if not term.is_Add:
+            return None
+        total: Poly = {}
+        for part in term.args:
+            number, product = self.product(factors(part))
+            rows, elems = self.split(product)
+            found = self._identity(elems) if elems == UNIT or elems in self._known_sums else None
+            if found is None:
+                return None
+            add_into(total, self.times({rows: number}, found))
+        total = self.times(total, {monomial(rest): _ONE})
+        return total if set(total) <= {UNIT} else None
+
+    def sum_symbol(self, rest: Monomial) -> sp.Symbol:
+        """The row value sum(rest)."""
+        if rest not in self._sum_of:
+            value = sp.Symbol(f"sum[{expression(rest)}]", real=True)
+            self._sum_of[rest] = value
+            self.sums[value] = rest
+            self.kinds[value.name] = Kind.ROW
+        return self._sum_of[rest]
+
+    # -- undoing -------------------------------------------------------------------------------------------
+
+    def settled(self, poly: Poly) -> Poly:
+        """`poly` with solved definitions undone wherever they leave a division that the forward lacks."""
+        result: Poly = {}
+        for term, number in poly.items():
+            found, powers = number, dict(term)
+            while (step := self._undo(powers)) is not None:
+                found, powers = found * step[0], dict(step[1])
+            add_into(result, {monomial(powers): found})
+        return result
+
+    def _undo(self, powers: Mapping[sp.Expr, sp.Rational]) -> Product | None:
+        divisors = {a for a, p in powers.items() if p < 0 and a.is_Symbol and a != COLS}
+        for atom, exponent in sorted(powers.items(), key=lambda f: str(f[0])):
+            if atom in self.origin and exponent >= 1 and self._divides(atom, divisors):
+                return _ONE, multiplied(powers, {atom: -_ONE}, self.unsolved(atom))
+            if atom in self.sums and exponent >= 1:
+                for inner, _ in self.sums[atom]:
+                    if inner in self.origin and self._divides(inner, divisors):
+                        rest, rows = self.opened(self.sums[atom], inner)
+                        return _ONE, multiplied(powers, {atom: -_ONE, self.sum_symbol(rest): _ONE}, rows)
+        for atom in sorted(divisors, key=str):
+            number, definition = factors(self.definitions.get(atom, atom))
+            own = [p for a, p in definition.items() if a != COLS and self.kind(a) is Kind.ROW]
+            if atom in self.origin and own and all(p < 0 for p in own):
+                exponent = powers[atom]
+                return number**exponent, multiplied(powers, {atom: -exponent}, raised(definition, exponent))
+        return None
+
+    def _divides(self, value: sp.Symbol, divisors: set[sp.Expr]) -> bool:
+        """Whether solving for the value's term brought one of the divisors."""
+        _, powers = self.origin[value]
+        return any(powers.get(d, 0) > 0 for d in divisors)
+
+    def unsolved(self, value: sp.Symbol) -> dict[sp.Expr, sp.Rational]:
+        """xhat -> (x - mean) * rstd"""
+        return self.origin[value][1]
+
+    def opened(self, rest: Monomial, value: sp.Symbol) -> tuple[Monomial, Monomial]:
+        """sum(.. xhat ..) = rows * sum(..(x - mean)..): the new term and the row factors that left it."""
+        exponent = dict(rest)[value]
+        powers = multiplied(rest, {value: -exponent}, raised(self.unsolved(value), exponent))
+        rows, elems = self.split(powers)
+        return elems, rows

@@ -1,0 +1,114 @@
+"""The derivative of one expression by one of its values, as a sum of power products.
+
+The forms are chosen for float32: sigmoid gives s * (1 - s), never exp(-x) / (1 + exp(-x))**2, which is
+inf / inf for x < -88; sums stay whole. |x| and the elementwise maximum take the middle of their subgradient
+at a tie (0 and one half each), which is also what central differences see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import sympy as sp
+
+from normgen.errors import ProgramError
+from normgen.program.gradient.monomials import UNIT, Poly, add_into, factors, monomial, multiplied
+
+
+def derivative(expr: sp.Expr, of: sp.Symbol) -> Poly:
+    """d expr / d of. ProgramError for a function without a rule."""
+    if expr == of:
+        return {UNIT: sp.Integer(1)}
+    if of not in expr.free_symbols:
+        return {}
+    if expr.is_Add:
+        total: Poly = {}
+        for term in expr.args:
+            add_into(total, derivative(term, of))
+        return total
+    if expr.is_Mul:
+        return _of_product(expr, of)
+    if expr.is_Pow:
+        return _of_power(expr, of)
+    return _of_function(expr, of)
+
+
+def _scaled(inner: Poly, outer: sp.Expr | tuple[sp.Expr, ...]) -> Poly:
+    """inner * outer; a tuple's members are factors, each kept whole."""
+    number: sp.Expr = sp.Integer(1)
+    powers: dict[sp.Expr, sp.Rational] = {}
+    for factor in outer if isinstance(outer, tuple) else (outer,):
+        n, p = factors(factor)
+        number, powers = number * n, multiplied(powers, p)
+    result: Poly = {}
+    for term, coefficient in inner.items():
+        add_into(result, {monomial(multiplied(term, powers)): coefficient * number})
+    return result
+
+
+def _of_product(expr: sp.Expr, of: sp.Symbol) -> Poly:
+    total: Poly = {}
+    for i, factor in enumerate(expr.args):
+        others = (*expr.args[:i], *expr.args[i + 1 :])
+        add_into(total, _scaled(derivative(factor, of), others))
+    return total
+
+
+def _of_power(expr: sp.Expr, of: sp.Symbol) -> Poly:
+    base, exponent = expr.args
+    if of in exponent.free_symbols:
+        outer = (expr, sp.log(base))
+        total = _scaled(derivative(exponent, of), outer)
+        add_into(total, _scaled(derivative(base, of), (exponent, sp.Pow(base, exponent - 1))))
+        return total
+    if _is_sigmoid(expr):
+        (argument,) = (term.args[0] for term in base.args if isinstance(term, sp.exp))
+        return _scaled(derivative(argument, of), (sp.Integer(-1), expr, 1 - expr))
+    return _scaled(derivative(base, of), (exponent, sp.Pow(base, exponent - 1)))
+
+
+def _is_sigmoid(expr: sp.Expr) -> bool:
+    """1 / (1 + exp(u))"""
+    base, exponent = expr.args
+    return bool(
+        exponent == -1
+        and base.is_Add
+        and len(base.args) == 2
+        and sp.Integer(1) in base.args
+        and any(isinstance(term, sp.exp) for term in base.args)
+    )
+
+
+_OUTER: dict[str, Callable[[sp.Expr], tuple[sp.Expr, ...]]] = {
+    "exp": lambda f: (f,),
+    "log": lambda f: (sp.Pow(f.args[0], -1),),
+    "tanh": lambda f: (1 - f**2,),
+    "erf": lambda f: (2 / sp.sqrt(sp.pi), sp.exp(-(f.args[0] ** 2))),
+    "Abs": lambda f: (sp.sign(f.args[0]),),
+    "sigmoid": lambda f: (f, 1 - f),
+}
+
+
+def _of_function(expr: sp.Expr, of: sp.Symbol) -> Poly:
+    name = type(expr).__name__
+    if name in ("Max", "Min"):
+        return _of_extremum(expr, of)
+    if name == "sign":
+        return {}
+    if name not in _OUTER or len(expr.args) != 1:
+        raise ProgramError(
+            f"the function {name} has no derivative rule",
+            received=str(expr),
+            hint="known: " + ", ".join(sorted(_OUTER)) + ", Max, Min, + - * / and powers",
+        )
+    return _scaled(derivative(expr.args[0], of), _OUTER[name](expr))
+
+
+def _of_extremum(expr: sp.Expr, of: sp.Symbol) -> Poly:
+    """d Max(a, b) = (1 + sign(a - b))/2 da + (1 + sign(b - a))/2 db; more than two arguments nest."""
+    first, *rest = expr.args
+    other = expr.func(*rest)
+    ahead = sp.sign(first - other if isinstance(expr, sp.Max) else other - first)
+    total = _scaled(derivative(first, of), (sp.Rational(1, 2), 1 + ahead))
+    add_into(total, _scaled(derivative(other, of), (sp.Rational(1, 2), 1 - ahead)))
+    return {term: number for term, number in total.items() if number != 0}

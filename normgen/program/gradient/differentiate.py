@@ -1,0 +1,293 @@
+"""The backward RowProgram of a forward RowProgram: reverse mode, then the algebra of textbooks.
+
+    layernorm, saved mean and rstd:
+
+    xhat = (x - mean) * rstd        dxhat = dy * weight
+    dx = rstd * (dxhat - mean(dxhat) - xhat * mean(dxhat * xhat))
+    dweight = sum_rows(dy * xhat)   dbias = sum_rows(dy)
+
+Rules. elem -> row fan-in is a row reduction, elem -> col fan-in a column reduction, a row cotangent is
+broadcast to the elems it sums; scalars have no gradient. A maximum passes no gradient, and that is proven:
+its cotangent must cancel to 0, as it does in softmax, where the maximum only shifts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import sympy as sp
+
+from normgen.errors import ProgramError, did_you_mean
+from normgen.program.gradient.algebra import Algebra
+from normgen.program.gradient.chain_order import in_chain_order
+from normgen.program.gradient.derivative import derivative
+from normgen.program.gradient.monomials import UNIT, Poly, add_into
+from normgen.program.gradient.normalised import fresh, name_terms
+from normgen.program.gradient.shared_terms import share_terms
+from normgen.program.gradient.writer import GradientWriter
+from normgen.program.ir import (
+    COLS,
+    Load,
+    Map,
+    Reduce,
+    RowProgram,
+    Statement,
+    Store,
+    check,
+    defined_names,
+    used_exprs,
+    used_names,
+    value_kinds,
+)
+from normgen.program.monoid import symbol
+from normgen.program.ordered import opened
+from normgen.spec.spec import Kind
+
+NO_TENSORS: Mapping[str, Kind] = {}
+_KIND_ORDER = (Kind.ELEM, Kind.COL, Kind.ROW)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientTensor:
+    """One tensor of a backward program; its dtype is that of the forward tensor `of` (dx of x, dy of y)."""
+
+    name: str
+    kind: Kind
+    is_written: bool
+    of: str
+
+
+def differentiate(
+    program: RowProgram,
+    *,
+    wrt: tuple[str, ...] | None = None,
+    saved: tuple[str, ...] = (),
+    cotangents: tuple[str, ...] | None = None,
+    accumulate: bool | tuple[str, ...] = False,
+    unread: Mapping[str, Kind] = NO_TENSORS,
+) -> RowProgram:
+    """The program that computes d<input> for each input in `wrt` from d<output> of each stored elem tensor.
+
+    wrt         loaded tensors to differentiate by; None: all of them, and those of `unread`
+    unread      tensors, with their kinds, that the program does not load: their gradients are 0
+    saved       forward values (row or elem) that are loaded; what is not saved is recomputed
+    cotangents  stored tensors whose gradient is given; None: the elem outputs. Others count as constants
+    accumulate  add to the gradients instead of overwriting them: all, or the tensors named (`dweight`). The program
+                neither reads nor stores an accumulated gradient that is 0
+    Errors: ProgramError for an unknown name, a monoid other than sum, max, absmax, a maximum that does more
+    than shift, and a function without a derivative.
+    """
+    check(program)
+    inputs = {**{s.name: s.kind for s in program.loads}, **unread}
+    stored = {s.tensor: s for s in program.stores}
+    chosen = tuple(inputs) if wrt is None else _known(wrt, inputs, "gradients are taken by loaded tensors")
+    sources = tuple(s.tensor for s in program.stores if s.kind is Kind.ELEM) if cotangents is None else cotangents
+    _known(sources, stored, "cotangents belong to stored tensors")
+    if not sources:
+        raise ProgramError("a backward pass needs an elem output", received=program.name)
+    _check_saved(program, saved)
+    reverse = _Reverse(program, chosen, saved, {t: stored[t] for t in sources})
+    gradients = reverse.sweep()
+    writer = reverse.writer()
+    names = {f"d{n}" for n in chosen}
+    added = names if accumulate is True else set(accumulate or ())
+    _known(tuple(added), names, "only a gradient can be accumulated")
+    for name in sorted(chosen, key=lambda n: _KIND_ORDER.index(inputs[n])):
+        writer.gradient(f"d{name}", inputs[name], gradients.get(name, {}), accumulate=f"d{name}" in added)
+    statements = in_chain_order(writer.statements, reverse.forward, reverse.given())
+    statements = share_terms(statements, reverse.kinds | reverse.algebra.kinds, reverse.taken)
+    return check(RowProgram(f"{program.name}_backward", _in_order(statements, reverse), program.scalars))
+
+
+def backward_tensors(
+    program: RowProgram,
+    saved: tuple[str, ...] = (),
+    *,
+    wrt: tuple[str, ...] | None = None,
+    cotangents: tuple[str, ...] | None = None,
+    unread: Mapping[str, Kind] = NO_TENSORS,
+) -> tuple[GradientTensor, ...]:
+    """Every tensor of `differentiate(program, ...)` in the order of a call.
+
+    For layernorm with saved mean and rstd: dx, dweight, dbias, dy, x, weight, mean, rstd.
+    """
+    backward = differentiate(program, wrt=wrt, saved=saved, cotangents=cotangents, unread=unread)
+    forward_inputs = {s.name for s in program.loads}
+    order = [*forward_values(program), *unread]
+    written = [GradientTensor(name=s.tensor, kind=s.kind, is_written=True, of=s.tensor[1:]) for s in backward.stores]
+    written.sort(key=lambda t: order.index(t.of))
+    read = []
+    for load in backward.loads:
+        is_cotangent = load.name not in order
+        of = load.name[1:] if is_cotangent else load.name
+        read.append(GradientTensor(name=load.name, kind=load.kind, is_written=False, of=of))
+    read.sort(key=lambda t: (_KIND_ORDER.index(t.kind), t.name in order, t.name not in forward_inputs, t.of))
+    return (*written, *read)
+
+
+def forward_values(program: RowProgram) -> tuple[str, ...]:
+    """Names of all values and stored tensors, in order of definition."""
+    names = [n for s in program.statements for n in (defined_names(s) if not isinstance(s, Store) else (s.tensor,))]
+    return tuple(dict.fromkeys(names))
+
+
+def _known(names: tuple[str, ...], known: Collection[str], rule: str) -> tuple[str, ...]:
+    for name in names:
+        if name not in known:
+            raise ProgramError(rule, received=name, hint=did_you_mean(name, known))
+    return names
+
+
+def _check_saved(program: RowProgram, saved: tuple[str, ...]) -> None:
+    kinds = value_kinds(program)
+    loads = {s.name for s in program.loads}
+    candidates = {n for n, k in kinds.items() if k in (Kind.ROW, Kind.ELEM) and n not in loads}
+    _known(saved, candidates, "the forward saves row or elem values that it computes")
+
+
+class _Reverse:
+    """One sweep from the outputs to the inputs."""
+
+    def __init__(
+        self, program: RowProgram, wrt: tuple[str, ...], saved: tuple[str, ...], sources: dict[str, Store]
+    ) -> None:
+        self.taken = {*value_kinds(program), COLS.name, *(s.tensor for s in program.stores)}
+        self.wrt = wrt
+        gradients = [*(f"d{n}" for n in wrt), *(f"d{t}" for t in sources)]
+        for name in gradients:
+            if name in self.taken:
+                raise ProgramError("the name of a gradient must be free in the forward program", received=name)
+            self.taken.add(name)
+        self.forward = name_terms(program, self.taken)
+        self.kinds = value_kinds(RowProgram(program.name, self.forward, program.scalars))
+        self.kinds.update((f"d{tensor}", store.kind) for tensor, store in sources.items())
+        self.loaded = {s.name: s.kind for s in program.loads}
+        self.loaded.update((name, self.kinds[name]) for name in (*saved, *(f"d{t}" for t in sources)))
+        self.algebra = Algebra(list(map(_opened, self.forward)), self.kinds, frozenset(saved))
+        self.sources = sources
+        self.named: dict[sp.Symbol, Poly] = {}
+        self.cotangents: dict[str, Poly] = {}
+        self.active = self._active()
+
+    def _active(self) -> set[str]:
+        """Values that depend on an input in `wrt`."""
+        active = set(self.wrt)
+        for statement in self.forward:
+            if used_names(statement) & active:
+                active.update(defined_names(statement))
+        return active
+
+    def sweep(self) -> dict[str, Poly]:
+        """The gradient of each input, before it is written."""
+        for tensor, store in self.sources.items():
+            given: Poly = {((symbol(f"d{tensor}"), sp.Integer(1)),): sp.Integer(1)}
+            self._receive(store.value, given)
+        for statement in reversed(self.forward):
+            if isinstance(statement, Map):
+                self._through_map(statement)
+            elif isinstance(statement, Reduce):
+                self._through_reduce(statement)
+        return {name: self.cotangents[name] for name in self.wrt if self.cotangents.get(name)}
+
+    def writer(self) -> GradientWriter:
+        return GradientWriter(self.algebra, self.forward, self.loaded, self.named, self.taken)
+
+    def given(self) -> tuple[sp.Symbol, ...]:
+        """The cotangents that have a name: those of the outputs, and those of values."""
+        return (*(symbol(f"d{t}") for t in self.sources), *self.named)
+
+    def _receive(self, name: str, poly: Poly) -> None:
+        add_into(self.cotangents.setdefault(name, {}), self.algebra.poly(poly))
+
+    def _dependencies(self, statement: Map | Reduce) -> list[str]:
+        names = (s.name for e in used_exprs(statement) for s in e.free_symbols if s != COLS)
+        return sorted({n for n in names if n in self.active})
+
+    def _through_map(self, statement: Map) -> None:
+        cotangent = self.cotangents.get(statement.name)
+        if not cotangent or statement.name not in self.active:
+            return
+        dependencies = self._dependencies(statement)
+        locals_ = {n: self.algebra.poly(derivative(opened(statement.expr), symbol(n))) for n in dependencies}
+        cotangent = self._named(statement, cotangent, locals_)
+        for name, local in locals_.items():
+            self._fan_in(name, self.algebra.times(cotangent, local), from_kind=statement.kind)
+
+    def _through_reduce(self, statement: Reduce) -> None:
+        cotangents = [self.cotangents.get(n) for n in statement.names]
+        if not any(cotangents) or not self.active & set(statement.names):
+            return
+        if statement.monoid.name in ("max", "absmax"):
+            raise ProgramError(
+                f"the gradient of {statement.monoid.name} is supported only where it cancels, as in softmax",
+                received=f"{statement.names[0]} = {statement.monoid.name}({statement.args[0]})",
+                hint="a maximum that scales or enters the result has no single gradient where elements tie",
+            )
+        if statement.monoid.name != "sum":
+            raise ProgramError(
+                "only sum, max and absmax are differentiated",
+                received=statement.monoid.name,
+                hint="differentiate the program as written, before rewrites such as welford or online",
+            )
+        for name in self._dependencies(statement):
+            local = self.algebra.poly(derivative(opened(statement.args[0]), symbol(name)))
+            self._fan_in(name, self.algebra.times(cotangents[0] or {}, local), from_kind=Kind.ELEM)
+
+    def _fan_in(self, name: str, poly: Poly, *, from_kind: Kind) -> None:
+        """Contributions are summed over the columns where an elem expression reads a row value."""
+        is_sum = from_kind is Kind.ELEM and self.kinds[name] is Kind.ROW
+        self._receive(name, self.algebra.row_sum(poly) if is_sum else poly)
+
+    def _named(self, statement: Map, cotangent: Poly, locals_: dict[str, Poly]) -> Poly:
+        """The cotangent under the name d<value>, where sharing it hides nothing that could cancel.
+
+        Row factors must stay visible: they leave row reductions, and row sums in them cancel. A long
+        cotangent of a purely elementwise map gets a name too, or its terms would be written out per use.
+        """
+        if statement.kind is not Kind.ELEM or (len(cotangent) == 1 and next(iter(cotangent)) in self._bare()):
+            return cotangent
+        if all(local == {UNIT: 1} for local in locals_.values()):  # h = x + residual: dx is dh
+            return cotangent
+        has_rows = any(self.algebra.split(term)[0] != UNIT for term in cotangent)
+        reads_rows = any(self.kinds[n] is Kind.ROW for n in locals_)
+        is_reused = len(locals_) > 1 or any(len(local) > 1 for local in locals_.values())
+        if has_rows and (reads_rows or len(cotangent) == 1 or not is_reused):
+            return cotangent
+        value = symbol(fresh(f"d{statement.name}", self.taken))
+        self.named[value] = cotangent
+        self.algebra.kinds[value.name] = Kind.ELEM
+        return {((value, sp.Integer(1)),): sp.Integer(1)}
+
+    def _bare(self) -> set[tuple[tuple[sp.Symbol, sp.Integer], ...]]:
+        return {((value, sp.Integer(1)),) for value in self.given()}
+
+
+def _opened(statement: Statement) -> Statement:
+    """The statement with sympy's products, in which the algebra finds equal terms."""
+    match statement:
+        case Map(expr=expr):
+            return replace(statement, expr=opened(expr))
+        case Reduce(args=args):
+            return replace(statement, args=tuple(map(opened, args)))
+        case _:
+            return statement
+
+
+def _in_order(statements: list[Statement], reverse: _Reverse) -> tuple[Statement, ...]:
+    """Loads, then by how many row reductions a statement waits for, a stage's reductions together; results last."""
+    stages: dict[str, int] = {}
+    keys: list[tuple[int, int, int]] = []
+    load_order = [*(f"d{t}" for t in reverse.sources), *reverse.loaded]
+    for statement in statements:
+        need = max((stages.get(n, 0) for n in used_names(statement)), default=0)
+        is_row_reduce = isinstance(statement, Reduce) and statement.kind is Kind.ROW
+        for name in defined_names(statement):
+            stages[name] = need + (1 if is_row_reduce else 0)
+        if isinstance(statement, Load):
+            keys.append((-1, 0, load_order.index(statement.name)))
+        else:
+            is_late = isinstance(statement, Store) or (isinstance(statement, Reduce) and statement.kind is Kind.COL)
+            keys.append((len(statements) if is_late else need, int(is_row_reduce), 0))
+    ordered = sorted(range(len(statements)), key=lambda i: (keys[i], i))
+    return tuple(statements[i] for i in ordered)

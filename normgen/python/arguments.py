@@ -1,0 +1,181 @@
+"""Does an array fit a tensor of the problem? Checked before anything is launched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from normgen.codegen.module import Module, Source
+from normgen.cuda.arrays import ON_CPU, ArrayView
+from normgen.errors import UsageError
+from normgen.problem.problem import Problem, TensorUse
+from normgen.schedule.schedule import Schedule
+from normgen.spec.spec import Kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """One array as the kernel sees it.
+
+    rows    how many rows it has; None for a tensor [cols]
+    pitch   distance of row starts in elements (1 for tensors [rows] and [cols])
+    misfit  why the kernel, right for its problem, does not cover this layout; empty if it does
+    """
+
+    rows: int | None
+    pitch: int
+    misfit: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expectation:
+    """What the kernel needs of one tensor.
+
+    alignment    bytes every row start is a multiple of
+    fixed_pitch  the only pitch the text knows, if the kernel takes none as an argument
+    """
+
+    tensor: TensorUse
+    cols: int
+    pitch: int
+    alignment: int
+    fixed_pitch: int | None
+
+    def place(self, view: ArrayView, *, device: int) -> Placed:
+        """Check one array. Raises UsageError with what was expected and what came."""
+        self._check_kind(view, device)
+        match self.tensor.kind:
+            case Kind.ELEM:
+                return self._place_elem(view)
+            case Kind.ROW:
+                rows = math.prod(view.shape)
+                self._check_contiguous(view)
+                return Placed(rows=rows, pitch=1, misfit=self._misaligned(view.pointer if rows else 0, 0))
+            case Kind.COL:
+                if view.shape != (self.cols,):
+                    raise self._wrong("shape", f"[cols] = ({self.cols},)", str(view.shape))
+                self._check_contiguous(view)
+                return Placed(rows=None, pitch=1, misfit=self._misaligned(view.pointer, 0))
+            case _:
+                raise self._wrong("kind", "elem, row or col", self.tensor.kind.value)
+
+    def _check_kind(self, view: ArrayView, device: int) -> None:
+        if view.device != device:
+            where = "the CPU" if view.device == ON_CPU else f"GPU {view.device}"
+            raise self._wrong("device", f"GPU {device}", where, hint="move it to the kernel's device first")
+        if view.dtype != self.tensor.dtype.name:
+            raise self._wrong("dtype", self.tensor.dtype.name, view.dtype, hint="convert it, or make a kernel for it")
+        if self.tensor.is_written and view.readonly:
+            raise self._wrong("access", "a writable array", "a read-only one")
+        if view.pointer % self.tensor.dtype.bytes:
+            raise self._wrong(
+                "address", f"a multiple of {self.tensor.dtype.bytes} bytes", f"{view.pointer:#x}", hint="copy it first"
+            )
+
+    def _place_elem(self, view: ArrayView) -> Placed:
+        shape, strides = view.shape, view.strides
+        if not shape or shape[-1] != self.cols:
+            raise self._wrong(
+                "shape",
+                f"[.., cols] with cols = {self.cols}",
+                str(shape),
+                hint="rows are free at run time; make a kernel for other cols",
+            )
+        rows = math.prod(shape[:-1])
+        if rows == 0:
+            return Placed(rows=0, pitch=self.pitch)
+        if self.cols > 1 and strides[-1] != 1:
+            raise self._wrong(
+                "stride", "contiguous columns (last stride 1)", f"strides {strides}", hint="copy it first"
+            )
+        pitch = _row_pitch(shape[:-1], strides[:-1])
+        if pitch is None:
+            raise self._wrong(
+                "stride", "rows at one distance", f"shape {shape}, strides {strides}", hint="copy it first"
+            )
+        if rows == 1:
+            return Placed(rows=1, pitch=self.pitch, misfit=self._misaligned(view.pointer, 0))
+        if pitch < self.cols:
+            raise self._wrong(
+                "stride", f"rows at least cols = {self.cols} elements apart", f"{pitch}", hint="copy it first"
+            )
+        if self.fixed_pitch is not None and pitch != self.fixed_pitch:
+            misfit = f"{self.tensor.name} has pitch {pitch}, the kernel was made for {self.fixed_pitch}"
+            return Placed(rows=rows, pitch=pitch, misfit=misfit)
+        return Placed(rows=rows, pitch=pitch, misfit=self._misaligned(view.pointer, pitch))
+
+    def _misaligned(self, pointer: int, pitch: int) -> str:
+        if (pointer | pitch * self.tensor.dtype.bytes) % self.alignment == 0:
+            return ""
+        return f"rows of {self.tensor.name} do not start at multiples of {self.alignment} bytes"
+
+    def _check_contiguous(self, view: ArrayView) -> None:
+        step = 1
+        for size, stride in zip(reversed(view.shape), reversed(view.strides), strict=True):
+            if size > 1 and stride != step:
+                raise self._wrong("stride", "a contiguous array", f"strides {view.strides}", hint="copy it first")
+            step *= size
+
+    def _wrong(self, what: str, expected: str, received: str, hint: str | None = None) -> UsageError:
+        name = self.tensor.name
+        return UsageError(f"wrong {what} of '{name}': expected {expected}", received=received, hint=hint)
+
+
+def expectations(problem: Problem, schedule: Schedule, module: Module) -> dict[str, Expectation]:
+    """What a kernel needs of each of its tensors, by name."""
+    with_pitch = {p.key for kernel in module.kernels for p in kernel.params if p.source is Source.PITCH}
+    return {
+        tensor.name: Expectation(
+            tensor=tensor,
+            cols=problem.cols,
+            pitch=problem.pitch,
+            alignment=_alignment(problem, schedule, tensor),
+            fixed_pitch=None if tensor.name in with_pitch else problem.pitch,
+        )
+        for tensor in problem.tensors
+    }
+
+
+def misfit(problem: Problem, schedule: Schedule, views: Mapping[str, ArrayView], placed: Mapping[str, Placed]) -> str:
+    """Why the kernel does not cover these layouts together; empty if it does.
+
+    A peeled head is as long in one tensor as in all others: with edges = peel, every tensor's rows must
+    start at the same element of a vector.
+    """
+    alone = next((place.misfit for place in placed.values() if place.misfit), "")
+    if alone or schedule.edges != "peel":
+        return alone
+    starts = {}
+    for tensor in problem.elem_tensors:
+        place, facts = placed.get(tensor.name), views.get(tensor.name)
+        if place is not None and facts is not None and place.rows:
+            step = place.pitch % schedule.vector if place.rows > 1 else 0
+            starts[tensor.name] = (facts.pointer // tensor.dtype.bytes % schedule.vector, step)
+    if len(set(starts.values())) > 1:
+        return f"rows of {' and '.join(starts)} start at different elements of a vector of {schedule.vector}"
+    return ""
+
+
+def _alignment(problem: Problem, schedule: Schedule, tensor: TensorUse) -> int:
+    """The alignment the text was emitted for; element by element, an element's own is enough."""
+    if schedule.vector == 1 and schedule.copy == "direct":
+        return tensor.dtype.bytes
+    return problem.row_alignment(tensor) if tensor.kind is Kind.ELEM else problem.align
+
+
+def _row_pitch(sizes: tuple[int, ...], strides: tuple[int, ...]) -> int | None:
+    """The one distance between consecutive rows, leading dimensions folded; 0 for one row, None if there is none."""
+    pitch, span = 0, 0
+    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+        if size == 1:
+            continue
+        if not pitch:
+            pitch, span = stride, stride * size
+        elif stride == span:
+            span *= size
+        else:
+            return None
+        if pitch <= 0:
+            return None
+    return pitch

@@ -1,0 +1,386 @@
+"""The callable handle: a kernel that checks its arrays, allocates what is not given, and launches.
+
+ln = normgen.kernel("layernorm", shape=(8, 1024, 768), dtype="float32")
+y, mean, rstd = ln(x, weight, bias)
+ln(x, weight, bias, out=y, mean=mean, rstd=rstd, stream=stream)    # allocates nothing
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from normgen.codegen.emit import emit
+from normgen.codegen.module import Module
+from normgen.cuda.arrays import ArrayView, DeviceArray, view
+from normgen.cuda.cache import CubinCache
+from normgen.cuda.captured import capture_on, workspace_of
+from normgen.cuda.compiler import compile_module
+from normgen.cuda.cubin import Cubin
+from normgen.cuda.driver import OnDevice, device_facts
+from normgen.cuda.launch import interned
+from normgen.cuda.memory import DeviceBuffer
+from normgen.cuda.stream import stream_handle, wait_for_stream
+from normgen.device import Device
+from normgen.errors import NothingValidError, UsageError, did_you_mean
+from normgen.problem.problem import Problem, TensorUse
+from normgen.program.source import problem_for
+from normgen.python.arguments import Placed, expectations, misfit
+from normgen.python.outputs import current_stream, new_like
+from normgen.records.winners import lookup
+from normgen.schedule.legality import refusal
+from normgen.schedule.schedule import Schedule
+from normgen.schedule.space import default_schedule
+from normgen.spec.reader import load
+from normgen.spec.spec import Kind, Spec
+
+_DEFAULT_STREAM = 1  # how arrays name stream 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """What follows from the layouts of a call's arrays."""
+
+    rows: int
+    pitches: Mapping[str, int]
+    workspace_bytes: int
+    misfit: str
+
+
+class Kernel:
+    """One problem's kernels, loaded on one device; call it with arrays.
+
+    Inputs come in the order of the spec (or by name), scalars by name. Rows may differ from the tuned
+    shape, cols may not. A layout the kernel does not cover (alignment, row pitch) goes to a general
+    kernel, which `general` makes on first need.
+
+    origin  where the schedule comes from, as a sentence
+    """
+
+    def __init__(
+        self,
+        *,
+        problem: Problem,
+        schedule: Schedule,
+        module: Module,
+        cubin: Cubin,
+        device: int = 0,
+        origin: str = "",
+        general: Callable[[], Kernel | None] | None = None,
+    ) -> None:
+        self.problem, self.schedule, self.module, self.cubin = problem, schedule, module, cubin
+        self.device, self.origin = device, origin
+        self._make_general = general
+        self._general: Kernel | None = None
+        self._bound = interned(module, cubin, device=device).bind()
+        self._bound.set(cols=problem.cols)
+        self._scalars = dict(problem.spec.scalars)
+        self._expected = expectations(problem, schedule, module)
+        self._reads = tuple(t for t in problem.tensors if not t.is_written)
+        self._writes = tuple(t for t in problem.tensors if t.is_written)
+        self._first_output = next((t.name for t in self._writes if t.kind is Kind.ELEM), self._writes[0].name)
+        self._plans: dict[tuple[Any, ...], _Plan] = {}
+        self._workspaces: dict[int, DeviceBuffer] = {}
+        self._captured: dict[tuple[int, int], DeviceBuffer] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, /, *inputs: Any, stream: Any = None, **named: Any) -> Any:
+        """Run on arrays: `inputs` in order, the rest by name; `out` is the first output.
+
+        Without any output given, all are allocated; with some given, nothing is, and optional statistics
+        that are missing are not computed. `stream` is a handle or a stream object; None is the current stream of
+        the first input's library. Returns the outputs, in the spec's order; a single one alone.
+
+        Raises UsageError, before anything is launched, if an array does not fit.
+        """
+        arrays, scalars = self._by_name(inputs, named)
+        first = arrays[self._reads[0].name]
+        queue = current_stream(first, self.device) if stream is None else stream_handle(stream)
+        views = {name: view(array, stream=queue) for name, array in arrays.items()}
+        fresh = [] if len(arrays) > len(self._reads) else self._allocate(first, views)
+        for name, array in fresh:
+            arrays[name] = array
+            views[name] = view(array, stream=queue)
+        self._run(views, scalars, queue)
+        for _, array in fresh:
+            if isinstance(array, DeviceArray):
+                array.mark_written(queue)
+        results = tuple(arrays.get(tensor.name) for tensor in self._writes)
+        return results[0] if len(results) == 1 else results
+
+    def __repr__(self) -> str:
+        return f"<normgen kernel {self.problem} on GPU {self.device}: {self.schedule} ({self.origin})>"
+
+    def _by_name(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
+        reads = [t.name for t in self._reads]
+        takes = f"{self.problem.spec.name} takes {', '.join(reads)}"
+        if len(inputs) > len(reads):
+            raise UsageError(takes, received=f"{len(inputs)} arrays")
+        arrays = dict(zip(reads, inputs, strict=False))
+        scalars = dict(self._scalars)
+        known = {t.name for t in self.problem.tensors}
+        for key, value in named.items():
+            name = self._first_output if key == "out" and "out" not in known else key
+            if name in scalars:
+                scalars[name] = float(value)
+            elif name not in known:
+                raise UsageError(
+                    f"{takes}; unknown name", received=key, hint=did_you_mean(key, known | set(scalars) | {"out"})
+                )
+            elif name in arrays:
+                raise UsageError("an array is given once", received=f"'{key}' twice")
+            elif value is not None:
+                arrays[name] = value
+        missing = [name for name in reads if arrays.get(name) is None]
+        if missing:
+            raise UsageError(takes, received=f"no {', '.join(missing)}")
+        return arrays, scalars
+
+    def _plan(self, views: Mapping[str, ArrayView]) -> _Plan:
+        """All checks of one call, remembered by everything they depend on."""
+        key = tuple(
+            (name, v.shape, v.strides, v.dtype, v.device, v.readonly, v.pointer & 127) for name, v in views.items()
+        )
+        found = self._plans.get(key)
+        if found is None:
+            placed = {name: self._expected[name].place(facts, device=self.device) for name, facts in views.items()}
+            self._check_outputs(views)
+            rows, sm_count = self._common_rows(placed), self._bound.loaded.kernels[0].sm_count
+            found = _Plan(
+                rows=rows,
+                workspace_bytes=self.module.workspace_bytes(rows=rows, sm_count=sm_count),
+                pitches={name: place.pitch for name, place in placed.items()},
+                misfit=misfit(self.problem, self.schedule, views, placed),
+            )
+            if len(self._plans) > 256:  # shapes that never repeat must not fill the memory
+                self._plans.clear()
+            self._plans[key] = found
+        return found
+
+    def _common_rows(self, placed: Mapping[str, Placed]) -> int:
+        counts = {name: place.rows for name, place in placed.items() if place.rows is not None}
+        if len(set(counts.values())) > 1:
+            listed = ", ".join(f"{name} {rows}" for name, rows in counts.items())
+            raise UsageError("all tensors must have the same number of rows", received=listed)
+        rows = next(iter(counts.values()), 0)
+        if rows > 2**31 - 1:
+            raise UsageError("rows must fit 31 bits", received=str(rows))
+        return rows
+
+    def _check_overlap(self, views: Mapping[str, ArrayView]) -> None:
+        """Refuse an output that starts where another tensor starts: the kernel's pointers are restricted."""
+        if len({facts.pointer for facts in views.values()}) == len(views):
+            return
+        for tensor in self._writes:
+            mine = views.get(tensor.name)
+            shared = [
+                n for n, v in views.items() if mine and mine.pointer and n != tensor.name and v.pointer == mine.pointer
+            ]
+            if shared:
+                raise UsageError(
+                    "an output must not share memory with another tensor",
+                    received=f"'{tensor.name}' and '{shared[0]}' at one address",
+                )
+
+    def _check_outputs(self, given: Mapping[str, object]) -> None:
+        missing = [t.name for t in self._writes if t.name not in given and not t.nullable]
+        if missing:
+            raise UsageError(
+                "with one output given, every output that is not optional must be given",
+                received=f"no {', '.join(missing)}",
+            )
+
+    def _allocate(self, first: Any, views: Mapping[str, ArrayView]) -> list[tuple[str, Any]]:
+        """New outputs; [.., cols] like the first row input, statistics [..]."""
+        if self.problem.accumulate:
+            gradients = ", ".join(t.name for t in self._writes)
+            raise UsageError(
+                "an accumulating kernel adds to gradients that the caller gives", received=f"no {gradients}"
+            )
+        shape = next((views[t.name].shape for t in self._reads if t.kind is Kind.ELEM), ())
+
+        def size_of(tensor: TensorUse) -> tuple[int, ...]:
+            return {Kind.ELEM: shape, Kind.ROW: shape[:-1], Kind.COL: (self.problem.cols,)}[tensor.kind]
+
+        return [(t.name, new_like(first, size_of(t), t.dtype, self.device)) for t in self._writes]
+
+    def _run(self, views: Mapping[str, ArrayView], scalars: Mapping[str, float], queue: int) -> None:
+        plan = self._plan(views)
+        self._check_overlap(views)
+        if plan.misfit:
+            self._general_kernel(plan.misfit)._run(views, scalars, queue)
+            return
+        with self._lock, OnDevice(self.device):
+            self._wait_for_producers(views, queue)
+            bound = self._bound
+            for tensor in self.problem.tensors:
+                facts = views.get(tensor.name)
+                if facts is None:
+                    bound.set_tensor(tensor.name, None, 0)
+                else:
+                    bound.set_tensor(tensor.name, facts.pointer, plan.pitches[tensor.name])
+            if scalars:
+                bound.set(scalars=scalars)
+            if plan.workspace_bytes:
+                bound.set(workspace=self._workspace(queue, plan.workspace_bytes).pointer)
+            bound.set_rows(plan.rows)
+            bound.launch(queue)
+
+    def _general_kernel(self, why: str) -> Kernel:
+        with self._lock:
+            if self._general is None and self._make_general is not None:
+                self._general = self._make_general()
+        if self._general is None:
+            raise UsageError("this kernel covers the layout it was made for", received=why, hint="copy the array first")
+        return self._general
+
+    def _workspace(self, queue: int, size: int) -> DeviceBuffer:
+        """One workspace per stream, as large as its largest call: kernels on two streams may run at the same time.
+
+        A captured call's belongs to the graph, which may be replayed beside eager calls and after this handle is gone.
+        """
+        capture = capture_on(queue)
+        if capture is not None:
+            key = (capture.id, queue)
+            if key not in self._captured or self._captured[key].size < size:
+                self._captured = {k: kept for k, kept in self._captured.items() if k[0] == capture.id}
+                self._captured[key] = workspace_of(capture, size, device=self.device)
+            return self._captured[key]
+        found = self._workspaces.get(queue)
+        if found is None or found.size < size:
+            found = DeviceBuffer(size, device=self.device)  # freeing the smaller one waits for the kernels that use it
+            found.fill(0, stream=queue)
+            self._workspaces[queue] = found
+        return found
+
+    def _wait_for_producers(self, views: Mapping[str, ArrayView], queue: int) -> None:
+        for facts in views.values():
+            if facts.ready_stream is not None and facts.ready_stream != (queue or _DEFAULT_STREAM):
+                wait_for_stream(queue, facts.ready_stream, device=self.device)
+
+
+def kernel(
+    op: str = "layernorm",
+    *,
+    shape: str | tuple[int, ...],
+    dtype: str = "float32",
+    direction: str = "forward",
+    present: Collection[str] | None = None,
+    dtypes: Mapping[str, str] | None = None,
+    gradients: Collection[str] | None = None,
+    accumulate: bool = False,
+    deterministic: bool = False,
+    stable_parameters: bool = False,
+    device: int = 0,
+    schedule: Schedule | None = None,
+) -> Kernel:
+    """A handle for `op` on `shape` = [.., cols]: the best record for this GPU, else the default schedule.
+
+    op         name of a spec, or the path of a spec file
+    present    the optional tensors the caller passes or wants; None: all of them
+    dtypes     stored dtypes that differ from `dtype`, by tensor name
+    gradients  backward: the tensors to differentiate by, ("x",) for frozen parameters; None: all that are there
+    accumulate  backward: add to the gradients, which the caller then gives, instead of overwriting them
+    deterministic  the same bits in every run: no atomics on sums over rows
+    stable_parameters  the promise that nothing which may still run on the stream when a call is made writes the column
+               parameters (weights at inference); a kernel that is launched early then reads them early
+    schedule   use this one instead of looking for a record
+
+    Warns once per problem if there is no record. Raises UsageError for a wrong argument, NoDeviceError without
+    a GPU, CompileError if the text is refused.
+    """
+    spec = load(op)
+    problem = problem_for(
+        spec,
+        shape=shape,
+        dtype=dtype,
+        dtypes=dtypes or {},
+        direction=direction,
+        without=() if present is None else _all_but(present, spec),
+        gradients=gradients,
+        accumulate=accumulate,
+        deterministic=deterministic,
+        stable_parameters=stable_parameters,
+    )
+    facts = device_facts(device)
+    chosen, origin = (schedule, "given by the caller") if schedule else _best_schedule(problem, facts)
+    return _built(problem, chosen, device, origin, lambda: _general(general_schedules(problem, facts), device))
+
+
+def _all_but(present: Collection[str], spec: Spec) -> tuple[str, ...]:
+    """The optional tensors that are absent. Raises UsageError for a name that is no optional tensor's."""
+    optional = {tensor.name for tensor in spec.tensors if tensor.optional}
+    for unknown in sorted(set(present) - optional):
+        hint = did_you_mean(unknown, optional)
+        raise UsageError("`present` names optional tensors", received=unknown, hint=hint)
+    return tuple(sorted(optional - set(present)))
+
+
+_warned: set[str] = set()
+
+
+def _best_schedule(problem: Problem, facts: Device) -> tuple[Schedule, str]:
+    found = lookup(problem, facts)
+    if found.schedule is not None:
+        return found.schedule, found.reason
+    about = f"{problem} on {facts.name}"
+    if about not in _warned:
+        _warned.add(about)
+        shape = f"{problem.rows}x{problem.cols}"
+        command = f"normgen tune --op {problem.spec.name} --shape {shape} --dtype {problem.dtype.name}"
+        warnings.warn(f"no record for {about}: using the default schedule; `{command}` makes one", stacklevel=3)
+    return default_schedule(problem, facts), f"default schedule: {found.reason}"
+
+
+def _built(
+    problem: Problem, schedule: Schedule, device: int, origin: str, general: Callable[[], Kernel | None] | None
+) -> Kernel:
+    module = emit(problem, schedule)
+    cubin = compile_module(module, device_facts(device).arch, cache=CubinCache())
+    return Kernel(
+        problem=problem,
+        schedule=schedule,
+        module=module,
+        cubin=cubin,
+        device=device,
+        origin=origin,
+        general=general,
+    )
+
+
+def unaligned(problem: Problem) -> Problem:
+    """The same problem for rows at any distance and tensors aligned to their largest element only.
+
+    An odd pitch promises nothing about where the next row starts.
+    """
+    pitch = problem.cols + (2 if problem.cols % 2 else 1)
+    return replace(problem, pitch=pitch, align=max(t.dtype.bytes for t in problem.tensors))
+
+
+def general_schedules(problem: Problem, facts: Device) -> Iterator[tuple[Problem, Schedule]]:
+    """What covers the layouts a tuned kernel does not, fastest first; the last covers every layout.
+
+    First vectors with peeled heads (where rows of all tensors start alike), then element by element.
+    """
+    loose = unaligned(problem)
+    yield loose, default_schedule(loose, facts)
+    plain = Schedule(vector=1, hold="reload", columns="atomic" if problem.column_outputs else Schedule().columns)
+    for threads in (256, 128, 64, 32, 16, 8, 4, 2, 1):
+        beside = 1 if problem.deterministic else max(1, 128 // threads)
+        schedule = replace(plain, threads_per_row=threads, rows_per_block=beside)
+        if refusal(loose, schedule, facts) is None:
+            yield loose, schedule
+            return
+    raise NothingValidError("reading a row element by element must be legal", received=str(problem))
+
+
+def _general(rest: Iterator[tuple[Problem, Schedule]], device: int) -> Kernel | None:
+    """The next of the general kernels, compiled; it makes the one after it if it must."""
+    following = next(rest, None)
+    if following is None:
+        return None
+    problem, schedule = following
+    return _built(problem, schedule, device, "general kernel", lambda: _general(rest, device))

@@ -1,0 +1,169 @@
+"""The schedule of the nearest tuned problem, for a shape that nobody tuned.
+
+Near is: the same operation, direction and dtypes (statistics may be there or not), rows and cols by ratio. The
+distance is in octaves of rows; an octave of cols, which decides how many threads a row keeps busy, counts four times.
+The schedule is fitted: with twice the cols a row gets twice the threads, and edges follow what cols divides into.
+What is not legal after that is not taken, whatever its distance. Nor is a variance method that is searched no more.
+
+A measurement is worth less the farther away it was made. The cost model sees what a shape changes, as a row that no
+longer fits its SM twice: a neighbour is trusted while the model finds it no slower than the default schedule, give or
+take what its distance leaves of a measurement's worth.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from normgen.cost.model import predicted_us
+from normgen.device import Device
+from normgen.problem.problem import Problem
+from normgen.records.record import Cache, ProblemKey, Record
+from normgen.schedule.legality import refusal
+from normgen.schedule.schedule import KNOBS, Schedule
+from normgen.schedule.space import DEFAULT_KNOBS, default_schedule
+
+OCTAVE_OF_COLS = 4.0
+WIDER = 2.0  # tuned for wider accesses than these rows allow: peeled or masked they mostly stay
+NARROWER = 5.0  # tuned for narrower ones than these rows allow: they would stay narrow
+OTHER_CACHE = 1.0
+OTHER_STATISTICS = 0.25
+OTHER_PROMISE = 0.25  # stable parameters: a launch may begin earlier
+FARTHEST = 6.0  # 2.8 x the cols, 64 x the rows: the default schedule knows as much
+VECTOR_BYTES = 16
+WORTH = 0.05  # of the model's time for the default, what a measurement of the same shape may be above it
+WORTH_LOST = 0.02  # of that, with each octave of distance: from 2.5 octaves on the model must find it faster
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neighbour:
+    """A record, its distance, and its schedule as it fits the problem that was asked for."""
+
+    record: Record
+    distance: float
+    schedule: Schedule
+
+
+def nearest(problem: Problem, device: Device, records: Iterable[Record], *, cache: Cache) -> Neighbour | None:
+    """The nearest usable record whose schedule fits and is trusted; None when there is none.
+
+    The problem's own record is not its neighbour: this says what the others make of it.
+    """
+    found = neighbours(problem, device, records, cache=cache)
+    return next((near for near in found if is_trusted(near, problem, device, cache=cache)), None)
+
+
+def neighbours(problem: Problem, device: Device, records: Iterable[Record], *, cache: Cache) -> Iterator[Neighbour]:
+    """Usable records whose schedules fit, the nearest first; measured ones come before predicted ones."""
+    own = ProblemKey.of(problem)
+    near = [
+        (distance(r.problem, problem) + (OTHER_CACHE if r.cache is not cache else 0.0), r)
+        for r in records
+        if r.outcome.is_usable and r.problem != own and is_same_kind(r.problem, problem)
+    ]
+    near.sort(key=lambda found: (not found[1].measured, found[0], found[1].us or math.inf, found[1].schedule.key))
+    for far, record in near:
+        schedule = fitted(record, problem, device) if far <= FARTHEST else None
+        if schedule is not None:
+            yield Neighbour(record=record, distance=far, schedule=schedule)
+
+
+def is_trusted(near: Neighbour, problem: Problem, device: Device, *, cache: Cache) -> bool:
+    """Whether the cost model does not find a neighbour's schedule too slow for its distance."""
+    hot = cache is Cache.HOT
+    ours = predicted_us(problem, near.schedule, device, hot=hot)
+    return ours <= _default_us(problem, device, hot=hot) * (1 + WORTH - WORTH_LOST * near.distance)
+
+
+@functools.cache
+def _default_us(problem: Problem, device: Device, *, hot: bool) -> float:
+    """Predicted once, however many neighbours are held against it."""
+    return predicted_us(problem, default_schedule(problem, device), device, hot=hot)
+
+
+def is_same_kind(tuned: ProblemKey, problem: Problem) -> bool:
+    """Whether two problems differ in shape, layout and statistics at most; a promise is no less than the tuned one."""
+    statistics = _statistics(problem)
+
+    def kind(key: ProblemKey) -> tuple[object, ...]:
+        dtypes = tuple((name, dtype) for name, dtype in key.dtypes if name not in statistics)
+        return key.op, key.spec_sha256, key.direction, dtypes, key.any_cols, key.accumulate
+
+    kept = problem.stable_parameters or not tuned.stable_parameters
+    return kept and kind(tuned) == kind(ProblemKey.of(problem))
+
+
+def distance(tuned: ProblemKey, problem: Problem) -> float:
+    """In octaves of rows; see the module's docstring."""
+    own, statistics, size = ProblemKey.of(problem), _statistics(problem), problem.dtype.bytes
+    far = _octaves(tuned.rows, own.rows) + OCTAVE_OF_COLS * _octaves(tuned.cols, own.cols)
+    there, here = _vector_bytes(tuned, size), _vector_bytes(own, size)
+    far += WIDER if there > here else NARROWER if there < here else 0.0
+    far += OTHER_PROMISE if tuned.stable_parameters != own.stable_parameters else 0.0
+    return far + (OTHER_STATISTICS if tuned.present & statistics != own.present & statistics else 0.0)
+
+
+def fitted(record: Record, problem: Problem, device: Device) -> Schedule | None:
+    """The record's schedule for another shape, with as few changes as make it legal; None when that is not enough."""
+    own = searched_today(record.schedule, problem)
+    for schedule in _variants(own, problem.cols / record.problem.cols):
+        if refusal(problem, schedule, device) is None:
+            return _without_late_parameters_pushed_out(schedule, own, problem)
+    return None
+
+
+def searched_today(schedule: Schedule, problem: Problem) -> Schedule:
+    """The schedule, with two passes in place of a variance method that is searched no more.
+
+    Older records hold sum_of_squares, which loses rows that 16-bit types can hold.
+    """
+    searched = problem.searched_knobs.get("variance", DEFAULT_KNOBS["variance"])
+    return schedule if schedule.variance in searched else replace(schedule, variance="two_pass")
+
+
+def _without_late_parameters_pushed_out(schedule: Schedule, own: Schedule, problem: Problem) -> Schedule:
+    """The schedule without rows that stay in L2, if it reads parameters late or by windows where `own` does not.
+
+    Rows that stay in L2 push such parameters out of it.
+    """
+    changed = (schedule.edges, schedule.params) != (own.edges, own.params)
+    late = schedule.params == "late" and problem.parameter_bytes > 0
+    hinted = schedule.load == "evict_last" and schedule.copy == "direct"
+    return replace(schedule, load="no_allocate") if changed and late and hinted else schedule
+
+
+def _variants(own: Schedule, ratio: float) -> Iterator[Schedule]:
+    """Threads after the cols, then what legality asks for: other edges, a grid without a loop, narrower accesses."""
+    loops = [{}, *([{"persistent": 0, "stages": 1, "params": "late"}] if own.persistent else [])]
+    edges = dict.fromkeys((own.edges, "exact", "masked", "peel"))
+    unrolls = dict.fromkeys((own.unroll, 0, 1))
+    vectors = [v for v in reversed(KNOBS["vector"]) if v <= own.vector]
+    for vector, loop, grid, edge, unroll in itertools.product(vectors, loops, _grids(own, ratio), edges, unrolls):
+        knobs = {**grid, **loop, "vector": vector, "edges": edge, "unroll": unroll}
+        yield replace(own, **knobs)
+
+
+def _grids(own: Schedule, ratio: float) -> list[dict[str, int]]:
+    """Threads a row in proportion to cols, first beside as many rows, then in a block of the same size; then as is."""
+    factor = 2.0 ** round(math.log2(ratio))
+    threads = int(min(max(own.threads_per_row * factor, 1), KNOBS["threads_per_row"][-1]))
+    rows = int(min(max(own.threads / threads, 1), KNOBS["rows_per_block"][-1]))
+    kept = {"threads_per_row": own.threads_per_row, "rows_per_block": own.rows_per_block}
+    scaled = {**kept, "threads_per_row": threads}
+    return [scaled, {"threads_per_row": threads, "rows_per_block": rows}, kept]
+
+
+def _octaves(a: int, b: int) -> float:
+    return abs(math.log2(max(a, 1) / max(b, 1)))
+
+
+def _statistics(problem: Problem) -> frozenset[str]:
+    return frozenset(tensor.name for tensor in problem.spec.statistics)
+
+
+def _vector_bytes(key: ProblemKey, size: int) -> int:
+    """The widest access, up to 16 bytes, that rows of elements of `size` bytes are made of."""
+    return math.gcd(key.align, size * key.pitch, size * key.cols, VECTOR_BYTES)

@@ -1,0 +1,304 @@
+"""Records: one measured or predicted result with all its evidence, as one JSON line.
+
+schema         2-digit layout version; a reader refuses others
+op, spec_sha256, direction, rows, cols, dtypes, pitch, align, any_cols, accumulate      the problem
+deterministic  the same bits in every run, stable_parameters: promises; there only when true
+cache          cold: every launch finds its data in DRAM; hot: in L2
+schedule       every knob
+text           the identity of the emitted text and the compile options (`cuda.compiler.identity_of`); absent where
+               nothing was emitted, and from older records
+outcome        ok | illegal | compile_error | launch_error | timeout | wrong_result | worker_died | predicted
+measured       false: no GPU ran this, `predicted_us` is the cost model's word
+times_us       n, median, p05, p95, low, high (95 % interval of the median) in µs a launch
+roof_us        a copy of the same number of bytes, best of two ways, in the same run
+roofs_us       each of the two, copy (a memcpy node) and elementwise (a kernel); absent from older records
+bytes, gb_per_s, percent_of_roof, default_us (the default schedule, same run)
+error          largest error per written tensor, as a fraction of its bound
+resources      per kernel: registers, spill_bytes, static_shared_bytes, ...
+device, versions, search, command, seed, created, reason
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from normgen.device import device_from
+from normgen.errors import NormgenError
+from normgen.files.names import Part, name_part
+from normgen.problem.problem import Problem
+from normgen.records.statistics import Times
+from normgen.schedule.schedule import DETERMINISTIC_COLUMNS, Schedule, schedule_from
+
+SCHEMA = 1
+
+
+class Outcome(StrEnum):
+    OK = "ok"
+    ILLEGAL = "illegal"
+    COMPILE_ERROR = "compile_error"
+    LAUNCH_ERROR = "launch_error"
+    TIMEOUT = "timeout"
+    WRONG_RESULT = "wrong_result"
+    WORKER_DIED = "worker_died"  # the process that ran it ended, twice, without saying why
+    PREDICTED = "predicted"
+
+    @property
+    def is_usable(self) -> bool:
+        """The kernel may be shipped: measured, or honestly predicted."""
+        return self in (Outcome.OK, Outcome.PREDICTED)
+
+
+class Cache(StrEnum):
+    """Where a launch finds its data."""
+
+    COLD = "cold"
+    HOT = "hot"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemKey:
+    """What a record says of its problem; `dtypes` has every tensor of the launch, in ABI order."""
+
+    op: str
+    spec_sha256: str
+    direction: str
+    rows: int
+    cols: int
+    dtypes: tuple[tuple[str, str], ...]
+    pitch: int
+    align: int
+    any_cols: bool = False
+    accumulate: bool = False
+    deterministic: bool = False
+    stable_parameters: bool = False
+
+    @staticmethod
+    def of(problem: Problem) -> ProblemKey:
+        return ProblemKey(
+            op=problem.spec.name,
+            spec_sha256=problem.spec.sha256,
+            direction=problem.direction.value,
+            rows=problem.rows,
+            cols=problem.cols,
+            dtypes=tuple((t.name, t.dtype.name) for t in problem.tensors),
+            pitch=problem.pitch,
+            align=problem.align,
+            any_cols=problem.any_cols,
+            accumulate=problem.accumulate,
+            deterministic=problem.deterministic,
+            stable_parameters=problem.stable_parameters,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """In a record's line; a promise only where it is made."""
+        plain = asdict(self) | {"dtypes": dict(self.dtypes)}
+        return {name: value for name, value in plain.items() if value or name not in _PROMISES}
+
+    @property
+    def present(self) -> frozenset[str]:
+        return frozenset(name for name, _ in self.dtypes)
+
+    @property
+    def packed(self) -> bool:
+        return self.pitch == self.cols
+
+    def slot(self) -> tuple[Any, ...]:
+        """One shipped line per slot: everything but the spec's hash, so that a new spec replaces the old line."""
+        return (
+            self.op,
+            self.direction,
+            self.cols,
+            self.rows,
+            self.dtypes,
+            self.pitch,
+            self.align,
+            self.any_cols,
+            self.accumulate,
+            self.deterministic,
+            self.stable_parameters,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One result with all its evidence; see the module's docstring for the fields."""
+
+    problem: ProblemKey
+    cache: Cache = Cache.COLD
+    schedule: Schedule
+    text: str = ""
+    outcome: Outcome
+    measured: bool
+    times_us: Times | None = None
+    predicted_us: float | None = None
+    roof_us: float | None = None
+    roofs_us: Mapping[str, float] = field(default_factory=dict, hash=False)
+    bytes: int = 0
+    default_us: float | None = None
+    error: Mapping[str, float] = field(default_factory=dict, hash=False)
+    resources: tuple[Mapping[str, Any], ...] = field(default=(), hash=False)
+    device: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    versions: Mapping[str, str] = field(default_factory=dict, hash=False)
+    search: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    command: str = ""
+    seed: int = 0
+    created: str = ""
+    reason: str = ""
+
+    @property
+    def us(self) -> float | None:
+        """The measured median; the prediction of a record that is one; None for a failure."""
+        if self.times_us is not None:
+            return self.times_us.median
+        return self.predicted_us if self.outcome is Outcome.PREDICTED else None
+
+    @property
+    def gb_per_s(self) -> float | None:
+        return self.bytes / self.us / 1e3 if self.us else None
+
+    @property
+    def percent_of_roof(self) -> float | None:
+        return 100.0 * self.roof_us / self.us if self.us and self.roof_us else None
+
+    @property
+    def to_copy(self) -> float | None:
+        """The time over that of a memcpy node of the same bytes; None where the run did not keep it."""
+        copy_us = self.roofs_us.get("copy")
+        return self.us / copy_us if self.us and copy_us else None
+
+    def serves(self, key: ProblemKey) -> bool:
+        """Whether the record is one of this problem.
+
+        A deterministic one is served by every record whose kernel sums columns in a fixed order, promised or not.
+        """
+        if key.deterministic and self.schedule.columns in DETERMINISTIC_COLUMNS:
+            return replace(self.problem, deterministic=True) == key
+        return self.problem == key
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values in the fixed key order of the file format."""
+        key = self.problem.as_dict()
+        figures: dict[str, Any] = {
+            "times_us": asdict(self.times_us) if self.times_us else None,
+            "predicted_us": self.predicted_us,
+            "roof_us": self.roof_us,
+            **({"roofs_us": dict(self.roofs_us)} if self.roofs_us else {}),
+            "bytes": self.bytes,
+            "gb_per_s": self.gb_per_s,
+            "percent_of_roof": self.percent_of_roof,
+            "default_us": self.default_us,
+        }
+        evidence: dict[str, Any] = {
+            "error": dict(self.error),
+            "resources": [dict(r) for r in self.resources],
+            "device": dict(self.device),
+            "versions": dict(sorted(self.versions.items())),
+            "search": dict(self.search),
+            "command": self.command,
+            "seed": self.seed,
+            "created": self.created,
+            "reason": self.reason,
+        }
+        head = {"schema": SCHEMA, **key, "cache": self.cache.value, "schedule": self.schedule.as_dict()}
+        head |= {"text": self.text} if self.text else {}
+        verdict = {"outcome": self.outcome.value, "measured": self.measured}
+        rounded = _rounded({**head, **verdict, **figures, **evidence})
+        assert isinstance(rounded, dict)
+        return rounded
+
+    def line(self) -> str:
+        """The record as one JSON line, newline included."""
+        return json.dumps(self.as_dict(), ensure_ascii=False, allow_nan=False) + "\n"
+
+
+_PROBLEM_FIELDS = ("op", "spec_sha256", "direction", "rows", "cols", "pitch", "align", "any_cols", "accumulate")
+_PROMISES = ("deterministic", "stable_parameters")  # fields of the problem that a line may leave out: not promised
+_OPTIONAL = ("roofs_us", "text")  # younger than the first records
+_DERIVED = ("schema", "gb_per_s", "percent_of_roof", "dtypes")
+_PLAIN = (
+    *("measured", "predicted_us", "roof_us", "bytes", "default_us", "error", "device"),
+    *("versions", "search", "command", "seed", "created", "reason"),
+)
+
+
+def parse_line(text: str) -> Record:
+    """The record of one JSON line. Raises ValueError with what is wrong with it."""
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from None
+    if not isinstance(data, dict):
+        raise ValueError("not a JSON object")
+    return from_dict(data)
+
+
+def from_dict(data: Mapping[str, Any]) -> Record:
+    """The record of a parsed line; unknown and missing keys are errors."""
+    if data.get("schema") != SCHEMA:
+        raise ValueError(f"schema {data.get('schema')!r}, this version reads {SCHEMA}")
+    known = {*_PROBLEM_FIELDS, *_DERIVED, *_PLAIN, "cache", "schedule", "outcome", "times_us", "resources"}
+    given = set(data) - {*_PROMISES, *_OPTIONAL}
+    if given != known:
+        unknown, missing = sorted(given - known), sorted(known - given)
+        raise ValueError(f"unknown keys: {unknown}, missing keys: {missing}")
+    try:
+        fields = {name: data[name] for name in (*_PROBLEM_FIELDS, *_PROMISES) if name in data}
+        key = ProblemKey(dtypes=tuple(data["dtypes"].items()), **fields)
+        name_part(Part.OP, key.op)
+        if data["device"]:
+            device_from(data["device"])
+        return Record(
+            problem=key,
+            cache=Cache(data["cache"]),
+            schedule=schedule_from(data["schedule"]),
+            outcome=Outcome(data["outcome"]),
+            times_us=Times(**data["times_us"]) if data["times_us"] else None,
+            resources=tuple(data["resources"]),
+            **{name: data[name] for name in (*_PLAIN, *_OPTIONAL) if name in data},
+        )
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"a field has the wrong form: {error}") from None
+    except NormgenError as error:
+        raise ValueError(": ".join(part for part in (error.rule, error.received) if part)) from None
+    except Exception as error:  # the enums name the value they refuse
+        raise ValueError(str(error)) from None
+
+
+def _rounded(value: Any) -> Any:
+    """Floats to five significant digits: what timing can know, and small diffs. No NaN or infinity leaves."""
+    if isinstance(value, float):
+        return float(f"{value:.5g}") if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(k): _rounded(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(v) for v in value]
+    return value
+
+
+def is_better(new: Record, old: Record | None, *, text_now: Callable[[Schedule], str] | None = None) -> bool:
+    """Whether `new` replaces `old` in a file of winners.
+
+    Measured beats predicted; a record of another text of the spec, or whose schedule is emitted as another text today
+    (`text_now`, where the caller can emit), cannot be compared and gives way; otherwise the shorter time wins, beyond
+    the noise the new run measured.
+    """
+    if old is None:
+        return new.outcome.is_usable
+    if not new.outcome.is_usable or (old.measured and not new.measured):
+        return False
+    stale = old.problem.spec_sha256 != new.problem.spec_sha256
+    if not stale and text_now is not None and old.text:
+        stale = text_now(old.schedule) != old.text
+    if stale or (new.measured and not old.measured) or old.schedule == new.schedule:
+        return True
+    if new.search.get("incumbent") == old.schedule.key:
+        return True  # beaten in one interleaved run, beyond its noise: `measure.confirm` keeps an incumbent in a tie
+    if new.us is None or old.us is None:
+        return old.us is None
+    noise = float(new.search.get("noise_floor") or 0.0)
+    return new.us < old.us * (1 - noise)

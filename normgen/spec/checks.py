@@ -1,0 +1,155 @@
+"""What must hold between the parts of a spec: names known, no cycles, nothing unused, kinds that fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from normgen.errors import SpecError, did_you_mean
+from normgen.spec.formula import COLS, REDUCTIONS, Call, Expression, Name, children, names_in, parse_formula
+from normgen.spec.spec import Formula, Kind, Role, Spec, join
+
+
+def check_spec(spec: Spec, *, scalar_lines: Mapping[str, int]) -> None:
+    """Raise SpecError at the first line that breaks a rule between tensors, scalars and formulas."""
+    _check_name_clashes(spec, scalar_lines)
+    trees = parse_all(spec)
+    _check_names(spec, trees)
+    order = sorted_formulas(spec, trees)
+    _check_all_used(spec, trees, scalar_lines)
+    _check_kinds(spec, trees, order)
+
+
+def parse_all(spec: Spec) -> dict[str, Expression]:
+    """Every formula by name; an optional read tensor's `absent` formula under `absent(<tensor>)`."""
+    return {name: parse_formula(f.text, file=spec.file, line=f.line) for name, f in _all_formulas(spec)}
+
+
+def absent_key(name: str) -> str:
+    """The key of tensor `name`'s absent formula in `parse_all`."""
+    return f"absent({name})"
+
+
+def _all_formulas(spec: Spec) -> Iterator[tuple[str, Formula]]:
+    for formula in spec.formulas:
+        yield formula.name, formula
+    for tensor in spec.tensors:
+        if tensor.absent is not None:
+            yield absent_key(tensor.name), Formula(name=tensor.name, text=tensor.absent, line=tensor.line)
+
+
+def _check_name_clashes(spec: Spec, scalar_lines: Mapping[str, int]) -> None:
+    read = {t.name: t.line for t in spec.tensors if not t.role.is_written}
+    gradients = {f"d{t.name}": t.name for t in spec.tensors if t.role is not Role.STATISTIC}
+    tensors = {t.name: t.line for t in spec.tensors}
+    for formula in spec.formulas:
+        if formula.name in read:
+            rule = f"'{formula.name}' is read (line {read[formula.name]}), so no formula defines it"
+            raise SpecError(rule, file=spec.file, line=formula.line)
+    for name, line in scalar_lines.items():
+        if name in tensors or any(f.name == name for f in spec.formulas):
+            raise SpecError(f"'{name}' names a scalar and something else", file=spec.file, line=line)
+    lines = {**{f.name: f.line for f in spec.formulas}, **tensors, **scalar_lines}
+    for name, line in lines.items():
+        if name in gradients:
+            rule = f"the name '{name}' is kept for the gradient of '{gradients[name]}'"
+            raise SpecError(rule, file=spec.file, line=line, hint="choose another name")
+    if not spec.inputs:
+        raise SpecError("a spec has at least one tensor with role input", file=spec.file, line=spec.tensors[0].line)
+    if spec.inputs[0].optional:
+        raise SpecError("the first input is not optional", file=spec.file, line=spec.inputs[0].line)
+    if all(t.optional for t in (*spec.outputs, *spec.statistics)):
+        rule = "a spec has at least one output or statistic that is not optional"
+        raise SpecError(rule, file=spec.file, line=spec.tensors[0].line)
+
+
+def _check_names(spec: Spec, trees: Mapping[str, Expression]) -> None:
+    known = {t.name for t in spec.tensors} | {n for n, _ in spec.scalars} | {f.name for f in spec.formulas}
+    known.add(COLS)
+    for key, formula in _all_formulas(spec):
+        for used in names_in(trees[key]):
+            if used.name not in known:
+                rule = f"unknown name '{used.name}' in the formula of '{formula.name}' (column {used.column + 1})"
+                hint = did_you_mean(used.name, known)
+                raise SpecError(rule, file=spec.file, line=formula.line, received=formula.text, hint=hint)
+    defined = {f.name for f in spec.formulas}
+    for tensor in (*spec.outputs, *spec.statistics):
+        if tensor.name not in defined:
+            rule = f"{tensor.role.value} '{tensor.name}' has no formula"
+            raise SpecError(rule, file=spec.file, line=tensor.line, hint=f"add {tensor.name} = ... under [formulas]")
+
+
+def sorted_formulas(spec: Spec, trees: Mapping[str, Expression]) -> tuple[str, ...]:
+    """The keys of `trees`, each after what it reads, otherwise in the author's order.
+
+    Errors: SpecError that names the cycle.
+    """
+    lines = {key: formula.line for key, formula in _all_formulas(spec)}
+    order: list[str] = []
+    path: list[str] = []
+
+    def visit(key: str) -> None:
+        if key in order:
+            return
+        if key in path:
+            cycle = " -> ".join([*path[path.index(key) :], key])
+            raise SpecError("formulas must not depend on themselves", file=spec.file, line=lines[key], received=cycle)
+        path.append(key)
+        for used in names_in(trees[key]):
+            for candidate in (used.name, absent_key(used.name)):
+                if candidate in trees:
+                    visit(candidate)
+        order.append(path.pop())
+
+    for key in trees:
+        visit(key)
+    return tuple(order)
+
+
+def _check_all_used(spec: Spec, trees: Mapping[str, Expression], scalar_lines: Mapping[str, int]) -> None:
+    reached: set[str] = set()
+    waiting = [t.name for t in (*spec.outputs, *spec.statistics)]
+    while waiting:
+        name = waiting.pop()
+        if name in reached:
+            continue
+        reached.add(name)
+        for key in (name, absent_key(name)):
+            if key in trees:
+                waiting.extend(used.name for used in names_in(trees[key]))
+    for tensor in spec.tensors:
+        if tensor.name not in reached:
+            rule = f"{tensor.role.value} '{tensor.name}' is not used by any output"
+            raise SpecError(rule, file=spec.file, line=tensor.line)
+    for formula in spec.formulas:
+        if formula.name not in reached:
+            rule = f"formula '{formula.name}' is not used by any output"
+            raise SpecError(rule, file=spec.file, line=formula.line, hint="declare it as a statistic to store it")
+    for name, line in scalar_lines.items():
+        if name not in reached:
+            raise SpecError(f"scalar '{name}' is not used by any output", file=spec.file, line=line)
+
+
+def _check_kinds(spec: Spec, trees: Mapping[str, Expression], order: tuple[str, ...]) -> None:
+    kinds = {t.name: t.kind for t in spec.tensors if not t.role.is_written}
+    kinds |= {name: Kind.SCALAR for name, _ in spec.scalars} | {COLS: Kind.SCALAR}
+    formulas = dict(_all_formulas(spec))
+    for key in order:
+        formula = formulas[key]
+
+        def kind_of(tree: Expression, formula: Formula = formula) -> Kind:
+            kind = join([kinds[tree.name]] if isinstance(tree, Name) else [kind_of(c) for c in children(tree)])
+            if not (isinstance(tree, Call) and tree.function in REDUCTIONS):
+                return kind
+            if kind is not Kind.ELEM:
+                rule = f"{tree.function} reduces a row, so it reads a row input (column {tree.column + 1})"
+                raise SpecError(rule, file=spec.file, line=formula.line, received=formula.text)
+            return Kind.ROW
+
+        kind = kind_of(trees[key])
+        if key == formula.name:
+            kinds[key] = kind
+    for tensor in spec.statistics:
+        if kinds[tensor.name] not in (Kind.ROW, Kind.SCALAR):
+            rule = f"statistic '{tensor.name}' has one value per row, but its formula is {kinds[tensor.name].value}"
+            hint = "reduce it with sum, mean, max or absmax, or make it an output"
+            raise SpecError(rule, file=spec.file, line=formulas[tensor.name].line, hint=hint)

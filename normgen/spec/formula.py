@@ -1,0 +1,233 @@
+"""Formula text -> ast -> allow-list -> a small expression tree.
+
+A formula is never evaluated as Python: `ast.parse` only reads it, and every node that is not listed here is
+refused with file, line and column.
+
+    number  name  e + e  e - e  e * e  e / e  -e  e ** number  function(e[, e])
+
+Kernels compute it in this order: left to right, brackets first, products as written.
+
+Reductions (`sum`, `mean`, `max`, `absmax`) run over the columns of a row. `cols` is the length of a row.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+from normgen.errors import SpecError, did_you_mean
+
+REDUCTIONS = frozenset({"sum", "mean", "max", "absmax"})
+FUNCTIONS = {
+    "exp": 1,
+    "log": 1,
+    "sqrt": 1,
+    "rsqrt": 1,
+    "abs": 1,
+    "sigmoid": 1,
+    "tanh": 1,
+    "erf": 1,
+    "minimum": 2,
+    "maximum": 2,
+    **dict.fromkeys(REDUCTIONS, 1),
+}
+COLS = "cols"  # the length of a row
+LONGEST_TEXT = 2000
+DEEPEST_TREE = 100
+LARGEST_EXPONENT = 64
+_LARGEST_NUMBER = Fraction(2) ** 127
+_DECIMAL = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE](?P<exponent>[+-]?\d+))?")
+_FLOAT32 = "a constant must fit float32"
+
+
+@dataclass(frozen=True)
+class Number:
+    """A constant, exact: `0.1` is one tenth."""
+
+    value: Fraction
+    column: int = 0
+
+
+@dataclass(frozen=True)
+class Name:
+    """A tensor, a scalar, another formula or `cols`."""
+
+    name: str
+    column: int = 0
+
+
+@dataclass(frozen=True)
+class Binary:
+    """`left operator right` with operator + - * /."""
+
+    operator: str
+    left: Expression
+    right: Expression
+    column: int = 0
+
+
+@dataclass(frozen=True)
+class Power:
+    """`base ** exponent`; the exponent is a constant."""
+
+    base: Expression
+    exponent: Fraction
+    column: int = 0
+
+
+@dataclass(frozen=True)
+class Call:
+    """One of FUNCTIONS."""
+
+    function: str
+    args: tuple[Expression, ...]
+    column: int = 0
+
+
+Expression = Number | Name | Binary | Power | Call
+
+_OPERATORS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
+_KNOWN_FORM = "a formula is made of numbers, names, + - * / **, brackets and the known functions"
+
+
+def children(expression: Expression) -> tuple[Expression, ...]:
+    """The direct operands."""
+    match expression:
+        case Binary(left=left, right=right):
+            return (left, right)
+        case Power(base=base):
+            return (base,)
+        case Call(args=args):
+            return args
+        case _:
+            return ()
+
+
+def names_in(expression: Expression) -> Iterator[Name]:
+    """Every name, in reading order, `cols` included."""
+    if isinstance(expression, Name):
+        yield expression
+    for child in children(expression):
+        yield from names_in(child)
+
+
+def parse_formula(text: str, *, file: str = "<formula>", line: int | None = None) -> Expression:
+    """The expression tree of one formula's right-hand side.
+
+    Errors: SpecError with file, line and column for anything outside the allow-list.
+    """
+    return _Parser(text, file, line).parse()
+
+
+class _Parser:
+    def __init__(self, text: str, file: str, line: int | None) -> None:
+        self.text = " ".join(text.split("\n"))
+        self.file = file
+        self.line = line
+
+    def parse(self) -> Expression:
+        if len(self.text) > LONGEST_TEXT:
+            raise self.error(f"a formula has at most {LONGEST_TEXT} characters", 0, received=f"{len(self.text)}")
+        stripped = self.text.lstrip()
+        offset = len(self.text) - len(stripped)
+        try:
+            tree = ast.parse(stripped, mode="eval")
+        except SyntaxError as error:
+            column = offset + (error.offset or 1) - 1
+            raise self.error(f"a formula must be readable ({error.msg})", column) from None
+        except (ValueError, RecursionError, MemoryError):
+            raise self.error("a formula must be readable", 0) from None
+        self.offset = offset
+        return self.expression(tree.body, 0)
+
+    def error(self, rule: str, column: int, *, received: str | None = None, hint: str | None = None) -> SpecError:
+        pointer = " " * (len("  received: ") + column) + "^"
+        shown = received if received is not None else f"{self.text}\n{pointer}"
+        where = f"{rule} (column {column + 1} of the formula)"
+        return SpecError(where, file=self.file, line=self.line, received=shown, hint=hint)
+
+    def expression(self, node: ast.expr, depth: int) -> Expression:
+        # ast counts columns in UTF-8 bytes; names and operators are ASCII, so the two agree on every legal formula.
+        at = self.offset + node.col_offset
+        if depth > DEEPEST_TREE:
+            raise self.error(f"a formula nests at most {DEEPEST_TREE} levels", 0)
+        match node:
+            case ast.Constant(value=bool() | str() | bytes() | complex() | None):
+                raise self.error("a constant is a number", at)
+            case ast.Constant(value=int() | float()):
+                return self.number(node, at)
+            case ast.Name(id=name):
+                return Name(name, at)
+            case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+                return self.expression(operand, depth + 1)
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return _fold(Binary("-", Number(Fraction(0), at), self.expression(operand, depth + 1), at))
+            case ast.BinOp(op=ast.Pow()):
+                return self.power(node, depth, at)
+            case ast.BinOp(op=op) if type(op) in _OPERATORS:
+                return self.binary(node, depth, at)
+            case ast.Call():
+                return self.call(node, depth, at)
+            case _:
+                raise self.error(_KNOWN_FORM, at, hint=f"{type(node).__name__} is not part of the formula language")
+
+    def number(self, node: ast.Constant, at: int) -> Number:
+        written = (ast.get_source_segment(self.text[self.offset :], node) or "").replace("_", "")
+        decimal = _DECIMAL.fullmatch(written)
+        if decimal is None:
+            raise self.error("a number is decimal, such as 2, 0.5 or 1e-5", at)
+        # Fraction writes all digits of 1e999999999 out, and a formula has no room for the zeros that would undo them.
+        if len((decimal["exponent"] or "").lstrip("+-0")) > len(str(LONGEST_TEXT)):
+            raise self.error(_FLOAT32, at)
+        return Number(self.bounded(Fraction(written), at), at)
+
+    def bounded(self, value: Fraction, at: int) -> Fraction:
+        if abs(value) > _LARGEST_NUMBER or (value and abs(value) < 1 / _LARGEST_NUMBER):
+            raise self.error(_FLOAT32, at)
+        return value
+
+    def binary(self, node: ast.BinOp, depth: int, at: int) -> Expression:
+        left, right = self.expression(node.left, depth + 1), self.expression(node.right, depth + 1)
+        operator = _OPERATORS[type(node.op)]
+        if operator == "/" and isinstance(right, Number) and right.value == 0:
+            raise self.error("a formula does not divide by the constant 0", at)
+        found = _fold(Binary(operator, left, right, at))
+        if isinstance(found, Number):
+            self.bounded(found.value, at)
+        return found
+
+    def power(self, node: ast.BinOp, depth: int, at: int) -> Expression:
+        base, exponent = self.expression(node.left, depth + 1), self.expression(node.right, depth + 1)
+        if not isinstance(exponent, Number):
+            raise self.error("an exponent is a constant", self.offset + node.right.col_offset)
+        if abs(exponent.value) > LARGEST_EXPONENT:
+            raise self.error(f"an exponent is at most {LARGEST_EXPONENT}", self.offset + node.right.col_offset)
+        if exponent.value.denominator > 2:
+            raise self.error("an exponent is a whole number or a half", self.offset + node.right.col_offset)
+        if isinstance(base, Number):
+            raise self.error("the base of a power contains a name", at, hint="write the constant's value")
+        return Power(base, exponent.value, at)
+
+    def call(self, node: ast.Call, depth: int, at: int) -> Expression:
+        if not isinstance(node.func, ast.Name):
+            raise self.error("only the known functions can be called", at, hint=did_you_mean("", FUNCTIONS))
+        function = node.func.id
+        if function not in FUNCTIONS:
+            raise self.error(f"unknown function '{function}'", at, hint=did_you_mean(function, FUNCTIONS))
+        takes = FUNCTIONS[function]
+        if node.keywords or len(node.args) != takes:
+            raise self.error(f"{function} takes {takes} argument{'s' if takes > 1 else ''}", at)
+        return Call(function, tuple(self.expression(arg, depth + 1) for arg in node.args), at)
+
+
+def _fold(expression: Binary) -> Expression:
+    """Arithmetic on constants is done now and exactly."""
+    match expression:
+        case Binary(operator=operator, left=Number(value=left), right=Number(value=right), column=column):
+            results = {"+": left + right, "-": left - right, "*": left * right}
+            return Number(left / right if operator == "/" else results[operator], column)
+        case _:
+            return expression

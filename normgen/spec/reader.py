@@ -1,0 +1,336 @@
+"""TOML -> Spec, strictly: every unknown key, name or value is an error with file, line and known names.
+
+A spec needs `name`, `[tensors]` and `[formulas]`; everything else has a default (see `load`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from normgen.dtypes import DTYPES, F32, dtype
+from normgen.errors import SpecError, UsageError, did_you_mean
+from normgen.files.names import Part, name_part
+from normgen.files.shipped import shipped
+from normgen.schedule.schedule import KNOBS
+from normgen.spec import checks
+from normgen.spec.names import refusal
+from normgen.spec.spec import ROW_FAMILIES, Formula, Role, Spec, Tensor
+from normgen.spec.toml_lines import KeyPath, key_lines, parse_toml
+
+_TOP_KEYS = ("name", "summary", "paper", "tensors", "scalars", "formulas", "space", "backward", "accuracy")
+_BACKWARD = "backward"  # within [space]: what is searched for backward kernels
+_TENSOR_KEYS = ("role", "optional", "absent", "dtypes", "follows", "doc")
+_VECTOR_NAME = re.compile(r"(?:float|half|bfloat16)(2|4|8|16)?")
+
+
+def builtin_folder() -> Path:
+    """The specs that come with normgen."""
+    return shipped("specs")
+
+
+def list_specs(folders: Sequence[str | Path] = ()) -> dict[str, Path]:
+    """Spec name -> file, sorted by name; an earlier folder wins, the built-in specs come last."""
+    found: dict[str, Path] = {}
+    for folder in (*map(Path, folders), builtin_folder()):
+        for file in sorted(folder.glob("*.toml")):
+            found.setdefault(file.stem, file)
+    return dict(sorted(found.items()))
+
+
+def load(path_or_name: str | Path, folders: Sequence[str | Path] = ()) -> Spec:
+    """The checked spec of a TOML file, or of the built-in (or `folders`') spec of that name.
+
+    Short forms: `x = "input"` for `x = { role = "input" }`. Defaults: dtypes f32, f16 and bf16; a tensor without
+    `dtypes` follows the first input; statistics are f32; a knob that [space], or for
+    backward kernels [space.backward], does not name takes its default values.
+
+    Errors: SpecError with file and line; UsageError when there is no such file or name.
+    """
+    known = list_specs(folders)
+    is_path = isinstance(path_or_name, Path) or path_or_name.endswith(".toml") or "/" in path_or_name
+    file = Path(path_or_name) if is_path else known.get(str(path_or_name))
+    if file is None:
+        raise UsageError("unknown spec", received=str(path_or_name), hint=did_you_mean(str(path_or_name), known))
+    try:
+        text = file.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise UsageError("cannot read the spec file", received=f"{file}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise SpecError("a spec is UTF-8 text", file=str(file), received=f"byte {error.start}") from None
+    spec = parse(text, file=str(file))
+    if not is_path and spec.name != path_or_name:
+        rule = "a spec that is found by name has the name of its file"
+        raise SpecError(rule, file=str(file), line=1, received=spec.name, hint=f'name = "{path_or_name}"')
+    return spec
+
+
+def parse(text: str, *, file: str = "<spec>") -> Spec:
+    """The checked spec of a TOML text; `file` is what error messages call it."""
+    text = text.replace("\r\n", "\n")
+    data = parse_toml(text, file=file)
+    return _Reader(data, key_lines(text), file).read(_digest(data))
+
+
+def _digest(data: Mapping[str, Any]) -> str:
+    """sha256 of what a spec says but for what is searched: another space makes no measured kernel another kernel."""
+    said = {key: value for key, value in data.items() if key != "space"}
+    return hashlib.sha256(json.dumps(said, default=str).encode()).hexdigest()
+
+
+class _Reader:
+    def __init__(self, data: dict[str, Any], lines: Mapping[KeyPath, int], file: str) -> None:
+        self.data = data
+        self.lines = lines
+        self.file = file
+
+    def read(self, sha256: str) -> Spec:
+        self.known_keys((), self.data, _TOP_KEYS)
+        spec = Spec(
+            name=self.spec_name(),
+            summary=self.text(("summary",), ""),
+            paper=self.text(("paper",), ""),
+            tensors=self.tensors(),
+            scalars=self.scalars(),
+            formulas=self.formulas(),
+            knobs=self.knobs(("space",)),
+            backward_knobs=self.knobs(("space", _BACKWARD)),
+            accuracy_rows=self.names_list("accuracy", "rows", ROW_FAMILIES),
+            saved=self.saved(),
+            file=self.file,
+            sha256=sha256,
+        )
+        checks.check_spec(spec, scalar_lines={name: self.line(("scalars", name)) for name, _ in spec.scalars})
+        return spec
+
+    # errors and plain values
+
+    def line(self, path: KeyPath) -> int:
+        while path and path not in self.lines:
+            path = path[:-1]
+        return self.lines.get(path, 1)
+
+    def error(self, rule: str, path: KeyPath, *, received: object = None, hint: str | None = None) -> SpecError:
+        shown = None if received is None else str(received)
+        return SpecError(rule, file=self.file, line=self.line(path), received=shown, hint=hint)
+
+    def known_keys(self, path: KeyPath, table: Mapping[str, Any], known: Iterable[str]) -> None:
+        for key in table:
+            if key not in known:
+                where = f" in [{'.'.join(path)}]" if path else ""
+                raise self.error(f"unknown key '{key}'{where}", (*path, key), hint=did_you_mean(key, known))
+
+    def table(self, name: str, *, required: bool = False) -> dict[str, Any]:
+        found = self.data.get(name)
+        if found is None and required:
+            raise self.error(f"a spec has a table [{name}]", ())
+        if found is not None and not isinstance(found, dict):
+            raise self.error(f"[{name}] is a table", (name,), received=repr(found))
+        if required and not found:
+            raise self.error(f"[{name}] is not empty", (name,))
+        return found or {}
+
+    def text(self, path: KeyPath, default: str) -> str:
+        value: Any = self.data
+        for key in path:
+            value = value.get(key, default)
+        if not isinstance(value, str):
+            raise self.error(f"'{path[-1]}' is a text", path, received=repr(value))
+        return value
+
+    def checked_name(self, name: str, path: KeyPath) -> str:
+        if rule := refusal(name):
+            raise self.error(rule, path, received=name, hint="choose another name")
+        return name
+
+    # the parts of a spec, in file order
+
+    def spec_name(self) -> str:
+        if "name" not in self.data:
+            raise self.error("a spec has a name", (), hint='the first line reads: name = "..."')
+        name = self.text(("name",), "")
+        try:
+            return name_part(Part.OP, name)
+        except UsageError as error:
+            raise self.error(error.rule, ("name",), received=error.received) from None
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        table = self.table("tensors", required=True)
+        first_input = next((name for name, entry in table.items() if entry == "input" or _role(entry) == "input"), None)
+        return tuple(self.tensor(name, entry, table, first_input) for name, entry in table.items())
+
+    def tensor(self, name: str, entry: Any, table: Mapping[str, Any], first_input: str | None) -> Tensor:
+        path = ("tensors", name)
+        self.checked_name(name, path)
+        fields = {"role": entry} if isinstance(entry, str) else entry
+        if not isinstance(fields, dict):
+            raise self.error("a tensor is a role or a table", path, received=repr(entry), hint='x = { role = "input" }')
+        self.known_keys(path, fields, _TENSOR_KEYS)
+        role = self.role(path, fields)
+        for key, kind in {"optional": bool, "absent": str, "follows": str, "doc": str}.items():
+            if key in fields and not isinstance(fields[key], kind):
+                wanted = "true or false" if kind is bool else "a text"
+                raise self.error(f"'{key}' is {wanted}", (*path, key), received=repr(fields[key]))
+        self.check_optional(path, role, fields)
+        return Tensor(
+            name=name,
+            role=role,
+            optional=fields.get("optional", False),
+            absent=self.formula_line((*path, "absent"), fields["absent"]) if "absent" in fields else None,
+            dtypes=self.dtypes(path, role, fields),
+            follows=self.follows(path, role, fields, table, first_input),
+            doc=fields.get("doc", ""),
+            line=self.line(path),
+        )
+
+    def role(self, path: KeyPath, fields: Mapping[str, Any]) -> Role:
+        value = fields.get("role")
+        if value is None:
+            raise self.error("a tensor has a role", path, hint=did_you_mean("", Role))
+        if value not in list(Role):
+            raise self.error("unknown role", (*path, "role"), received=value, hint=did_you_mean(str(value), Role))
+        return Role(value)
+
+    def check_optional(self, path: KeyPath, role: Role, fields: Mapping[str, Any]) -> None:
+        optional, absent = fields.get("optional", False), fields.get("absent")
+        if absent is not None and (role.is_written or not optional):
+            raise self.error("only an optional input or parameter has 'absent'", (*path, "absent"), received=absent)
+        if optional and absent is None and not role.is_written:
+            hint = 'absent = "1" for a factor, absent = "0" for a term'
+            raise self.error("an optional input or parameter says what it is when absent", path, hint=hint)
+
+    def dtypes(self, path: KeyPath, role: Role, fields: Mapping[str, Any]) -> tuple[str, ...]:
+        if role is Role.STATISTIC:
+            if fields.get("dtypes", ["f32"]) != ["f32"]:
+                raise self.error("statistics are always f32", (*path, "dtypes"), received=fields["dtypes"])
+            return ("f32",)
+        listed = fields.get("dtypes", list(DTYPES))
+        if not isinstance(listed, list) or not listed:
+            raise self.error("'dtypes' is a list of dtypes", (*path, "dtypes"), received=repr(listed))
+        names = []
+        for value in listed:
+            try:
+                names.append(dtype(str(value)).name)
+            except UsageError as error:
+                raise self.error(error.rule, (*path, "dtypes"), received=repr(value), hint=error.hint) from None
+        return tuple(dict.fromkeys(names))
+
+    def follows(
+        self,
+        path: KeyPath,
+        role: Role,
+        fields: Mapping[str, Any],
+        table: Mapping[str, Any],
+        first_input: str | None,
+    ) -> str | None:
+        name, value = path[-1], fields.get("follows")
+        if role is Role.STATISTIC:
+            if value is not None:
+                raise self.error("statistics are always f32", (*path, "follows"), received=value)
+            return None
+        if value is None:
+            return None if name == first_input or "dtypes" in fields else first_input
+        if value not in table:
+            raise self.error(
+                "'follows' names a tensor", (*path, "follows"), received=value, hint=did_you_mean(value, table)
+            )
+        is_leader = value != name and _role(table[value]) in ("input", None) and _follows(table[value]) is None
+        if first_input is not None and not is_leader:
+            hint = "follow an input that has its own dtypes"
+            raise self.error("a tensor follows the dtype of an input", (*path, "follows"), received=value, hint=hint)
+        return str(value)
+
+    def scalars(self) -> tuple[tuple[str, float], ...]:
+        found = []
+        for name, value in self.table("scalars").items():
+            path = ("scalars", self.checked_name(name, ("scalars", name)))
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise self.error("a scalar's default is a finite number", path, received=repr(value))
+            if abs(value) > F32.largest or 0 < abs(value) < F32.smallest_subnormal:
+                raise self.error("a scalar's default must fit float32", path, received=repr(value))
+            found.append((name, float(value)))
+        return tuple(found)
+
+    def formulas(self) -> tuple[Formula, ...]:
+        found = []
+        for name, text in self.table("formulas", required=True).items():
+            path = ("formulas", self.checked_name(name, ("formulas", name)))
+            if not isinstance(text, str):
+                raise self.error("a formula is a text", path, received=repr(text), hint='y = "x * rstd"')
+            found.append(Formula(name=name, text=self.formula_line(path, text), line=self.line(path)))
+        return tuple(found)
+
+    def formula_line(self, path: KeyPath, text: str) -> str:
+        """A formula as one line, whatever number of lines it has in the file.
+
+        A comment is refused: in one line it would hide the rest of the formula.
+        """
+        if any(c == "#" or not (c.isprintable() or c in "\n\t") for c in text):
+            hint = "say it in a comment of the spec file, above the formula"
+            rule = "a formula holds no comment and no control character"
+            raise self.error(rule, path, received=ascii(text), hint=hint)
+        return " ".join(text.split("\n"))
+
+    def knobs(self, where: KeyPath) -> dict[str, tuple[Any, ...]]:
+        """The values of [space], or of [space.backward] within it."""
+        space, known = self.table("space"), (*KNOBS, _BACKWARD)
+        if where[1:]:
+            space, known = space.get(_BACKWARD, {}), tuple(KNOBS)
+            if not isinstance(space, dict):
+                raise self.error(f"[{'.'.join(where)}] is a table", where, received=repr(space))
+        self.known_keys(where, space, known)
+        return {name: self.knob((*where, name), values) for name, values in space.items() if name in KNOBS}
+
+    def knob(self, path: KeyPath, values: Any) -> tuple[Any, ...]:
+        name = path[-1]
+        listed = values if isinstance(values, list) else [values]
+        if not listed:
+            raise self.error(f"knob '{name}' has at least one value", path)
+        found = []
+        for value in listed:
+            meant = _vector_elements(value) if name == "vector" else value
+            if not any(type(meant) is type(known) and meant == known for known in KNOBS[name]):
+                allowed = ", ".join(map(str, KNOBS[name]))
+                rule = f"knob '{name}' takes one of: {allowed}"
+                raise self.error(rule, path, received=repr(value), hint=did_you_mean(str(value), map(str, KNOBS[name])))
+            found.append(meant)
+        return tuple(dict.fromkeys(found))
+
+    def names_list(self, table_name: str, key: str, known: Iterable[str]) -> tuple[str, ...]:
+        table, known = self.table(table_name), tuple(known)
+        self.known_keys((table_name,), table, (key,))
+        listed = table.get(key, [])
+        if not isinstance(listed, list):
+            raise self.error(f"'{key}' is a list of names", (table_name, key), received=repr(listed))
+        for value in listed:
+            if value not in known:
+                hint = did_you_mean(str(value), known)
+                raise self.error(f"unknown name in '{key}'", (table_name, key), received=repr(value), hint=hint)
+        return tuple(dict.fromkeys(listed))
+
+    def saved(self) -> tuple[str, ...]:
+        written = {"statistic", "output"}
+        tensors = self.table("tensors")
+        return self.names_list(
+            "backward", "saved", [name for name, entry in tensors.items() if _role(entry) in written]
+        )
+
+
+def _role(entry: Any) -> str | None:
+    found = entry.get("role") if isinstance(entry, dict) else entry
+    return found if isinstance(found, str) else None
+
+
+def _follows(entry: Any) -> Any:
+    return entry.get("follows") if isinstance(entry, dict) else None
+
+
+def _vector_elements(value: Any) -> Any:
+    """float4, half2, bfloat164 ... name a number of elements; the bare type name is 1."""
+    found = _VECTOR_NAME.fullmatch(value) if isinstance(value, str) else None
+    return int(found[1] or 1) if found else value

@@ -1,0 +1,128 @@
+"""A spec: one row-wise operation as a TOML file of tensors, formulas and a search space."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Kind(StrEnum):
+    """The shape of a value: elem [rows, cols], row [rows], col [cols], scalar []."""
+
+    ELEM = "elem"
+    ROW = "row"
+    COL = "col"
+    SCALAR = "scalar"
+
+
+def join(kinds: Iterable[Kind]) -> Kind:
+    """The kind of an expression over values of these kinds: row with col gives elem."""
+    seen = set(kinds) - {Kind.SCALAR}
+    if not seen:
+        return Kind.SCALAR
+    return seen.pop() if len(seen) == 1 else Kind.ELEM
+
+
+class Role(StrEnum):
+    """What a tensor is to the operation; the role fixes its kind and direction."""
+
+    INPUT = "input"  # elem, read
+    PARAMETER = "parameter"  # col, read
+    STATISTIC = "statistic"  # row, written, always f32; it has no gradient (see Spec.saved)
+    OUTPUT = "output"  # elem, written
+
+    @property
+    def kind(self) -> Kind:
+        return {Role.PARAMETER: Kind.COL, Role.STATISTIC: Kind.ROW}.get(self, Kind.ELEM)
+
+    @property
+    def is_written(self) -> bool:
+        return self in (Role.STATISTIC, Role.OUTPUT)
+
+
+ROW_FAMILIES = (
+    "normal",
+    "large_mean",
+    "constant",
+    "one_outlier",
+    "tiny",
+    "huge",
+    "zeros",
+    "mixed_sign",
+    "inf",
+    "nan",
+    "tail",
+)  # the adversarial rows that an accuracy contract may be restricted to
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tensor:
+    """One tensor of a spec. `absent` is the formula an optional read tensor stands for when not given."""
+
+    name: str
+    role: Role
+    optional: bool = False
+    absent: str | None = None
+    dtypes: tuple[str, ...] = ()  # allowed stored dtypes, by name
+    follows: str | None = None  # default dtype: that of this tensor
+    doc: str = ""
+    line: int = 0
+
+    @property
+    def kind(self) -> Kind:
+        return self.role.kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Formula:
+    """`name = text`, as the author wrote it, in one line."""
+
+    name: str
+    text: str
+    line: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """One operation: what a TOML file under specs/ says, checked.
+
+    `knobs` are searched for forward kernels, `backward_knobs` for backward ones: knob name -> values, as the Schedule
+    names them; a knob that is not there takes its default values.
+    `saved` names the statistics and outputs the backward pass reads; the rest it recomputes. A saved statistic has no
+    gradient of its own, as mean and rstd have none in torch's native_layer_norm; a backward pass with any other
+    statistic present is refused.
+    """
+
+    name: str
+    summary: str
+    paper: str = ""
+    tensors: tuple[Tensor, ...]
+    scalars: tuple[tuple[str, float], ...] = ()  # name, default
+    formulas: tuple[Formula, ...]
+    knobs: dict[str, tuple[Any, ...]] = field(default_factory=dict, hash=False)
+    backward_knobs: dict[str, tuple[Any, ...]] = field(default_factory=dict, hash=False)
+    accuracy_rows: tuple[str, ...] = ()  # row families the accuracy contract covers; () = all
+    saved: tuple[str, ...] = ()
+    file: str = ""
+    sha256: str = ""
+
+    def tensor(self, name: str) -> Tensor:
+        return next(t for t in self.tensors if t.name == name)
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        return tuple(t for t in self.tensors if t.role is Role.INPUT)
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        return tuple(t for t in self.tensors if t.role is Role.PARAMETER)
+
+    @property
+    def statistics(self) -> tuple[Tensor, ...]:
+        return tuple(t for t in self.tensors if t.role is Role.STATISTIC)
+
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        return tuple(t for t in self.tensors if t.role is Role.OUTPUT)

@@ -1,0 +1,203 @@
+"""`normgen study repeat`: do tunes with other seeds, each from empty caches, find the same? How long do they take?
+
+Each tune is a process of its own with its own, empty folders, as a user's first one is. Its winner, the default and
+the fastest schedules of a sweep are then timed in one interleaved run: times of separate runs differ by a few per cent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from normgen.codegen.emit import emit
+from normgen.cuda.driver import find_gpu
+from normgen.device import Device
+from normgen.errors import NothingValidError, UsageError
+from normgen.measure import timing
+from normgen.measure.isolation.bench import WorkerBench
+from normgen.measure.isolation.process import Worker
+from normgen.measure.protocol import Bench
+from normgen.problem.problem import Problem
+from normgen.records import statistics
+from normgen.records.record import Cache
+from normgen.schedule.schedule import Schedule, schedule_from
+from normgen.schedule.space import default_schedule
+from normgen.studies.replay import problem_of
+from normgen.studies.sweep import to_stderr
+from normgen.studies.sweep_file import Sweep
+from normgen.tuning.compile import Builder
+from normgen.tuning.measured import BENCH, processes
+from normgen.tuning.run import Candidate
+
+COMMAND: Sequence[str] = (sys.executable, "-m", "normgen")
+SWEPT = 3  # of a sweep's fastest: the very first may owe its place to luck
+SAMPLES = 60
+FOLDERS = ("NORMGEN_CACHE_DIR", "NORMGEN_STATE_DIR")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """One tune: its winner, how many candidates it tried, how many of them were timed, and how long it all took."""
+
+    seed: int
+    winner: Schedule
+    candidates: int
+    timed: int
+    wall_s: float
+    phases_s: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeat:
+    """What tunes found: µs of every schedule in one run; `best`: the fastest of the sweep's in that run.
+
+    noise_floor  of that run: the first schedule against itself
+    """
+
+    tunes: tuple[Tuned, ...]
+    us: Mapping[Schedule, float]
+    swept: tuple[Schedule, ...]
+    noise_floor: float
+
+    @property
+    def best(self) -> Schedule:
+        """What winners are compared with: the fastest of the sweep's; without a sweep the fastest of all."""
+        return min(self.swept or tuple(self.us), key=lambda s: self.us[s])
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `normgen study repeat --json` prints; a ratio is µs over that of `best`, both of the one run."""
+        best_us = self.us[self.best]
+        tunes = [
+            asdict(t)
+            | {"winner": str(t.winner), "us": self.us[t.winner], "ratio": round(self.us[t.winner] / best_us, 4)}
+            for t in self.tunes
+        ]
+        return {
+            "best": {"schedule": str(self.best), "us": best_us, "of_sweep": bool(self.swept)},
+            "worst_ratio": max(t["ratio"] for t in tunes),
+            "median_candidates": statistics.median([t.candidates for t in self.tunes]),
+            "median_timed": statistics.median([t.timed for t in self.tunes]),
+            "median_wall_s": round(statistics.median([t.wall_s for t in self.tunes]), 2),
+            "noise_floor": self.noise_floor,
+            "tunes": tunes,
+        }
+
+
+def tune_apart(arguments: Sequence[str], *, seed: int) -> Tuned:
+    """One `normgen tune` with empty caches. Raises NothingValidError with what it said when it fails."""
+    with tempfile.TemporaryDirectory(prefix="normgen-repeat-") as folder:
+        environment = {**os.environ, **{name: str(Path(folder) / name.lower()) for name in FOLDERS}}
+        environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        began = time.monotonic()
+        done = subprocess.run(
+            [*COMMAND, "tune", *arguments, "--seed", str(seed), "--json"],
+            env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        wall_s = time.monotonic() - began
+    if done.returncode:
+        raise NothingValidError(f"the tune with seed {seed} must find a kernel", received=done.stderr[-2000:])
+    found = json.loads(done.stdout)
+    if not found["measured"]:
+        raise UsageError("predictions cannot be compared: tunes are repeated on a GPU", received=found["device"])
+    counts: dict[str, int] = found["counts"]
+    tried = sum(n for name, n in counts.items() if name not in ("same_code", "reused"))
+    return Tuned(
+        seed=seed,
+        winner=schedule_from(found["best"]["schedule"]),
+        candidates=tried,
+        timed=counts.get("ok", 0) - counts.get("same_code", 0),
+        wall_s=round(wall_s, 2),
+        phases_s=found["phases_s"],
+    )
+
+
+def time_together(
+    bench: Bench, builder: Builder, schedules: Sequence[Schedule], *, seed: int
+) -> tuple[dict[Schedule, float], float]:
+    """(median µs of each schedule, noise floor) of one interleaved run; what cannot be timed is an error."""
+    candidates = [Candidate(schedule=s) for s in dict.fromkeys(schedules)]
+    for candidate in candidates:
+        builder.begin(candidate)
+    loaded: dict[Schedule, str] = {}
+    for candidate in candidates:
+        builder.finish(candidate)
+        twin = builder.twin_of(candidate)
+        if twin is not None:  # compared with itself: one time serves both
+            loaded[candidate.schedule] = twin.key
+            continue
+        if candidate.module is None or candidate.cubin is None:
+            raise NothingValidError("a schedule that was measured must compile", received=candidate.reason)
+        bench.load(candidate.key, candidate.module, candidate.cubin)
+        check = bench.check(candidate.key, full=True)
+        if not check.ok:
+            raise NothingValidError("a schedule that was measured must be right", received=check.summary)
+        loaded[candidate.schedule] = candidate.key
+    first = next(iter(loaded.values()))
+    bench.warm_up(first)
+    again = bench.twin(first)
+    series = timing.race(bench, [*dict.fromkeys(loaded.values()), again], samples=SAMPLES, seed=seed)
+    floor = statistics.noise_floor(series[first], series[again])
+    return {s: statistics.median(series[key]) for s, key in loaded.items()}, floor
+
+
+def fastest_of(sweep: Sweep | None, problem: Problem, cache: Cache, device: Device) -> tuple[Schedule, ...]:
+    """The first few of a sweep. Raises UsageError when it is a sweep of something else."""
+    if sweep is None:
+        return ()
+    header = sweep.header
+    same = problem_of(header) == problem and header.cache == cache.value and header.device["name"] == device.name
+    if not same:
+        asked = f"{problem} {cache.value} on {device.name}"
+        swept = f"{problem_of(header)} {header.cache} on {header.device['name']}"
+        raise UsageError(
+            "the sweep must be of the problem, cache and GPU model that is tuned", received=f"{swept}; {asked}"
+        )
+    timed = sorted((p for p in sweep.points if p.us is not None and p.twin is None), key=lambda p: p.us or 0.0)
+    return tuple(p.schedule for p in timed[:SWEPT])
+
+
+def repeat_on_gpu(
+    problem: Problem,
+    arguments: Sequence[str],
+    *,
+    cache: Cache,
+    seeds: int,
+    against: Sweep | None = None,
+    index: int = 0,
+    tell: Callable[[Tuned], None] = lambda _: None,
+) -> Repeat:
+    """Tune with seeds 0 .. seeds - 1 one after the other on GPU `index`, then time what they found together.
+
+    `arguments` are those of `normgen tune` without --seed. Raises NoDeviceError without a GPU.
+    """
+    found = find_gpu(index)
+    assert found is not None, "a GPU that is asked for by number is there or an error"
+    facts = found[1]
+    swept = fastest_of(against, problem, cache, facts)
+    tunes = []
+    for seed in range(seeds):
+        tunes.append(tune_apart([*arguments, "--device", str(index)], seed=seed))
+        tell(tunes[-1])
+    schedules = [*swept, *(t.winner for t in tunes), default_schedule(problem, facts)]
+    us, floor = _time_on_gpu(problem, facts, schedules, cache=cache, index=index)
+    return Repeat(tunes=tuple(tunes), us=us, swept=swept, noise_floor=floor)
+
+
+def _time_on_gpu(
+    problem: Problem, facts: Device, schedules: Sequence[Schedule], *, cache: Cache, index: int
+) -> tuple[dict[Schedule, float], float]:
+    opening = {"problem": problem, "facts": facts, "index": index, "cache": cache, "seed": 0}
+    with (
+        processes(index) as using,
+        WorkerBench(using.worker, opening=opening, restart=lambda: Worker(BENCH, index), note=to_stderr) as bench,
+    ):
+        builder = Builder(problem, emit=emit, submit=lambda m: using.pool.submit(m, facts.arch))
+        return time_together(bench, builder, schedules, seed=0)

@@ -1,0 +1,380 @@
+"""`normgen sweep`: measure every legal schedule of a problem, or a stratified sample, into one small file.
+
+Compilers run ahead of the GPU; identical cubins are measured once; a kernel is checked before it is timed; a batch
+is timed in short interleaved windows together with the default schedule, whose drift all times are divided by. The
+fastest are timed again at the end in one longer interleaved run, because the least of thousands of noisy medians
+is luck. What a file holds already is not measured again.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from normgen.codegen.emit import emit
+from normgen.cost.model import predicted_us
+from normgen.cuda.driver import device_facts
+from normgen.device import Device
+from normgen.errors import NormgenError, NothingValidError, UsageError
+from normgen.measure import timing
+from normgen.measure.isolation.bench import WorkerBench
+from normgen.measure.isolation.process import Worker
+from normgen.measure.protocol import Bench, DeviceLostError, KernelFaultError
+from normgen.measure.timing import Policy
+from normgen.problem.problem import Problem
+from normgen.records import statistics
+from normgen.records.record import Cache, Outcome, ProblemKey
+from normgen.records.statistics import Times
+from normgen.schedule.schedule import Schedule
+from normgen.schedule.space import default_schedule, space, with_default
+from normgen.studies.sweep_file import Header, Point, Sweep, SweepWriter, header_of, resumed
+from normgen.tuning.compile import Builder, text_of
+from normgen.tuning.measured import BENCH, processes
+from normgen.tuning.run import Candidate
+from normgen.tuning.tuner import environment
+
+BATCH = 32
+AHEAD = 6  # batches in the compilers while one is on the GPU
+# Three samples show that a schedule is far behind. Most legal schedules are, and each further sample takes 0.5 ms.
+POLICY = Policy(screen_samples=8, drop_after=3, margin=0.3)
+REFERENCE = "reference"  # the key under which the default schedule stays loaded
+FINAL_POINTS = 32
+FINAL_SAMPLES = 30
+REFERENCE_SAMPLES = 30
+
+
+def sample_of(legal: Sequence[Schedule], count: int | None, *, seed: int) -> list[Schedule]:
+    """`count` schedules in shuffled order, each stratum by its share and none left out; None: all of them.
+
+    A stratum is what the structural knobs say: threads a row, where the row waits, the rewrites, the way of
+    reducing, a row loop or none.
+    """
+    shuffle = random.Random(seed)
+    if count is None or count >= len(legal):
+        return shuffle.sample(list(legal), len(legal))
+    strata: dict[tuple[Any, ...], list[Schedule]] = {}
+    for s in legal:
+        key = (s.threads_per_row, s.hold, s.variance, s.softmax, s.reduce_with, s.columns, s.persistent > 0)
+        strata.setdefault(key, []).append(s)
+    for members in strata.values():
+        shuffle.shuffle(members)
+    # Position of each member in its stratum's deck, as a share: cutting the merged decks takes every share alike.
+    ranked = sorted(
+        ((i + 0.5 * (i > 0)) / len(members), number, i)
+        for number, members in enumerate(strata.values())
+        for i in range(len(members))
+    )
+    decks = list(strata.values())
+    chosen = [decks[number][i] for _, number, i in ranked[:count]]
+    return shuffle.sample(chosen, len(chosen))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a sweep is."""
+
+    done: int
+    total: int
+    best_us: float | None
+
+
+class Sweeper:
+    """Measures points on a bench, batch by batch, in the order given."""
+
+    def __init__(
+        self,
+        *,
+        bench: Bench,
+        make_builder: Callable[[], Builder],
+        default: Schedule,
+        seed: int,
+        tell: Callable[[Progress], None] = lambda _: None,
+    ) -> None:
+        self._bench, self._make_builder, self._seed, self._tell = bench, make_builder, seed, tell
+        self._builder = make_builder()
+        self._default = default
+        self._baseline_us: float | None = None
+        self._batches = 0
+        self._points: dict[str, Point] = {}
+
+    def start(self) -> tuple[float | None, float]:
+        """Load the default schedule, the drift's reference: (roof_us, noise floor).
+
+        Raises NothingValidError when the default does not compile or is wrong: without it nothing is comparable.
+        """
+        candidate = Candidate(schedule=self._default)
+        builder = self._make_builder()
+        builder.begin(candidate)
+        builder.finish(candidate)
+        if candidate.cubin is None or not self._admit(candidate, key=REFERENCE):
+            raise NothingValidError("the default schedule must compile and be right", received=candidate.reason)
+        self._bench.warm_up(REFERENCE)
+        twin = self._bench.twin(REFERENCE)
+        keys = [REFERENCE, twin, *self._bench.roofs]
+        series = timing.race(self._bench, keys, samples=REFERENCE_SAMPLES, seed=self._seed)
+        self._baseline_us = statistics.median(series[REFERENCE])
+        roof = min((statistics.median(series[k]) for k in self._bench.roofs), default=None)
+        return roof, statistics.noise_floor(series[REFERENCE], series[twin])
+
+    def run(self, schedules: Sequence[Schedule], writer: SweepWriter) -> None:
+        """Measure and append all points; a lost device ends it, with what was measured written."""
+        batches = iter([schedules[i : i + BATCH] for i in range(0, len(schedules), BATCH)])
+        waiting: deque[list[Candidate]] = deque()
+        done = 0
+        while True:
+            while len(waiting) < AHEAD and (batch := next(batches, None)) is not None:
+                waiting.append([self._begin(s) for s in batch])
+            if not waiting:
+                return
+            current = waiting.popleft()
+            try:
+                self._evaluate(current)
+            finally:
+                writer.append([self._settle(c) for c in current if c.outcome is not None])
+            done += len(current)
+            best = min((p.us for p in self._points.values() if p.us is not None), default=None)
+            self._tell(Progress(done=done, total=len(schedules), best_us=best))
+
+    def retime(self, points: Sequence[Point], writer: SweepWriter) -> None:
+        """Time the fastest points again, longer and interleaved; their new lines replace the old ones."""
+        fastest = sorted((p for p in points if p.us is not None and p.twin is None), key=lambda p: p.us or 0.0)
+        builder, chosen = self._make_builder(), list[tuple[Candidate, Point]]()
+        for point in fastest[:FINAL_POINTS]:
+            candidate = Candidate(schedule=point.schedule)
+            builder.begin(candidate)
+            chosen.append((candidate, point))
+        for candidate, _ in chosen:
+            builder.finish(candidate)
+        loaded = {c.key: p for c, p in chosen if c.cubin is not None and self._admit(c)}
+        series = timing.race(self._bench, [REFERENCE, *loaded], samples=FINAL_SAMPLES, seed=self._seed)
+        drift = statistics.median(series[REFERENCE]) / (self._baseline_us or statistics.median(series[REFERENCE]))
+        us = {p.schedule: statistics.median(series[key]) / drift for key, p in loaded.items()}
+        of_twins = {p.schedule: us[p.twin] for p in points if p.twin in us}
+        writer.append([replace(p, us=(us | of_twins)[p.schedule]) for p in points if p.schedule in us | of_twins])
+        for key in loaded:
+            self._bench.unload(key)
+
+    def _begin(self, schedule: Schedule) -> Candidate:
+        candidate = Candidate(schedule=schedule)
+        self._builder.begin(candidate)
+        return candidate
+
+    def _evaluate(self, batch: list[Candidate]) -> None:
+        for candidate in batch:
+            self._builder.finish(candidate)
+        ready = [c for c in batch if c.cubin is not None and self._builder.twin_of(c) is None]
+        good = [c for c in ready if self._admit(c)]
+        times = self._screen(good)
+        for candidate in good:
+            candidate.times_us, candidate.outcome = times[candidate.key], Outcome.OK
+            self._bench.unload(candidate.key)
+        self._batches += 1
+        for candidate in batch:
+            self._share(candidate)
+
+    def _screen(self, good: list[Candidate]) -> Mapping[str, Times]:
+        """Times of a batch; a kernel that faults is taken out of it, and the others are timed again."""
+        while good:
+            try:
+                return timing.screen(
+                    self._bench,
+                    [c.key for c in good],
+                    reference=REFERENCE,
+                    baseline_us=self._baseline_us,
+                    policy=POLICY,
+                    seed=self._seed + self._batches,
+                ).times
+            except KernelFaultError as fault:
+                faulty = next((c for c in good if c.key == fault.key), None)
+                if faulty is None:
+                    raise DeviceLostError("the reference must stay usable", received=str(fault)) from fault
+                faulty.fail(fault.outcome, str(fault))
+                good.remove(faulty)
+                self._bench.unload(faulty.key)
+        return {}
+
+    def _share(self, candidate: Candidate) -> None:
+        """A candidate with another's machine code shares its fate."""
+        twin = self._builder.twin_of(candidate)
+        if twin is not None:
+            candidate.outcome, candidate.times_us, candidate.reason = twin.outcome, twin.times_us, twin.reason
+
+    def _admit(self, candidate: Candidate, *, key: str = "") -> bool:
+        """Load and check; what fails is unloaded and says why."""
+        assert candidate.module is not None
+        key = key or candidate.key
+        try:
+            self._bench.load(key, candidate.module, candidate.cubin)
+        except KernelFaultError as fault:
+            candidate.fail(fault.outcome, str(fault))
+            return False
+        except NormgenError as error:
+            candidate.fail(Outcome.LAUNCH_ERROR, str(error))
+            return False
+        try:
+            check = self._bench.check(key, full=False)
+        except KernelFaultError as fault:
+            candidate.fail(fault.outcome, str(fault))
+            self._bench.unload(key)
+            return False
+        except DeviceLostError as error:
+            candidate.fail(Outcome.LAUNCH_ERROR, str(error))
+            raise
+        except NormgenError as error:
+            candidate.fail(Outcome.LAUNCH_ERROR, str(error))
+            self._bench.unload(key)
+            return False
+        if not check.ok:
+            candidate.fail(Outcome.WRONG_RESULT, check.summary)
+            self._bench.unload(key)
+        return check.ok
+
+    def _settle(self, candidate: Candidate) -> Point:
+        """The candidate's point; its module and cubin are let go, thousands of them would fill the memory."""
+        same = self._builder.twin_of(candidate)
+        first = self._points.get(same.key) if same is not None else None
+        assert candidate.outcome is not None
+        point = Point(
+            schedule=candidate.schedule,
+            outcome=candidate.outcome,
+            us=candidate.times_us.median if candidate.times_us else None,
+            registers=first.registers if first else candidate.registers,
+            spill_bytes=first.spill_bytes if first else sum(int(r["spill_bytes"]) for r in candidate.resources),
+            twin=first.schedule if first else None,
+        )
+        self._points[candidate.key] = point
+        candidate.module = candidate.cubin = None
+        return point
+
+
+def sweep(
+    sweeper: Sweeper,
+    legal: Sequence[Schedule],
+    *,
+    path: Path,
+    limit: int | None,
+    seed: int,
+    header: Callable[[float | None, float], Header],
+    first: Sequence[Schedule] = (),
+) -> Sweep:
+    """Measure what `path` does not hold yet of the legal set, or of `first` and a sample of `limit`; the whole sweep.
+
+    `header(roof_us, noise_floor)` describes a new file. Raises UsageError when the file is of another problem,
+    device, cache policy or protocol, or when the default schedule is emitted as another text today.
+    """
+    roof_us, noise_floor = sweeper.start()
+    fresh, before = header(roof_us, noise_floor), resumed(path)
+    if before is not None:
+        _check_same(before.header, fresh, path)
+    wanted = list(dict.fromkeys([*first, *sample_of(legal, limit, seed=seed)]))
+    if fresh.default not in wanted:
+        wanted = [fresh.default, *wanted[: max(len(first), len(wanted) - 1) if limit else None]]
+    known = {p.schedule for p in before.points} if before else set()
+    writer = SweepWriter(path, before.header if before else fresh)
+    try:
+        left = [s for s in wanted if s not in known]
+        sweeper.run(left, writer)
+        found = resumed(path)
+        assert found is not None
+        if left:
+            sweeper.retime(found.points, writer)
+    except BaseException:
+        writer.close()
+        raise
+    writer.finish()
+    found = resumed(path)
+    assert found is not None
+    return found
+
+
+def _check_same(old: Header, new: Header, path: Path) -> None:
+    """Refuse to mix what cannot be compared."""
+    for name in ("problem", "cache", "device", "knobs"):
+        if getattr(old, name) != getattr(new, name):
+            raise UsageError(f"{path} is a sweep of another {name}", hint="write to another file with --out")
+    for name, what in (("protocol", "another protocol"), ("default_text", "another text of the default schedule")):
+        if old.versions.get(name) != new.versions.get(name):
+            raise UsageError(f"{path} was measured with {what}", hint="write to another file with --out")
+
+
+def called_fastest(
+    problem: Problem, legal: Sequence[Schedule], facts: Device, cache: Cache, *, count: int
+) -> list[Schedule]:
+    """The first `count` by the cost model, of equal predictions the plainer ones first."""
+    hot = cache is Cache.HOT
+    keys = {s: (predicted_us(problem, s, facts, hot=hot), len(str(s)), s.key) for s in legal} if count else {}
+    return sorted(keys, key=lambda s: keys[s])[:count]
+
+
+def to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def sweep_on_gpu(
+    problem: Problem,
+    *,
+    cache: Cache,
+    path: Path,
+    limit: int | None = None,
+    best: int = 0,
+    index: int = 0,
+    seed: int = 0,
+    tell: Callable[[Progress], None] = lambda _: None,
+) -> Sweep:
+    """Sweep the problem on GPU `index`. Raises NoDeviceError without one, else as `sweep`.
+
+    best   beside a sample of `limit`, so many schedules that the cost model calls fastest: its first choice among them
+    """
+    facts = device_facts(index)
+    opening = {"problem": problem, "facts": facts, "index": index, "cache": cache, "seed": seed}
+    default = default_schedule(problem, facts)
+    legal = with_default(space(problem, facts).legal, default)
+    with (
+        processes(index) as using,
+        WorkerBench(using.worker, opening=opening, restart=lambda: Worker(BENCH, index), note=to_stderr) as bench,
+    ):
+        sweeper = Sweeper(
+            bench=bench,
+            make_builder=lambda: Builder(
+                problem,
+                emit=emit,
+                submit=lambda m: using.pool.submit(m, facts.arch),
+                emitter=using.emitter,
+            ),
+            default=default,
+            seed=seed,
+            tell=tell,
+        )
+        header = _header_maker(problem, legal, default, facts, cache=cache, seed=seed)
+        first = called_fastest(problem, legal, facts, cache, count=best)
+        return sweep(sweeper, legal, path=path, limit=limit, seed=seed, header=header, first=first)
+
+
+def _header_maker(
+    problem: Problem, legal: Sequence[Schedule], default: Schedule, facts: Device, *, cache: Cache, seed: int
+) -> Callable[[float | None, float], Header]:
+    """What makes the header of a sweep on a GPU, once its roof and its noise are known."""
+
+    def header(roof_us: float | None, noise_floor: float) -> Header:
+        return header_of(
+            legal,
+            default=default,
+            problem=asdict(ProblemKey.of(problem)) | {"dtypes": {t.name: t.dtype.name for t in problem.tensors}},
+            cache=cache.value,
+            device=facts.as_dict(),
+            versions={
+                **environment(measured=True),
+                "default_text": text_of(problem, default, emit),
+            },
+            roof_us=roof_us,
+            noise_floor=noise_floor,
+            bytes=problem.compulsory_bytes,
+            seed=seed,
+        )
+
+    return header

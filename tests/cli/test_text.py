@@ -1,0 +1,98 @@
+"""What a run prints: the figures of its records, nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from normgen.cli.text import Terminal, progress_line, result_text
+from normgen.device import TARGETS
+from normgen.records.record import Outcome
+from normgen.schedule.schedule import Schedule
+from normgen.text import figure, table
+from normgen.tuning.progress import Standing
+from normgen.tuning.result import Result
+from tests.measure.simulated import problem
+from tests.records.test_record import record
+
+BEST = record(us=14.02, default_us=21.03)
+DEFAULT = record(us=21.03, schedule=Schedule(threads_per_row=256), roof_us=13.7)
+RESULT = Result(
+    problem=problem(),
+    device=TARGETS["h200"],
+    record=BEST,
+    default=DEFAULT,
+    finalists=(BEST, DEFAULT),
+    counts={"ok": 60, "wrong_result": 4},
+    phases_s={"search": 12.34},
+    candidates_path=Path("/runs/1/candidates.jsonl"),
+    record_path=Path("/runs/1/winner.jsonl"),
+    header_path=Path("/runs/1/layernorm_fwd_f32_sm90.cu"),
+    notes=("clock fell",),
+)
+
+
+def test_a_table_aligns_its_columns() -> None:
+    assert table(("", "µs", "name"), [("a", "1.5", "x"), ("long", "10", "yy")]) == (
+        "       µs  name\na     1.5  x\nlong   10  yy"
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(14.023, "14.02"), (3595.4, "3595"), (0.5, "0.500"), (123456.0, "123456"), (None, "-")]
+)
+def test_figures_have_four_digits_and_no_exponent(value: float | None, text: str) -> None:
+    assert figure(value) == text
+
+
+def test_the_result_says_shape_times_roof_and_where_everything_is() -> None:
+    lines = result_text(RESULT).splitlines()
+    assert lines[0] == "layernorm forward f32 on NVIDIA H200: rows = 8192, cols = 768, cache cold"
+    best = next(line for line in lines if line.startswith("best"))
+    assert best.split()[:6] == ["best", "14.02", "13.97", "14.07", "3590", "97.7"]
+    assert best.endswith("threads_per_row=64 vector=4")
+    assert next(line for line in lines if line.startswith("roof")).split()[:2] == ["roof", "13.70"]
+    text = "\n".join(lines)
+    assert "1.023 x the roof of this run, 1.50 x as fast as the default schedule, noise floor 1.00 %" in text
+    assert "/runs/1/winner.jsonl" in text
+    assert "/runs/1/layernorm_fwd_f32_sm90.cu" in text
+    assert "60 ok, 4 wrong_result (search 12.3 s)" in text
+    assert "note: clock fell" in text
+
+
+def test_a_prediction_says_so_and_shows_no_roof() -> None:
+    guess = record(outcome=Outcome.PREDICTED, measured=False, times_us=None, roof_us=None, predicted_us=13.2)
+    text = result_text(replace(RESULT, record=guess, default=None, finalists=(guess,)))
+    assert "(predicted, not measured)" in text
+    assert "predicted, not measured: compiled for sm_90" in text
+    assert not any(line.startswith("roof") for line in text.splitlines())
+    assert next(line for line in text.splitlines() if line.startswith("best")).split()[1:4] == ["13.20", "-", "-"]
+
+
+def test_the_json_object_holds_what_the_table_shows() -> None:
+    found = RESULT.as_dict()
+    assert found["best"]["times_us"]["median"] == 14.02
+    assert found["default"]["times_us"]["median"] == 21.03
+    assert [f["us"] for f in found["finalists"]] == [14.02, 21.03]
+    assert found["paths"]["header"] == "/runs/1/layernorm_fwd_f32_sm90.cu"
+
+
+def test_the_progress_line_has_trials_best_bandwidth_roof_and_time_left() -> None:
+    standing = Standing(
+        trials=48, trials_max=128, best="vector=4", best_us=14.0, roof_us=13.7, bytes=50_331_648, left_s=31.4
+    )
+    assert progress_line("search", standing) == (
+        "search  48/128 trials  best 14.00 µs  3595 GB/s  97.9 % of roof  31 s left  vector=4"
+    )
+    assert progress_line("compile", None) == "compile"
+
+
+def test_off_a_terminal_only_notes_are_printed_and_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    with Terminal() as terminal:
+        terminal.phase("search")
+        terminal.standing(Standing(trials=1, trials_max=2))
+        terminal.note("no C++ compiler")
+    output = capsys.readouterr()
+    assert (output.out, output.err) == ("", "no C++ compiler\n")

@@ -1,0 +1,226 @@
+"""Which tuned problem is nearest, and what of its schedule fits another shape."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from dataclasses import replace
+
+import pytest
+
+from normgen.codegen.emit import emit
+from normgen.cpu import find_compiler
+from normgen.device import TARGETS
+from normgen.measure.cpu_check import check_on_cpu
+from normgen.problem.problem import Problem
+from normgen.program.source import problem_for
+from normgen.records.nearest import FARTHEST, Neighbour, distance, fitted, is_trusted, nearest, neighbours
+from normgen.records.record import Cache, Outcome, ProblemKey, Record
+from normgen.records.statistics import summarise
+from normgen.records.winners import read, shipped_folder
+from normgen.schedule.legality import refusal
+from normgen.schedule.schedule import Schedule
+from normgen.schedule.space import default_schedule
+from normgen.spec.reader import load
+
+H200 = TARGETS["h200"]
+ROW_IN_BLOCK = Schedule(
+    threads_per_row=256, vector=8, hold="registers", unroll=0, load="streaming", store="streaming", params="early"
+)
+
+
+def make(
+    shape: str, *, op: str = "rmsnorm", dtype: str = "bf16", without: Collection[str] = (), direction: str = "forward"
+) -> Problem:
+    return problem_for(load(op), shape=shape, dtype=dtype, without=without, direction=direction)
+
+
+def tuned(problem: Problem, schedule: Schedule | None = None, *, cache: Cache = Cache.COLD, us: float = 10.0) -> Record:
+    return Record(
+        problem=ProblemKey.of(problem),
+        cache=cache,
+        schedule=schedule or default_schedule(problem, H200),
+        outcome=Outcome.OK,
+        measured=True,
+        times_us=summarise([us] * 8),
+    )
+
+
+def nearest_shape(problem: Problem, *records: Record, cache: Cache = Cache.COLD) -> tuple[int, int] | None:
+    found = next(neighbours(problem, H200, records, cache=cache), None)
+    return (found.record.problem.rows, found.record.problem.cols) if found else None
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ("4096x5120", (4096, 4096)),
+        ("4096x7168", (4096, 8192)),
+        ("20000x4096", (16384, 4096)),
+        ("16384x6144", (16384, 4096)),  # 0.585 octaves of cols, against 0.415 and two octaves of rows
+        ("4096x16384", (4096, 8192)),
+        ("4096x32768", None),  # two octaves of cols from everything
+        ("16x4096", None),  # eight octaves of rows
+    ],
+)
+def test_cols_count_four_times_as_much_as_rows(asked: str, expected: tuple[int, int] | None) -> None:
+    records = [tuned(make(shape)) for shape in ("4096x4096", "16384x4096", "4096x8192")]
+    assert nearest_shape(make(asked), *records) == expected
+
+
+def test_the_problem_itself_another_dtype_op_or_direction_is_no_neighbour() -> None:
+    asked = make("4096x4096")
+    others = [
+        tuned(asked),
+        tuned(make("4096x4096", dtype="f16")),
+        tuned(make("4096x4096", op="layernorm")),
+        tuned(make("4096x4096", direction="backward")),
+    ]
+    assert nearest_shape(asked, *others) is None
+
+
+def test_a_statistic_more_or_less_is_a_neighbour_at_the_same_shape() -> None:
+    bare = make("16x4096", without=["rstd"])
+    assert nearest_shape(make("16x4096"), tuned(bare)) == (16, 4096)
+    assert 0 < distance(ProblemKey.of(bare), make("16x4096")) < distance(ProblemKey.of(make("8x4096")), make("16x4096"))
+
+
+def test_a_promise_may_be_left_unused_but_not_taken_for_given() -> None:
+    plain, stable = make("16x4096"), replace(make("16x4096"), stable_parameters=True)
+    asked = replace(make("8x4096"), stable_parameters=True)
+    assert nearest_shape(make("8x4096"), tuned(stable)) is None
+    assert nearest_shape(asked, tuned(plain)) == (16, 4096)
+    assert distance(ProblemKey.of(stable), asked) < distance(ProblemKey.of(plain), asked)
+
+
+def test_rows_of_whole_vectors_are_nearer_to_their_like() -> None:
+    aligned, odd = tuned(make("8192x4096")), tuned(make("8192x5121"))
+    assert nearest_shape(make("8192x4099"), aligned, odd) == (8192, 5121)
+    assert nearest_shape(make("8192x5120"), aligned, odd) == (8192, 4096)
+    assert nearest_shape(make("8192x4099"), aligned) == (8192, 4096)
+    assert nearest_shape(make("65536x5120"), odd) is None  # its narrow accesses are worth no more than the default
+
+
+def test_the_asked_cache_is_nearer_and_measured_comes_before_predicted() -> None:
+    cold, hot = tuned(make("16x4096")), tuned(make("32x4096"), cache=Cache.HOT)
+    assert nearest_shape(make("20x4096"), cold, hot, cache=Cache.HOT) == (32, 4096)
+    assert nearest_shape(make("20x4096"), cold, hot) == (16, 4096)
+    guess = Record(
+        problem=cold.problem, schedule=cold.schedule, outcome=Outcome.PREDICTED, measured=False, predicted_us=1.0
+    )
+    assert nearest_shape(make("20x4096"), guess, hot) == (32, 4096)
+
+
+def test_threads_grow_with_the_cols_and_nothing_else_changes() -> None:
+    record = tuned(make("4096x4096"), ROW_IN_BLOCK)
+    wide = fitted(record, make("4096x8192"), H200)
+    assert wide is not None
+    assert (wide.threads_per_row, wide.vector, wide.load, wide.params) == (512, 8, "streaming", "early")
+    assert fitted(record, make("4096x5120"), H200) == ROW_IN_BLOCK
+    assert fitted(record, make("128x4096"), H200) == ROW_IN_BLOCK
+
+
+def test_a_block_keeps_whole_warps_when_rows_get_shorter() -> None:
+    record = tuned(make("65536x256"), Schedule(threads_per_row=32, vector=8, hold="registers", unroll=0))
+    narrow = fitted(record, make("65536x128"), H200)
+    assert narrow is not None
+    assert (narrow.threads_per_row, narrow.rows_per_block) == (16, 2)
+
+
+def test_edges_follow_what_cols_divides_into() -> None:
+    record = tuned(make("8192x4096"), ROW_IN_BLOCK)
+    for shape in ("8192x4097", "8192x4095", "8192x4100"):
+        schedule = fitted(record, make(shape), H200)
+        assert schedule is not None
+        assert schedule.edges != "exact"
+        assert refusal(make(shape), schedule, H200) is None
+
+
+def test_what_cannot_be_made_legal_is_passed_over() -> None:
+    """A cluster of blocks over one row of 262144 columns has no work for its threads at 64 columns."""
+    cluster = Schedule(threads_per_row=1024, cluster=8, vector=8, hold="registers", unroll=0)
+    record = tuned(make("64x65536"), cluster)
+    assert fitted(record, make("64x64"), H200) is None
+    assert distance(record.problem, make("64x64")) > FARTHEST
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("cols", [64, 127, 768, 1000, 4097, 30000])
+def test_whatever_is_taken_is_legal(direction: str, cols: int) -> None:
+    """From neighbours of every cols around, with their own default schedules."""
+    records = [tuned(make(f"4096x{c}", direction=direction)) for c in (60, 128, 512, 1024, 4096, 8192, 32768)]
+    for rows in (1, 2000, 100_000):
+        asked = make(f"{rows}x{cols}", direction=direction)
+        found = list(neighbours(asked, H200, records, cache=Cache.COLD))
+        assert found or rows != 2000, "a neighbour within an octave or two fits"
+        for near in found:
+            assert refusal(asked, near.schedule, H200) is None
+            assert near.distance <= FARTHEST
+
+
+@pytest.mark.parametrize("cols", [8192, 8487])
+def test_a_variance_method_that_is_searched_no_more_is_not_taken(cols: int) -> None:
+    one_look = replace(ROW_IN_BLOCK, variance="sum_of_squares")
+    asked = make(f"11013x{cols}", op="layernorm")
+    found = fitted(tuned(make("16384x8192", op="layernorm"), one_look), asked, H200)
+    assert found is not None
+    assert found.variance == "two_pass"
+
+
+def test_rows_that_no_longer_fit_an_sm_twice_take_the_default_schedule() -> None:
+    """rmsnorm 8968x50432 bf16 on an H200: 585 us with the schedule of 8192x32768, 453 us by default, 433 us tuned."""
+    twice = Schedule(threads_per_row=512, vector=8, hold="shared", copy="bulk", unroll=4, load="evict_last")
+    record = tuned(make("8192x32768", without=["rstd"]), twice)
+    assert nearest(make("8968x50432", without=["rstd"]), H200, [record], cache=Cache.COLD) is None
+    near = nearest(make("8968x32000", without=["rstd"]), H200, [record], cache=Cache.COLD)
+    assert near is not None
+    assert near.schedule == twice
+
+
+def test_a_measurement_is_trusted_less_the_farther_away_it_was_made() -> None:
+    asked = make("4096x5120")
+    default = default_schedule(asked, H200)
+    near = Neighbour(record=tuned(make("4096x4096")), distance=1.0, schedule=default)
+    assert is_trusted(near, asked, H200, cache=Cache.COLD)
+    assert not is_trusted(replace(near, distance=FARTHEST), asked, H200, cache=Cache.COLD)
+    slow = replace(default, hold="reload", unroll=1)
+    assert not is_trusted(replace(near, schedule=slow), asked, H200, cache=Cache.COLD)
+
+
+def test_parameters_that_come_to_be_read_late_are_not_pushed_out_of_l2() -> None:
+    record = tuned(make("16384x8192", op="layernorm"), replace(ROW_IN_BLOCK, params="late", load="evict_last"))
+    odd = fitted(record, make("11013x8487", op="layernorm"), H200)
+    assert odd is not None
+    assert (odd.edges, odd.load) == ("masked", "no_allocate") or (odd.edges, odd.load) == ("peel", "no_allocate")
+    even = fitted(record, make("11013x8448", op="layernorm"), H200)
+    assert even is not None
+    assert even.load == "evict_last"
+
+
+def untuned(record: Record, rng: random.Random) -> Problem:
+    """Another shape near a record's: half of them with any number of cols."""
+    key = record.problem
+    cols = min(int(key.cols * 2 ** rng.uniform(-0.8, 0.8)), 2000)
+    cols = cols if rng.random() < 0.5 else max(64, cols // 64 * 64)
+    without = {"rstd"} if key.op == "rmsnorm" and key.direction == "forward" and "rstd" not in key.present else ()
+    shape = (max(1, int(key.rows * 2 ** rng.uniform(-1, 1))), cols)
+    dtypes = dict(key.dtypes)
+    dtype = dtypes.get("x") or dtypes["y"]
+    return problem_for(load(key.op), shape=shape, dtype=dtype, direction=key.direction, without=without)
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+def test_kernels_of_nearest_schedules_are_right_at_random_shapes() -> None:
+    """Of such shapes nobody checks a kernel before it runs."""
+    rng, known = random.Random(7), read(shipped_folder() / "h200.jsonl").records
+    short = [r for r in known if r.problem.cols <= 4096]
+    checked = 0
+    for _ in range(60):
+        record = rng.choice(short)
+        problem = untuned(record, rng)
+        found = next(neighbours(problem, H200, known, cache=record.cache), None)
+        if found is not None:
+            checked += 1
+            told = check_on_cpu(problem, emit(problem, found.schedule), seed=rng.randrange(1000))
+            assert told.ok, f"{problem}: {found.schedule}: {told.summary}"
+    assert checked > 30

@@ -1,0 +1,158 @@
+"""Files of records: several writers, damage, one line a problem, and the lookup."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from normgen.device import TARGETS, Device
+from normgen.errors import UsageError
+from normgen.records import winners
+from normgen.records.record import Cache, Outcome, ProblemKey
+from normgen.records.winners import RecordWriter, adopt, best_record, lookup, read
+from normgen.schedule.schedule import Schedule
+from normgen.schedule.space import default_schedule
+from tests.measure.simulated import problem
+from tests.records.test_record import record
+
+H200 = TARGETS["h200"]
+
+
+def write_many(path: Path, seed: int) -> None:
+    with RecordWriter(path) as writer:
+        for _ in range(25):
+            writer.append(record(seed=seed, reason="x" * 9000))
+
+
+def test_lines_of_several_processes_do_not_mix(tmp_path: Path) -> None:
+    path = tmp_path / "candidates.jsonl"
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=write_many, args=(path, seed)) for seed in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    reading = read(path)
+    assert not reading.damaged
+    assert sorted(r.seed for r in reading.records) == [0] * 25 + [1] * 25 + [2] * 25
+
+
+def test_a_half_written_line_costs_only_itself(tmp_path: Path) -> None:
+    path = tmp_path / "candidates.jsonl"
+    path.write_text(record(seed=1).line() + record(seed=2).line()[:300])
+    with RecordWriter(path) as writer:
+        writer.append(record(seed=3))
+    reading = read(path)
+    assert [r.seed for r in reading.records] == [1, 3]
+    assert [d.line for d in reading.damaged] == [2]
+    assert "set aside: not JSON" in str(reading.damaged[0])
+
+
+def test_a_missing_file_is_empty(tmp_path: Path) -> None:
+    assert read(tmp_path / "none.jsonl").records == ()
+
+
+def test_winners_have_one_sorted_line_a_problem_and_cache(tmp_path: Path) -> None:
+    fast = Schedule(threads_per_row=128)
+    wide = dataclasses.replace(record(), problem=ProblemKey.of(problem(cols=1024)))
+    assert adopt(wide, tmp_path, H200)
+    assert adopt(record(), tmp_path, H200)
+    assert adopt(record(cache=Cache.HOT), tmp_path, H200)
+    assert not adopt(record(us=15.0, schedule=fast), tmp_path, H200)
+    assert adopt(record(us=12.0, schedule=fast), tmp_path, H200)
+    found = read(tmp_path / "h200.jsonl").records
+    assert [(r.problem.cols, r.cache.value, r.us) for r in found] == [
+        (768, "cold", 12.0),
+        (768, "hot", 14.0),
+        (1024, "cold", 14.0),
+    ]
+    assert adopt(record(us=15.0), tmp_path, H200, force=True)
+    before = (tmp_path / "h200.jsonl").read_bytes()
+    adopt(record(us=15.0), tmp_path, H200)
+    assert (tmp_path / "h200.jsonl").read_bytes() == before
+
+
+def test_damaged_winners_move_aside_and_the_rest_stays(tmp_path: Path) -> None:
+    path = tmp_path / "h200.jsonl"
+    path.write_text("{broken\n" + record().line())
+    adopt(record(cache=Cache.HOT), tmp_path, H200)
+    assert len(read(path).records) == 2
+    assert not read(path).damaged
+    assert (tmp_path / "h200.jsonl.damaged").read_text() == "{broken\n"
+
+
+def test_lookup_prefers_the_exact_problem_then_the_nearest_rows(tmp_path: Path) -> None:
+    schedule = default_schedule(problem(), H200)
+    for rows, us in ((1024, 3.0), (8192, 14.0), (65536, 110.0)):
+        adopt(record(us=us, problem=ProblemKey.of(problem(rows=rows)), schedule=schedule), tmp_path, H200)
+    exact = lookup(problem(), H200, folders=[tmp_path])
+    assert exact.exact
+    assert exact.record is not None
+    assert exact.record.us == 14.0
+    near = lookup(problem(rows=2000), H200, folders=[tmp_path])
+    assert not near.exact
+    assert near.record is not None
+    assert near.record.problem.rows == 1024
+    assert near.schedule == near.record.schedule
+    assert near.reason == "tuned for 1024x768, the nearest to 2000x768"
+
+
+def test_lookup_prefers_measured_records_and_the_asked_cache_policy(tmp_path: Path) -> None:
+    user, shipped = tmp_path / "user", tmp_path / "shipped"
+    predicted = record(outcome=Outcome.PREDICTED, measured=False, times_us=None, predicted_us=1.0)
+    adopt(predicted, user, H200)
+    adopt(record(us=14.0), shipped, H200)
+    adopt(record(us=12.0, cache=Cache.HOT), shipped, H200)
+    for cache, us in ((Cache.COLD, 14.0), (Cache.HOT, 12.0)):
+        found = best_record(problem(), H200, cache=cache, folders=[user, shipped])
+        assert found is not None
+        assert found.us == us
+
+
+def test_a_record_of_a_variance_method_that_is_searched_no_more_is_served_with_two_passes(tmp_path: Path) -> None:
+    adopt(record(schedule=Schedule(threads_per_row=64, vector=4, variance="sum_of_squares")), tmp_path, H200)
+    found = lookup(problem(), H200, folders=[tmp_path])
+    assert found.schedule == Schedule(threads_per_row=64, vector=4)
+    assert found.reason == "tuned for this problem, with two passes for its variance"
+
+
+def test_a_miss_says_why(tmp_path: Path) -> None:
+    adopt(record(), tmp_path, H200)
+    other_text = dataclasses.replace(problem(), spec=dataclasses.replace(problem().spec, sha256="cd" * 32))
+    other_op = dataclasses.replace(problem(), spec=dataclasses.replace(problem().spec, name="rmsnorm"))
+    assert "another text of its spec" in lookup(other_text, H200, folders=[tmp_path]).reason
+    assert "no record of rmsnorm forward" in lookup(other_op, H200, folders=[tmp_path]).reason
+    far = lookup(problem(cols=8192), H200, folders=[tmp_path])
+    assert "near enough to 8192x8192" in far.reason
+    assert "NVIDIA A100" in lookup(problem(), TARGETS["a100"], folders=[tmp_path]).reason
+    assert (far.record, far.schedule) == (None, None)
+
+
+def test_a_gpu_outside_the_table_has_a_file_name_too() -> None:
+    assert winners.gpu_slug(H200) == "h200"
+    stranger: Device = dataclasses.replace(H200, name="NVIDIA RTX A6000 (x2)")
+    assert winners.gpu_slug(stranger) == "nvidia-rtx-a6000-x2"
+    assert winners.gpu_slug(dataclasses.replace(H200, name="../../etc/passwd")) == "etc-passwd"
+    for nameless in ("", "../..", "x" * 200):
+        with pytest.raises(UsageError, match="a GPU's name"):
+            winners.gpu_slug(dataclasses.replace(H200, name=nameless))
+
+
+def test_a_promise_takes_records_without_it_only_when_there_are_none_with_it(tmp_path: Path) -> None:
+    promising = dataclasses.replace(problem(), stable_parameters=True)
+    adopt(record(), tmp_path, H200)
+    assert lookup(promising, H200, folders=[tmp_path]).exact
+    own = record(us=15.0, problem=ProblemKey.of(promising))
+    adopt(own, tmp_path, H200)
+    assert lookup(promising, H200, folders=[tmp_path]).record == own
+    assert lookup(problem(), H200, folders=[tmp_path]).record == record()
+
+
+def test_the_state_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path / "here"))
+    assert winners.state_folder() == tmp_path / "here"
+    assert winners.record_folders()[0] == tmp_path / "here" / "records"
