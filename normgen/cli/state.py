@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from normgen.cli.options import json_option, parse_device, problem_options, read_problem, show, target_option
-from normgen.cli.text_compare import comparison_text
+from normgen.cli.text import comparison_text
 from normgen.cuda.driver import find_gpu
 from normgen.device import target as named_target
 from normgen.files.private import cache_root

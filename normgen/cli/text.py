@@ -6,6 +6,7 @@ import sys
 from types import TracebackType
 from typing import Any, Self
 
+from normgen.records.compare import FASTER, SAME, SLOWER, UNMEASURED, Comparison
 from normgen.records.record import Record
 from normgen.text import figure, table
 from normgen.tuning.progress import Standing
@@ -138,3 +139,13 @@ def progress_line(phase: str, standing: Standing | None) -> str:
     if standing.percent_of_roof is not None:
         parts.append(f"{figure(standing.percent_of_roof, 3)} % of roof")
     return "  ".join([*parts, f"{standing.left_s:.0f} s left", standing.best])
+
+
+def comparison_text(found: Comparison) -> str:
+    """A table, what only one file has, and the counts."""
+    rows = [[p.verdict, figure(p.before_us), figure(p.after_us), figure(p.ratio), p.problem] for p in found.pairs]
+    lines = [table(("", "before µs", "after µs", "ratio", "problem"), rows), ""]
+    lines += [f"only before: {name}" for name in found.only_before]
+    lines += [f"only after: {name}" for name in found.only_after]
+    counts = [f"{found.count(v)} {v.lower()}" for v in (FASTER, SLOWER, SAME, UNMEASURED) if found.count(v)]
+    return "\n".join([*lines, ", ".join(counts)])

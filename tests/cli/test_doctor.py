@@ -105,6 +105,6 @@ def test_the_text_has_a_line_per_check_and_its_advice_below() -> None:
 
 
 def test_the_packages_looked_for_are_those_the_project_declares() -> None:
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     declared = {re.split(r"[<>=]", requirement)[0] for requirement in project["dependencies"]}
     assert set(doctor.REQUIRED) == declared
