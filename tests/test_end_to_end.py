@@ -18,7 +18,7 @@ from normgen.cpu import build, find_compiler
 from normgen.device import target
 from normgen.program.source import problem_for
 from normgen.report.readme import ROOT
-from normgen.schedule.space import default_schedule
+from normgen.schedule.default import default_schedule
 from normgen.spec.reader import load
 
 H200 = target("h200")

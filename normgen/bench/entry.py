@@ -23,7 +23,7 @@ from normgen.measure.gpu import COPY, GpuBench
 from normgen.measure.protocol import DeviceLostError, roof_name
 from normgen.measure.replays import CONTEST_REPLAY_US
 from normgen.records import statistics
-from normgen.schedule.schedule import CHAINED, Schedule
+from normgen.schedule.schedule import Schedule, schedule_from
 from normgen.spec.spec import Kind
 from normgen.suites.suite import Entry
 
@@ -194,7 +194,7 @@ def conclude(
     roof = min(timed_roofs, key=lambda key: statistics.median(series[key]), default=None)
     timed = {name: _timed(name, draft, series, roof) for name, draft in drafts.items()}
     knobs = dict(schedule or {})
-    ours = replace(timed.pop(OURS), note=note, schedule=knobs, overlaps=knobs.get("dependent_launch") in CHAINED)
+    ours = replace(timed.pop(OURS), note=note, schedule=knobs, overlaps=schedule_from(knobs).chained)
     return EntryResult(
         label=entry.label,
         op=problem.spec.name,

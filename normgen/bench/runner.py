@@ -20,8 +20,8 @@ from normgen.device import Device
 from normgen.errors import NormgenError, NothingValidError, UsageError
 from normgen.measure.protocol import DeviceLostError
 from normgen.records.winners import Lookup, adopt, lookup, read_whole, record_folders
+from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
-from normgen.schedule.space import default_schedule
 from normgen.suites.suite import Entry, Suite
 from normgen.text import figure
 from normgen.tuning.progress import Progress, Silent

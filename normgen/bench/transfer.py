@@ -35,8 +35,8 @@ from normgen.records import statistics
 from normgen.records.nearest import nearest
 from normgen.records.record import Record
 from normgen.records.statistics import Ratio
+from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
-from normgen.schedule.space import default_schedule
 from normgen.spec.reader import load
 from normgen.suites.crew import tune_arguments
 from normgen.suites.suite import Entry

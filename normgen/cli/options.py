@@ -16,9 +16,9 @@ from normgen.errors import UsageError
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.records import winners
+from normgen.schedule.default import default_schedule
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule, schedule_from
-from normgen.schedule.space import default_schedule
 from normgen.spec.reader import load
 
 _PLAIN = ("shape", "dtype", "direction", "pitch", "align", "accumulate", "deterministic", "stable_parameters")

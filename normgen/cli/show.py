@@ -24,7 +24,8 @@ from normgen.errors import VerificationError
 from normgen.measure.check import check_on_gpu
 from normgen.measure.cpu_check import check_on_cpu
 from normgen.program.lower import lower
-from normgen.schedule.space import default_schedule, space
+from normgen.schedule.default import default_schedule
+from normgen.schedule.space import space
 from normgen.spec.reader import list_specs, load
 
 

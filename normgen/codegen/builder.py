@@ -10,13 +10,14 @@ from dataclasses import replace
 
 from normgen.codegen import prefetch
 from normgen.codegen.columns import WARP, ColumnSums
-from normgen.codegen.dependent import DependentLaunch
+from normgen.codegen.dependent import Chain
 from normgen.codegen.looks import EDGE
 from normgen.codegen.printer import Printer
 from normgen.codegen.ring import Ring
 from normgen.codegen.view import KernelView, Loop, SectionList
 from normgen.problem.problem import Problem, TensorUse
 from normgen.program.ir import Load, Map, RowProgram
+from normgen.schedule.knobs import DependentLaunch, Hold, Params, ReduceWith
 from normgen.schedule.schedule import Schedule
 from normgen.spec.spec import Kind
 
@@ -42,7 +43,7 @@ def _used(view: KernelView) -> tuple[tuple[str, str, str], ...]:
     return tuple(kept)
 
 
-class KernelBuilder(DependentLaunch):
+class KernelBuilder(Chain):
     """Builds one kernel of a program."""
 
     def __init__(self, problem: Problem, program: RowProgram, schedule: Schedule, name: str) -> None:
@@ -92,14 +93,14 @@ class KernelBuilder(DependentLaunch):
             return f"{state.variable} = reduce_cluster<kWarps, kCluster>({state.variable}, {state.variable}_slots);"
         if width == 1:
             return ""
-        if self.schedule.reduce_with == "shared_tree":
+        if self.schedule.reduce_with is ReduceWith.SHARED_TREE:
             call = f"reduce_tree<kThreadsPerRow>({state.variable}, {state.variable}_slots[slot])"
         elif width <= WARP:
-            function = "reduce_tile" if self.schedule.reduce_with == "cooperative_groups" else "reduce_lanes"
+            function = "reduce_tile" if self.schedule.reduce_with is ReduceWith.COOPERATIVE_GROUPS else "reduce_lanes"
             call = f"{function}<kThreadsPerRow>({state.variable})"
         else:
             slots = f"{state.variable}_slots[parity][slot]" if self.double_slots else f"{state.variable}_slots[slot]"
-            function = "reduce_tiles" if self.schedule.reduce_with == "cooperative_groups" else "reduce_row"
+            function = "reduce_tiles" if self.schedule.reduce_with is ReduceWith.COOPERATIVE_GROUPS else "reduce_row"
             own_barrier = ", slot" if self.row_barriers else ""
             call = f"{function}<kWarpsPerRow>({state.variable}, {slots}{own_barrier})"
         return f"{state.variable} = {call};"
@@ -118,7 +119,7 @@ class KernelBuilder(DependentLaunch):
         """With a single barrier per row, a fast warp could overwrite slots a slow warp still reads: alternate them."""
         if not self.loops_rows or len(self.groups) != 1 or self.schedule.row_blocks > 1:
             return False
-        return self.schedule.threads_per_row > WARP and self.schedule.reduce_with != "shared_tree"
+        return self.schedule.threads_per_row > WARP and self.schedule.reduce_with is not ReduceWith.SHARED_TREE
 
     @property
     def cluster_loops(self) -> bool:
@@ -139,7 +140,7 @@ class KernelBuilder(DependentLaunch):
     @property
     def prefetches(self) -> bool:
         """The next row travels to registers while this one is computed."""
-        return self.schedule.stages > 1 and self.schedule.hold == "registers" and not self.ring
+        return self.schedule.stages > 1 and self.schedule.hold is Hold.REGISTERS and not self.ring
 
     def body(self) -> SectionList:
         work = self.work()
@@ -158,24 +159,24 @@ class KernelBuilder(DependentLaunch):
     def work(self) -> SectionList:
         """Everything a row needs once its index is known."""
         out = SectionList()
-        if self.schedule.hold in ("registers", "hybrid") and self.held:
-            out.lines(*self.declarations(self.held, "kSteps" if self.schedule.hold == "registers" else "kHeldSteps"))
-        elif self.schedule.hold == "shared" and self.layout.edged:
+        if self.schedule.hold in (Hold.REGISTERS, Hold.HYBRID) and self.held:
+            out.lines(*self.declarations(self.held, "kSteps" if self.schedule.hold is Hold.REGISTERS else "kHeldSteps"))
+        elif self.schedule.hold is Hold.SHARED and self.layout.edged:
             out.lines(*(f"{self.vec(h.name, EDGE)} {h.name}_edge = {{}};" for h in self.held))
         self.ring.start(out)
         if self.prefetches:
             prefetch.take_fetched(self, out)
         elif not self.ring.in_loop:
             self.load_loops(out)
-        if self.schedule.params == "early" and not self.reads_params_ahead:
+        if self.schedule.params is Params.EARLY and not self.reads_params_ahead:
             self.param_loops(out)
-        if self.schedule.dependent_launch == "loads":
+        if self.schedule.dependent_launch is DependentLaunch.LOADS:
             out.lines("dependency_trigger();  // the next kernel may start: this one has asked for its row")
-        if self.ring and self.schedule.hold != "hybrid":
+        if self.ring and self.schedule.hold is not Hold.HYBRID:
             self.ring.arrive(out)
         if self.schedule.row_blocks > 1 and self.states and not self.cluster_loops:
             out.lines(f"cluster_arrive();  // {STARTED}")
-        if self.schedule.params == "packed":
+        if self.schedule.params is Params.PACKED:
             narrow = [p for p in self.early_params if self.problem.tensor(p.name).dtype.bytes < 4]
             out.loop(Loop(unroll="#pragma unroll", head=tuple(f"stay_packed({p.name}_held[step]);" for p in narrow)))
         for look, state in enumerate(self.states):
@@ -201,7 +202,7 @@ class KernelBuilder(DependentLaunch):
         """One look at the whole row; what waits in registers needs no copy to have arrived."""
         first, *others = self.look_loops(look)
         out.loop(first)
-        if look == 0 and self.ring and self.schedule.hold == "hybrid":
+        if look == 0 and self.ring and self.schedule.hold is Hold.HYBRID:
             self.ring.arrive(out)
         for other in others:
             out.loop(other)
@@ -309,7 +310,7 @@ class KernelBuilder(DependentLaunch):
         if s.row_blocks > 1:
             lane = "static_cast<int>(cluster_rank() * kThreads + threadIdx.x)"
         lines = [f"const int lane = {lane};"]
-        uses_slot = bool(self.states) and (s.threads_per_row > WARP or s.reduce_with == "shared_tree")
+        uses_slot = bool(self.states) and (s.threads_per_row > WARP or s.reduce_with is ReduceWith.SHARED_TREE)
         if s.row_blocks == 1 and (not whole_block or uses_slot):
             slot = "0" if whole_block else "threadIdx.x / kThreadsPerRow"
             lines.append(f"const int slot = {slot};  // this thread's row within the block")
@@ -333,7 +334,7 @@ class KernelBuilder(DependentLaunch):
         self.ring.prologue(out)
         if s.keeps_params and not self.reads_params_ahead:
             self.param_loops(out)
-        if s.dependent_launch == "on":
+        if s.dependent_launch is DependentLaunch.ON:
             out.lines("dependency_trigger();  // the finishing kernel may take its place as blocks end")
         self.columns.prologue(out)
         if self.prefetches:
@@ -357,7 +358,7 @@ class KernelBuilder(DependentLaunch):
     def epilogue(self) -> SectionList:
         out = SectionList()
         self.columns.epilogue(out)
-        if self.schedule.dependent_launch == "end":
+        if self.schedule.dependent_launch is DependentLaunch.END:
             out.lines("dependency_trigger();  // the next kernel may start")
         return out
 
@@ -383,7 +384,7 @@ class KernelBuilder(DependentLaunch):
             rows.append(("kThreads", str(s.threads), ""))
         width = s.vector * first.bytes
         rows.append(("kVector", str(s.vector), f"elements per access of {width} bytes"))
-        if s.threads_per_row > WARP and s.reduce_with != "shared_tree" and s.row_blocks == 1:
+        if s.threads_per_row > WARP and s.reduce_with is not ReduceWith.SHARED_TREE and s.row_blocks == 1:
             rows.append(("kWarpsPerRow", "kThreadsPerRow / 32", ""))
         if not problem.any_cols:
             rows.append(("kVectors", "kCols / kVector", "per row"))
@@ -404,7 +405,7 @@ class KernelBuilder(DependentLaunch):
             return (*slots, *full)
         if s.threads_per_row == 1:
             return ()
-        if s.reduce_with == "shared_tree":
+        if s.reduce_with is ReduceWith.SHARED_TREE:
             size = f"[{s.rows_per_block}][kThreadsPerRow]"
         elif s.threads_per_row > WARP:
             size = ("[2]" if self.double_slots else "") + f"[{s.rows_per_block}][kWarpsPerRow]"
@@ -421,7 +422,7 @@ class KernelBuilder(DependentLaunch):
             "block_per_row": f"{s.threads_per_row} threads own a row",
             "cluster_per_row": f"{s.cluster} blocks of {s.threads_per_row} threads own a row",
         }[s.strategy]
-        reads = len(self.look_loads) if s.hold == "reload" else 1
+        reads = len(self.look_loads) if s.hold is Hold.RELOAD else 1
         per_block = f", {s.rows_per_block} rows a block" if s.rows_per_block > 1 else ""
         per_block += f", {s.cluster} blocks share their column sums" if self.columns.by_cluster else ""
         times = {1: "once", 2: "twice"}.get(reads, f"{reads} times")

@@ -26,8 +26,8 @@ from normgen.codegen.module import Kernel, Launch, Param, Source
 from normgen.codegen.prelude import environment
 from normgen.codegen.view import Loop, SectionList
 from normgen.program.ir import Store
+from normgen.schedule.knobs import DependentLaunch
 from normgen.schedule.legality import last_tile_sums, last_tiles, sums_pitch, sums_shared_bytes
-from normgen.schedule.schedule import DETERMINISTIC_COLUMNS, TWO_KERNELS
 
 if TYPE_CHECKING:
     from normgen.codegen.builder import KernelBuilder
@@ -65,7 +65,7 @@ class ColumnSums:
     @property
     def in_partials(self) -> bool:
         """Whether blocks hand on rows of partial sums, which are added in a fixed order."""
-        return self.how in DETERMINISTIC_COLUMNS
+        return self.how.is_deterministic
 
     @property
     def in_shared(self) -> bool:
@@ -132,7 +132,7 @@ class ColumnSums:
     def params(self) -> list[Param]:
         if not self:
             return []
-        if self.how in TWO_KERNELS:
+        if self.how.has_two_kernels:
             return [Param(name="partials", ctype="float*", source=Source.WORKSPACE)]
         tickets, sums = ("tickets", "partials") if self.by_tile else ("ticket", "sums")
         behind = self.fixed_bytes if self.by_tile else TICKET_BYTES
@@ -406,7 +406,7 @@ class ColumnSums:
 
     def finish_kernel(self) -> tuple[Kernel, dict[str, object]] | None:
         """The kernel that adds partial rows, and what its template prints."""
-        if not self or self.how not in TWO_KERNELS:
+        if not self or not self.how.has_two_kernels:
             return None
         name = f"{self.b.name}_finish"
         outputs = [self.b.problem.tensor(s.tensor) for s in self.stores]
@@ -418,7 +418,7 @@ class ColumnSums:
         ]
         layout = self.b.layout
         columns = next((c for c in (32, 16) if self.pitch // c * len(outputs) >= FINISH_BLOCKS), 8)
-        dependent = self.b.schedule.dependent_launch != "off"
+        dependent = self.b.schedule.dependent_launch is not DependentLaunch.OFF
         launch = Launch(threads=FINISH_THREADS, blocks=self.pitch // columns * len(outputs), dependent=dependent)
         view: dict[str, object] = {
             "name": name,
@@ -430,7 +430,7 @@ class ColumnSums:
             "threads": FINISH_THREADS,
             "dependent": dependent,
             "cluster": cluster,
-            "triggers": self.b.schedule.dependent_launch == "start",
+            "triggers": self.b.schedule.dependent_launch is DependentLaunch.START,
             "declared": [self.b.declare(param) for param in params],
             "columns": columns,
             "column": self._column_of_cell(),

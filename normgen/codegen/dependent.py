@@ -5,9 +5,10 @@ from __future__ import annotations
 from normgen.codegen.looks import Looks
 from normgen.codegen.module import Param, Source
 from normgen.codegen.view import SectionList
+from normgen.schedule.knobs import DependentLaunch, Params
 
 
-class DependentLaunch(Looks):
+class Chain(Looks):
     """Where a kernel waits for those in front of it, what it reads before, and where it lets the next one start."""
 
     @property
@@ -31,7 +32,7 @@ class DependentLaunch(Looks):
     @property
     def reads_params_ahead(self) -> bool:
         """Column parameters are read before the kernels in front have ended: the caller promises they do not change."""
-        ahead = self.schedule.keeps_params if self.loops_rows else self.schedule.params == "early"
+        ahead = self.schedule.keeps_params if self.loops_rows else self.schedule.params is Params.EARLY
         stable = all(load.name in self.problem.stable_tensors for load in self.early_params)
         return self.schedule.chained and ahead and stable
 
@@ -41,7 +42,7 @@ class DependentLaunch(Looks):
         All threads wait, so that the end of this kernel implies the end of those: whoever waits for this one may
         rely on it, even if this one let it start first.
         """
-        if self.schedule.dependent_launch == "start":
+        if self.schedule.dependent_launch is DependentLaunch.START:
             out.lines("dependency_trigger();  // the next kernel may take its place, and waits there")
         if self.reads_params_ahead:
             self.param_loops(out)

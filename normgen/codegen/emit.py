@@ -19,6 +19,18 @@ from normgen.program.rewrites import reductions
 from normgen.program.rewrites.approximate import approximate_exponentials
 from normgen.program.rewrites.hoist import hoist_row_divisions
 from normgen.program.source import written_program
+from normgen.schedule.knobs import (
+    Arithmetic,
+    Columns,
+    Copy,
+    DependentLaunch,
+    Edges,
+    Hold,
+    Params,
+    ReduceWith,
+    Softmax,
+    Variance,
+)
 from normgen.schedule.schedule import Schedule
 
 
@@ -74,11 +86,13 @@ def passes_of(problem: Problem, schedule: Schedule) -> list[tuple[str, RowProgra
 
 
 @functools.lru_cache(maxsize=32)
-def _passes(problem: Problem, variance: str, softmax: str, arithmetic: str) -> tuple[tuple[str, RowProgram], ...]:
+def _passes(
+    problem: Problem, variance: Variance, softmax: Softmax, arithmetic: Arithmetic
+) -> tuple[tuple[str, RowProgram], ...]:
     """Thousands of schedules share a few programs, and a program takes four times as long as its text."""
     steps = reductions.passes(written_program(problem), Schedule(variance=variance, softmax=softmax))
     steps.append(("hoist row divisions", hoist_row_divisions(steps[-1][1])))
-    if arithmetic == "approximate":
+    if arithmetic is Arithmetic.APPROXIMATE:
         steps.append(("approximate exponentials", approximate_exponentials(steps[-1][1])))
     return tuple(steps)
 
@@ -146,7 +160,9 @@ def marked_parts(problem: Problem, program: RowProgram, schedule: Schedule) -> P
 
 def launch_of(builder: KernelBuilder) -> Launch:
     s = builder.schedule
-    in_order = builder.problem.deterministic and s.columns == "atomic"  # one walker adds its rows one after another
+    in_order = (
+        builder.problem.deterministic and s.columns is Columns.ATOMIC
+    )  # one walker adds its rows one after another
     rows = s.rows_per_block * (s.cluster // s.row_blocks)
     return Launch(
         blocks=s.cluster if in_order else 0,
@@ -167,36 +183,36 @@ def reduction_method(schedule: Schedule, *, row_barriers: bool) -> str:
         return "cluster_rows" if schedule.persistent else "cluster"
     if schedule.threads_per_row == 1:
         return "none"
-    if schedule.reduce_with == "shared_tree":
+    if schedule.reduce_with is ReduceWith.SHARED_TREE:
         return "tree"
     wide = schedule.threads_per_row > WARP
     rows = "_rows" if row_barriers else ""
-    if schedule.reduce_with == "cooperative_groups":
+    if schedule.reduce_with is ReduceWith.COOPERATIVE_GROUPS:
         return f"cooperative_block{rows}" if wide else "cooperative_warp"
     return f"block_shuffle{rows}" if wide else "lanes"
 
 
 def vectors_of(problem: Problem, schedule: Schedule, program: RowProgram) -> Vectors:
     """The reads and writes this schedule uses, hint by hint."""
-    elem_reads = [schedule.load]
-    if schedule.hold == "reload":
+    elem_reads: list[str] = [schedule.load]
+    if schedule.hold is Hold.RELOAD:
         elem_reads.append("default")
     reads = sorted({*elem_reads, "default"})
     writes = [schedule.store] if any(t.is_written for t in problem.elem_tensors) else []
-    slots = schedule.hold in ("shared", "hybrid") and schedule.copy == "direct"
+    slots = schedule.hold in (Hold.SHARED, Hold.HYBRID) and schedule.copy is Copy.DIRECT
     shared_writes = ["default"] if slots or program.col_terms else []
     return Vectors(
         ctypes=tuple(sorted({t.dtype.ctype for t in problem.tensors})),
         reads=tuple(reads),
         writes=tuple(sorted({*writes, *shared_writes})),
-        slot_copies=("cp_async",) if schedule.copy == "cp_async" else (),
-        packed=("opaque",) if schedule.params == "packed" else (),
-        windows=("default",) if schedule.edges == "peel" and problem.parameter_bytes else (),
+        slot_copies=("cp_async",) if schedule.copy is Copy.CP_ASYNC else (),
+        packed=("opaque",) if schedule.params is Params.PACKED else (),
+        windows=("default",) if schedule.edges is Edges.PEEL and problem.parameter_bytes else (),
     )
 
 
 def min_arch(schedule: Schedule) -> int:
-    if schedule.cluster > 1 or schedule.copy == "bulk" or schedule.dependent_launch != "off":
+    if schedule.cluster > 1 or schedule.copy is Copy.BULK or schedule.dependent_launch is not DependentLaunch.OFF:
         return 90
     hints = {schedule.load, schedule.store}
-    return 80 if schedule.copy == "cp_async" or hints & {"evict_first", "evict_last"} else 75
+    return 80 if schedule.copy is Copy.CP_ASYNC or hints & {"evict_first", "evict_last"} else 75

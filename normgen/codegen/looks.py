@@ -20,6 +20,7 @@ from normgen.codegen.spelling import unmarked
 from normgen.codegen.view import Loop, SectionList, State
 from normgen.problem.problem import Problem
 from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Store, names_of, stage_of, used_names, value_kinds
+from normgen.schedule.knobs import Edges, Hold, Params
 from normgen.schedule.legality import register_steps
 from normgen.schedule.schedule import Schedule
 from normgen.spec.spec import Kind
@@ -57,8 +58,8 @@ def layout_of(problem: Problem, schedule: Schedule) -> Layout:
         lanes=lanes,
         vectors=vectors,
         steps=-(-vectors // lanes),
-        shifted=schedule.edges == "peel",
-        edged=schedule.edges != "exact",
+        shifted=schedule.edges is Edges.PEEL,
+        edged=schedule.edges is not Edges.EXACT,
     )
 
 
@@ -181,14 +182,14 @@ class Looks:
     @cached_property
     def held(self) -> tuple[Load, ...]:
         """Elem loads that wait between looks (or are all read up front)."""
-        if self.schedule.hold == "reload":
+        if self.schedule.hold is Hold.RELOAD:
             return ()
         wanted = {ld.name for loads in self.look_loads for ld in loads}
         return tuple(ld for ld in self.program.loads if ld.kind is Kind.ELEM and ld.name in wanted)
 
     @cached_property
     def early_params(self) -> tuple[Load, ...]:
-        if self.schedule.params == "late":
+        if self.schedule.params is Params.LATE:
             return ()
         wanted = {ld.name for loads in self.look_loads for ld in loads}
         return tuple(ld for ld in self.program.loads if ld.kind is Kind.COL and ld.name in wanted)
@@ -260,7 +261,7 @@ class Looks:
 
     @property
     def unroll(self) -> str:
-        if self.schedule.hold == "registers" or self.schedule.unroll == 0:
+        if self.schedule.hold is Hold.REGISTERS or self.schedule.unroll == 0:
             return "#pragma unroll"
         return f"#pragma unroll {self.schedule.unroll}"
 
@@ -272,7 +273,7 @@ class Looks:
     @property
     def spans(self) -> tuple[Span, ...]:
         """Where the vectors of a thread wait, in the order of its steps."""
-        if self.schedule.hold != "hybrid":
+        if self.schedule.hold is not Hold.HYBRID:
             return (Span(place=self.schedule.hold, unroll=self.unroll),)
         return (
             Span(place="registers", unroll="#pragma unroll", last="kHeldSteps"),

@@ -18,6 +18,7 @@ from normgen.codegen.looks import EDGE
 from normgen.codegen.prelude import POLICIES
 from normgen.codegen.view import Loop, SectionList
 from normgen.program.ir import Load
+from normgen.schedule.knobs import Copy, Hold
 
 if TYPE_CHECKING:
     from normgen.codegen.builder import KernelBuilder
@@ -31,13 +32,13 @@ class Ring:
     def __init__(self, builder: KernelBuilder) -> None:
         self.b = builder
         self.s = builder.schedule
-        self.bulk = self.s.copy == "bulk"
+        self.bulk = self.s.copy is Copy.BULK
         self.bulk_load = f"bulk_load_{self.s.load}" if self.s.load in POLICIES else "bulk_load"
         self.side_by_side = self.s.rows_per_block > 1
 
     def __bool__(self) -> bool:
         """Whether rows come by asynchronous copies."""
-        return self.s.copy != "direct"
+        return self.s.copy is not Copy.DIRECT
 
     @property
     def in_loop(self) -> bool:
@@ -53,20 +54,20 @@ class Ring:
     @property
     def bytes(self) -> int:
         """Dynamic shared memory of the held rows."""
-        if self.s.hold not in ("shared", "hybrid") and not self:
+        if self.s.hold not in (Hold.SHARED, Hold.HYBRID) and not self:
             return 0
         per_vector = sum(self.b.problem.tensor(ld.name).dtype.bytes for ld in self.b.held) * self.b.layout.vector
-        steps = self.b.layout.steps - (self.b.held_steps if self.s.hold == "hybrid" else 0)
+        steps = self.b.layout.steps - (self.b.held_steps if self.s.hold is Hold.HYBRID else 0)
         return steps * self.s.threads * per_vector * (self.s.stages if self else 1)
 
     @property
     def steps(self) -> str:
         """Slots of a thread in one row tile."""
-        return "kSlotSteps" if self.s.hold == "hybrid" else "kSteps"
+        return "kSlotSteps" if self.s.hold is Hold.HYBRID else "kSteps"
 
     @property
     def _step(self) -> str:
-        return "(step - kHeldSteps)" if self.s.hold == "hybrid" else "step"
+        return "(step - kHeldSteps)" if self.s.hold is Hold.HYBRID else "step"
 
     def slot(self, tensor: str) -> str:
         """Address of this thread's slot of `step`."""
@@ -91,11 +92,11 @@ class Ring:
         rows = []
         if self.staged:
             rows.append(("kStages", str(self.s.stages), "row tiles in shared memory"))
-        if self.s.hold == "hybrid":
+        if self.s.hold is Hold.HYBRID:
             rows.append(("kHeldSteps", str(self.b.held_steps), "of them in registers"))
             rows.append(("kSlotSteps", "kSteps - kHeldSteps", "and in shared memory"))
         if self.bulk:
-            held = " - kHeldSteps * kThreadsPerRow * kVector" if self.s.hold == "hybrid" else ""
+            held = " - kHeldSteps * kThreadsPerRow * kVector" if self.s.hold is Hold.HYBRID else ""
             rows.append(("kCopiedCols", f"kCols{held}", "of a row that the copy engine brings"))
         return rows
 
@@ -132,7 +133,7 @@ class Ring:
         row = "stage * kRowsPerBlock + slot" if self.staged else "slot"
         row = row if self.side_by_side else "stage" if self.staged else ""
         row = f" + ({row}) * {self.steps} * kThreadsPerRow * kVector" if row else ""
-        start = " + kCols - kCopiedCols" if self.s.hold == "hybrid" else ""
+        start = " + kCols - kCopiedCols" if self.s.hold is Hold.HYBRID else ""
         for load, ctype in zip(self.b.held, ctypes, strict=True):
             to, source = f"{load.name}_shared{row}", f"{load.name}_row{start}"
             lines.append(f"{self.bulk_load}({to}, {source}, kCopiedCols * sizeof({ctype}), {self._barrier});")
@@ -140,7 +141,7 @@ class Ring:
 
     def _part_copies(self, size: str) -> list[str]:
         """A block of a cluster owns a stretch of the row in every step."""
-        first_step = "kHeldSteps" if self.s.hold == "hybrid" else "0"
+        first_step = "kHeldSteps" if self.s.hold is Hold.HYBRID else "0"
         stretch = [
             f"for (int step = {first_step}; step < kSteps; ++step) {{",
             "  const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;",
@@ -291,7 +292,7 @@ class Ring:
             out.lines(f"mbarrier_wait({self._barrier}, {'phase' if self.in_loop else '0'});")
         else:
             out.lines(f"cp_async_wait<{'kStages - 1' if self.staged else '0'}>();")
-        if self.s.hold != "registers":
+        if self.s.hold is not Hold.REGISTERS:
             return
         reads = tuple(f"{ld.name}_held[step] = {self._read(ld)};" for ld in self.b.held)
         out.loop(Loop(unroll="#pragma unroll", guard=self.b.guard, head=reads))
@@ -309,13 +310,13 @@ class Ring:
         return (self.s.threads_per_row > WARP or self.s.row_blocks > 1) and bool(self.b.states)
 
     def after_first_look(self, out: SectionList) -> None:
-        if self.in_loop and self.bulk and self.s.hold == "registers" and self._reduction_frees:
+        if self.in_loop and self.bulk and self.s.hold is Hold.REGISTERS and self._reduction_frees:
             out.lines("// Every thread of the row has passed a barrier since it read its slots.", *self._refill())
 
     def after_last_look(self, out: SectionList) -> None:
         if not self.in_loop:
             return
-        if self.s.hold == "shared":
+        if self.s.hold is Hold.SHARED:
             out.lines(*(self._release() if self.bulk else []), *self._refill())
         if self.bulk and self.staged:
             out.lines("if (++stage == kStages) { stage = 0; phase ^= 1; }")

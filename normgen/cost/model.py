@@ -25,6 +25,7 @@ from normgen.cost.constants import Constants, constants_of
 from normgen.device import Device
 from normgen.problem.problem import Problem
 from normgen.program.source import stages_of
+from normgen.schedule.knobs import Columns, Copy, Edges, Hold, Load, Params, ReduceWith, Softmax, Store, Variance
 from normgen.schedule.legality import (
     column_outputs,
     held_bytes_per_thread,
@@ -82,16 +83,16 @@ class Cost:
 def estimated_registers(problem: Problem, s: Schedule, c: Constants | None = None) -> tuple[int, int]:
     """(registers, spilled registers) of a thread, before the compiler says."""
     c = c or Constants()
-    unrolled = max(1, s.unroll) if s.hold != "registers" else 1
-    held = held_bytes_per_thread(problem, s) / 4 if s.hold == "registers" else s.vector * unrolled
-    if s.hold == "hybrid":
+    unrolled = max(1, s.unroll) if s.hold is not Hold.REGISTERS else 1
+    held = held_bytes_per_thread(problem, s) / 4 if s.hold is Hold.REGISTERS else s.vector * unrolled
+    if s.hold is Hold.HYBRID:
         held += register_steps(problem, s) * s.vector * problem.row_input_bytes / 4
-    params = param_bytes_per_thread(problem, s) / 4 if s.params != "late" else 0
+    params = param_bytes_per_thread(problem, s) / 4 if s.params is not Params.LATE else 0
     sums = sums_in_registers(problem, s)
     indexed = 0.0  # an array indexed by a loop that stays a loop lies in local memory
-    if s.hold != "registers" and 0 < s.unroll < steps_per_lane(problem, s):
+    if s.hold is not Hold.REGISTERS and 0 < s.unroll < steps_per_lane(problem, s):
         indexed, params = params, 0.0
-    rows = s.stages if s.copy == "direct" else 1  # others on their way wait in shared memory
+    rows = s.stages if s.copy is Copy.DIRECT else 1  # others on their way wait in shared memory
     need = c.base_registers + c.held_registers * held * rows + c.param_registers * params
     need += c.sum_registers * sums + c.vector_registers * s.vector
     limit = min(255, REGISTERS_PER_SM // (max(1, s.blocks_per_sm) * s.threads) // 8 * 8)
@@ -109,19 +110,19 @@ def blocks_resident(s: Schedule, device: Device, registers: int, shared_bytes: i
 
 def row_looks(s: Schedule, stages: int, writes: bool) -> int:
     """How often a row is walked: one look a stage of reductions, one to write."""
-    one_stage = s.variance != "two_pass" or s.softmax == "online"
+    one_stage = s.variance is not Variance.TWO_PASS or s.softmax is Softmax.ONLINE
     return (min(stages, 1) if one_stage else stages) + (1 if writes else 0)
 
 
 def _issue_us(problem: Problem, s: Schedule, device: Device, looks: int, blocks: int, c: Constants) -> float:
     """Warp instructions over the busy SMs' issue rate: some an element and look, reads and writes by vector."""
     per_element = 2.0 * looks + 3.0 + 2.0 * column_outputs(problem)
-    per_element += 6.0 if s.variance == "welford" else 0.0
+    per_element += 6.0 if s.variance is Variance.WELFORD else 0.0
     # A maximum of the vector first, then one more exponential a vector, which rescales the sum so far.
-    per_element += 2.0 + 10.0 / s.vector if s.softmax == "online" else 0.0
-    if s.edges != "exact":
+    per_element += 2.0 + 10.0 / s.vector if s.softmax is Softmax.ONLINE else 0.0
+    if s.edges is not Edges.EXACT:
         per_element *= 1.6
-    reads = (looks if s.hold != "registers" else 1) * sum(not t.is_written for t in problem.elem_tensors) + 1
+    reads = (looks if s.hold is not Hold.REGISTERS else 1) * sum(not t.is_written for t in problem.elem_tensors) + 1
     elements = problem.rows * steps_per_lane(problem, s) * s.vector * s.threads_per_row * s.row_blocks
     instructions = elements * (per_element + 6.0 * reads / s.vector) / 32
     warps = max(1.0, s.threads_per_row / 32)
@@ -140,8 +141,12 @@ def _reduce_us(s: Schedule, c: Constants) -> float:
     if s.threads_per_row > 32:
         tree = math.log2(s.threads_per_row) * c.barrier_us
         warps = s.threads / 32
-        reduce += tree if s.reduce_with == "shared_tree" else (1 + warps / 8) * c.barrier_us + shuffles * c.shuffle_us
-    if s.reduce_with == "shared_tree" and s.threads_per_row <= 32:
+        reduce += (
+            tree
+            if s.reduce_with is ReduceWith.SHARED_TREE
+            else (1 + warps / 8) * c.barrier_us + shuffles * c.shuffle_us
+        )
+    if s.reduce_with is ReduceWith.SHARED_TREE and s.threads_per_row <= 32:
         reduce *= 2
     return reduce + (c.cluster_barrier_us if s.row_blocks > 1 else 0.0)
 
@@ -149,21 +154,21 @@ def _reduce_us(s: Schedule, c: Constants) -> float:
 def _rereads_l1(problem: Problem, s: Schedule) -> bool:
     """Whether a row that is read again comes from L1: it was allowed to stay there, and some blocks' rows fit."""
     row_bytes = problem.cols * problem.row_input_bytes // s.row_blocks
-    return s.load == "default" and row_bytes * s.rows_per_block <= L1_BYTES // 4
+    return s.load is Load.DEFAULT and row_bytes * s.rows_per_block <= L1_BYTES // 4
 
 
 def _tile_us(problem: Problem, s: Schedule, looks: int, c: Constants, *, hot: bool) -> float:
     """One tile of rows from its first load to its last store, alone in its slot."""
     steps = steps_per_lane(problem, s)
-    arithmetic = steps * s.vector * c.element_us * looks * (3.0 if s.variance == "welford" else 1.0)
-    trips = 1 if s.hold == "registers" else math.ceil(steps / (s.unroll or steps))
+    arithmetic = steps * s.vector * c.element_us * looks * (3.0 if s.variance is Variance.WELFORD else 1.0)
+    trips = 1 if s.hold is Hold.REGISTERS else math.ceil(steps / (s.unroll or steps))
     again = {"registers": 0.0, "hybrid": 0.0, "shared": c.l1_latency_us, "reload": c.l1_latency_us}[s.hold]
-    if s.hold == "reload" and not _rereads_l1(problem, s):
+    if s.hold is Hold.RELOAD and not _rereads_l1(problem, s):
         again = c.l2_latency_us
     first = (c.l2_latency_us if hot else c.dram_latency_us) * (1 + c.trip_share * (trips - 1))
-    params = c.l2_latency_us if s.params == "late" and param_bytes_per_thread(problem, s) else 0.0
+    params = c.l2_latency_us if s.params is Params.LATE and param_bytes_per_thread(problem, s) else 0.0
     rest = max(0, looks - 1) * (_reduce_us(s, c) + again * trips) + arithmetic + params + c.store_us
-    if s.persistent and (s.stages > 1 or s.copy != "direct"):  # the next row's loads travel meanwhile
+    if s.persistent and (s.stages > 1 or s.copy is not Copy.DIRECT):  # the next row's loads travel meanwhile
         return max(first, rest) + c.prefetch_left * min(first, rest)
     return first + rest
 
@@ -177,7 +182,7 @@ def _memory_us(
     width = s.vector * problem.dtype.bytes
     narrow = 1 + c.narrow_penalty * max(0.0, math.log2(16 / min(16, width)))
     read = problem.rows * problem.cols * sum(t.dtype.bytes for t in problem.elem_tensors if not t.is_written)
-    again = read * max(0, looks - 1) if s.hold == "reload" and not _rereads_l1(problem, s) else 0
+    again = read * max(0, looks - 1) if s.hold is Hold.RELOAD and not _rereads_l1(problem, s) else 0
     local = 8.0 * spilled * s.threads_per_row * s.row_blocks * problem.rows  # stored and loaded once a row
     return (problem.compulsory_bytes / (l2 if hot else min(dram, l2)) + (again + local) / l2) * narrow
 
@@ -188,16 +193,16 @@ def _columns_us(problem: Problem, s: Schedule, device: Device, blocks: float, c:
     if not sums:
         return 0.0
     if s.columns in ROW_ATOMICS:
-        share = 1.0 if s.columns == "atomic" else 0.25
+        share = 1.0 if s.columns is Columns.ATOMIC else 0.25
         return share * problem.rows * sums / c.atomics_per_us + c.barrier_us
     groups = s.threads / max(32, s.threads_per_row)
     in_block = groups * -(-sums // s.threads) * c.l1_latency_us
-    if s.columns == "cluster_partials":  # two barriers around remote reads, which take about as long as one
+    if s.columns is Columns.CLUSTER_PARTIALS:  # two barriers around remote reads, which take about as long as one
         in_block += (2 + -(-sums // (4 * s.threads * s.cluster))) * c.cluster_barrier_us
     blocks /= s.cluster  # the blocks of a cluster fill one partial row together
-    if s.columns == "register_atomic":
+    if s.columns is Columns.REGISTER_ATOMIC:
         return in_block + blocks * sums / c.atomics_per_us + 2 * c.l2_latency_us
-    if s.columns == "partials_last_tile":
+    if s.columns is Columns.PARTIALS_LAST_TILE:
         tiles = last_tiles(problem)
         return in_block + 2 * tiles * c.l2_latency_us + blocks * -(-sums // (4 * tiles * s.threads)) * c.last_tile_us
     moved = 2 * blocks * sums * 4 / (c.l2_over_dram * device.dram_gb_per_s * 1e3)
@@ -209,19 +214,19 @@ def _factor(problem: Problem, s: Schedule, device: Device, c: Constants, *, hot:
     factor = 1.0
     if not hot:
         streams = sum(not t.is_written for t in problem.elem_tensors)
-        if s.load == "evict_last":  # rows that stay in L2 push parameters out, which late ones wait for
-            pays = s.params != "late" or not problem.parameter_bytes
+        if s.load is Load.EVICT_LAST:  # rows that stay in L2 push parameters out, which late ones wait for
+            pays = s.params is not Params.LATE or not problem.parameter_bytes
             factor *= c.load_evict_last if pays and problem.compulsory_bytes > 2 * device.l2_bytes else 1.0
-        elif s.load != "default" and s.hold != "reload":
+        elif s.load is not Load.DEFAULT and s.hold is not Hold.RELOAD:
             factor *= c.load_past_l1 if streams == 1 else c.load_streams_past_l1
-        factor *= c.store_streaming if s.store == "streaming" and not column_outputs(problem) else 1.0
+        factor *= c.store_streaming if s.store is Store.STREAMING and not column_outputs(problem) else 1.0
         factor *= {"early": c.params_early, "kept": c.params_kept, "packed": c.params_kept}.get(s.params, 1.0)
     lanes = s.threads_per_row * s.row_blocks * steps_per_lane(problem, s) * s.vector
     factor *= float((lanes / problem.cols) ** c.idle_exponent)
     factor *= 1 + c.side_by_side * math.log2(s.rows_per_block) * (s.threads > 64)
     factor *= 1 + c.few_vectors * (steps_per_lane(problem, s) == 1)
-    factor *= c.held_shared if s.hold == "shared" and s.copy == "direct" else 1.0
-    return factor * (c.persistent_penalty if s.persistent and s.stages == 1 and s.copy == "direct" else 1.0)
+    factor *= c.held_shared if s.hold is Hold.SHARED and s.copy is Copy.DIRECT else 1.0
+    return factor * (c.persistent_penalty if s.persistent and s.stages == 1 and s.copy is Copy.DIRECT else 1.0)
 
 
 class _Grid(NamedTuple):

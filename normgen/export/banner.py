@@ -11,7 +11,7 @@ from normgen.export.comments import formula_text
 from normgen.export.groups import Entry, Group
 from normgen.problem.problem import Direction
 from normgen.records.record import Record
-from normgen.schedule.schedule import DETERMINISTIC_COLUMNS, Schedule
+from normgen.schedule.schedule import Schedule
 from normgen.spec.checks import absent_key, parse_all
 from normgen.spec.spec import Kind
 
@@ -71,7 +71,7 @@ def _order_of_sums(group: Group) -> list[str]:
         return []
     if group.problem.deterministic:
         return _wrapped(f"{sums}: summed over the rows in a fixed order, the same bits in every run", "  ")
-    varying = [e for e in group.entries if e.record.schedule.columns not in DETERMINISTIC_COLUMNS]
+    varying = [e for e in group.entries if not e.record.schedule.columns.is_deterministic]
     shapes = [f"{e.problem.rows} x {e.problem.cols}" for e in varying]
     by_atomics = " and ".join(["the general kernel", *(["the kernels of " + ", ".join(shapes)] if shapes else [])])
     return _wrapped(f"{sums}: the same bits in every run; by atomics, in no fixed order: {by_atomics}", "  ")

@@ -15,7 +15,7 @@ from normgen.export.comments import comment_text
 from normgen.export.device_part import device_part
 from normgen.export.groups import Group
 from normgen.export.host_part import HostPart, host_part
-from normgen.schedule.space import fallback_schedule
+from normgen.schedule.default import fallback_schedule
 
 _TYPE_HEADERS = {"f16": "cuda_fp16.h", "bf16": "cuda_bf16.h"}
 

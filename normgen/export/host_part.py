@@ -13,6 +13,7 @@ from normgen.codegen.spelling import mark
 from normgen.export.device_part import Compiled
 from normgen.export.groups import Entry, Group
 from normgen.problem.problem import Direction, Problem, TensorUse
+from normgen.schedule.knobs import Edges
 from normgen.spec.spec import Kind
 
 CALL = "k::"  # the detail namespace inside the launch functions
@@ -124,7 +125,7 @@ def host_part(group: Group, tuned: Sequence[Compiled], fallbacks: Sequence[Compi
         forwarded=(*(mark(t.name) for t in problem.tensors), *("cols" for _ in pitches), *names),
         pitches=pitches,
         bits=tuple(_bits(problem)),
-        alike=_alike(problem) if any(e.record.schedule.edges == "peel" for e in group.entries) else "",
+        alike=_alike(problem) if any(e.record.schedule.edges is Edges.PEEL for e in group.entries) else "",
         required=tuple(_required(group)),
         paired=tuple(_paired(group)),
         launches_empty=any(c.main.launch.min_blocks for c in fallbacks),
@@ -159,7 +160,7 @@ def _shape(group: Group, entry: Entry) -> Shape:
         cols=entry.problem.cols,
         align=entry.vector_align,
         absent=group.absent_bits(entry.problem),
-        alike=record.schedule.edges == "peel",
+        alike=record.schedule.edges is Edges.PEEL,
         comment=f"{said}: {record.schedule.strategy}",
     )
 

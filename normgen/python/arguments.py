@@ -10,6 +10,7 @@ from normgen.codegen.module import Module, Source
 from normgen.cuda.arrays import ON_CPU, ArrayView
 from normgen.errors import UsageError
 from normgen.problem.problem import Problem, TensorUse
+from normgen.schedule.knobs import Copy, Edges
 from normgen.schedule.schedule import Schedule
 from normgen.spec.spec import Kind
 
@@ -144,7 +145,7 @@ def misfit(problem: Problem, schedule: Schedule, views: Mapping[str, ArrayView],
     start at the same element of a vector.
     """
     alone = next((place.misfit for place in placed.values() if place.misfit), "")
-    if alone or schedule.edges != "peel":
+    if alone or schedule.edges is not Edges.PEEL:
         return alone
     starts = {}
     for tensor in problem.elem_tensors:
@@ -159,7 +160,7 @@ def misfit(problem: Problem, schedule: Schedule, views: Mapping[str, ArrayView],
 
 def _alignment(problem: Problem, schedule: Schedule, tensor: TensorUse) -> int:
     """The alignment the text was emitted for; element by element, an element's own is enough."""
-    if schedule.vector == 1 and schedule.copy == "direct":
+    if schedule.vector == 1 and schedule.copy is Copy.DIRECT:
         return tensor.dtype.bytes
     return problem.row_alignment(tensor) if tensor.kind is Kind.ELEM else problem.align
 

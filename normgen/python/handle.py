@@ -31,9 +31,10 @@ from normgen.program.source import problem_for
 from normgen.python.arguments import Placed, expectations, misfit
 from normgen.python.outputs import current_stream, new_like
 from normgen.records.winners import lookup
+from normgen.schedule.default import default_schedule
+from normgen.schedule.knobs import Columns, Hold
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
-from normgen.schedule.space import default_schedule
 from normgen.spec.reader import load
 from normgen.spec.spec import Kind, Spec
 
@@ -367,7 +368,9 @@ def general_schedules(problem: Problem, facts: Device) -> Iterator[tuple[Problem
     """
     loose = unaligned(problem)
     yield loose, default_schedule(loose, facts)
-    plain = Schedule(vector=1, hold="reload", columns="atomic" if problem.column_outputs else Schedule().columns)
+    plain = Schedule(
+        vector=1, hold=Hold.RELOAD, columns=Columns.ATOMIC if problem.column_outputs else Schedule().columns
+    )
     for threads in (256, 128, 64, 32, 16, 8, 4, 2, 1):
         beside = 1 if problem.deterministic else max(1, 128 // threads)
         schedule = replace(plain, threads_per_row=threads, rows_per_block=beside)

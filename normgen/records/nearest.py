@@ -22,9 +22,11 @@ from normgen.cost.model import predicted_us
 from normgen.device import Device
 from normgen.problem.problem import Problem
 from normgen.records.record import Cache, ProblemKey, Record
+from normgen.schedule.default import default_schedule
+from normgen.schedule.knobs import KNOBS, Copy, Load, Params, Variance
 from normgen.schedule.legality import refusal
-from normgen.schedule.schedule import KNOBS, Schedule
-from normgen.schedule.space import DEFAULT_KNOBS, default_schedule
+from normgen.schedule.schedule import Schedule
+from normgen.schedule.space import DEFAULT_KNOBS
 
 OCTAVE_OF_COLS = 4.0
 WIDER = 2.0  # tuned for wider accesses than these rows allow: peeled or masked they mostly stay
@@ -121,7 +123,7 @@ def searched_today(schedule: Schedule, problem: Problem) -> Schedule:
     Older records hold sum_of_squares, which loses rows that 16-bit types can hold.
     """
     searched = problem.searched_knobs.get("variance", DEFAULT_KNOBS["variance"])
-    return schedule if schedule.variance in searched else replace(schedule, variance="two_pass")
+    return schedule if schedule.variance in searched else replace(schedule, variance=Variance.TWO_PASS)
 
 
 def _without_late_parameters_pushed_out(schedule: Schedule, own: Schedule, problem: Problem) -> Schedule:
@@ -130,9 +132,9 @@ def _without_late_parameters_pushed_out(schedule: Schedule, own: Schedule, probl
     Rows that stay in L2 push such parameters out of it.
     """
     changed = (schedule.edges, schedule.params) != (own.edges, own.params)
-    late = schedule.params == "late" and problem.parameter_bytes > 0
-    hinted = schedule.load == "evict_last" and schedule.copy == "direct"
-    return replace(schedule, load="no_allocate") if changed and late and hinted else schedule
+    late = schedule.params is Params.LATE and problem.parameter_bytes > 0
+    hinted = schedule.load is Load.EVICT_LAST and schedule.copy is Copy.DIRECT
+    return replace(schedule, load=Load.NO_ALLOCATE) if changed and late and hinted else schedule
 
 
 def _variants(own: Schedule, ratio: float) -> Iterator[Schedule]:
@@ -140,7 +142,7 @@ def _variants(own: Schedule, ratio: float) -> Iterator[Schedule]:
     loops = [{}, *([{"persistent": 0, "stages": 1, "params": "late"}] if own.persistent else [])]
     edges = dict.fromkeys((own.edges, "exact", "masked", "peel"))
     unrolls = dict.fromkeys((own.unroll, 0, 1))
-    vectors = [v for v in reversed(KNOBS["vector"]) if v <= own.vector]
+    vectors = [v for v in reversed(KNOBS["vector"].values) if v <= own.vector]
     for vector, loop, grid, edge, unroll in itertools.product(vectors, loops, _grids(own, ratio), edges, unrolls):
         knobs = {**grid, **loop, "vector": vector, "edges": edge, "unroll": unroll}
         yield replace(own, **knobs)
@@ -149,8 +151,8 @@ def _variants(own: Schedule, ratio: float) -> Iterator[Schedule]:
 def _grids(own: Schedule, ratio: float) -> list[dict[str, int]]:
     """Threads a row in proportion to cols, first beside as many rows, then in a block of the same size; then as is."""
     factor = 2.0 ** round(math.log2(ratio))
-    threads = int(min(max(own.threads_per_row * factor, 1), KNOBS["threads_per_row"][-1]))
-    rows = int(min(max(own.threads / threads, 1), KNOBS["rows_per_block"][-1]))
+    threads = int(min(max(own.threads_per_row * factor, 1), KNOBS["threads_per_row"].values[-1]))
+    rows = int(min(max(own.threads / threads, 1), KNOBS["rows_per_block"].values[-1]))
     kept = {"threads_per_row": own.threads_per_row, "rows_per_block": own.rows_per_block}
     scaled = {**kept, "threads_per_row": threads}
     return [scaled, {"threads_per_row": threads, "rows_per_block": rows}, kept]

@@ -32,7 +32,7 @@ from normgen.errors import NormgenError
 from normgen.files.names import Part, name_part
 from normgen.problem.problem import Problem
 from normgen.records.statistics import Times
-from normgen.schedule.schedule import DETERMINISTIC_COLUMNS, Schedule, schedule_from
+from normgen.schedule.schedule import Schedule, schedule_from
 
 SCHEMA = 1
 
@@ -176,7 +176,7 @@ class Record:
 
         A deterministic one is served by every record whose kernel sums columns in a fixed order, promised or not.
         """
-        if key.deterministic and self.schedule.columns in DETERMINISTIC_COLUMNS:
+        if key.deterministic and self.schedule.columns.is_deterministic:
             return replace(self.problem, deterministic=True) == key
         return self.problem == key
 

@@ -19,7 +19,7 @@ from normgen.program.source import problem_for
 from normgen.records.record import Record
 from normgen.records.winners import read
 from normgen.report.techniques import markdown_table, techniques_part
-from normgen.schedule.space import default_schedule
+from normgen.schedule.default import default_schedule
 from normgen.spec.reader import list_specs, load
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from normgen.device import Device
 from normgen.problem.problem import Problem, TensorUse
-from normgen.schedule.schedule import DETERMINISTIC_COLUMNS, TWO_KERNELS, Schedule
+from normgen.schedule.knobs import Columns, Copy, DependentLaunch, Edges, Hold, Load, Params, ReduceWith
+from normgen.schedule.schedule import Schedule
 from normgen.spec.spec import Kind
 
 _NO_COLUMNS = Schedule().columns
@@ -64,7 +65,7 @@ def column_outputs(problem: Problem) -> int:
 
 def sums_in_registers(problem: Problem, s: Schedule) -> int:
     """Registers of a thread that hold its column sums over rows."""
-    if s.columns in ("atomic", "shared_atomic"):
+    if s.columns in (Columns.ATOMIC, Columns.SHARED_ATOMIC):
         return 0
     return column_outputs(problem) * steps_per_lane(problem, s) * s.vector
 
@@ -88,12 +89,14 @@ def sums_shared_bytes(problem: Problem, s: Schedule) -> int:
     if not column_outputs(problem):
         return 0
     row = column_outputs(problem) * sums_pitch(problem) * 4
-    if s.columns == "shared_atomic":
+    if s.columns is Columns.SHARED_ATOMIC:
         return row
-    groups = s.rows_per_block if s.edges == "peel" else s.threads // max(32, s.threads_per_row)
-    if s.columns == "atomic" or (s.rows_per_block == 1 and s.edges != "peel" and s.columns != "cluster_partials"):
+    groups = s.rows_per_block if s.edges is Edges.PEEL else s.threads // max(32, s.threads_per_row)
+    if s.columns is Columns.ATOMIC or (
+        s.rows_per_block == 1 and s.edges is not Edges.PEEL and s.columns is not Columns.CLUSTER_PARTIALS
+    ):
         groups = 0
-    return max(groups * row, 16 * s.threads if s.columns == "partials_last_tile" else 0)
+    return max(groups * row, 16 * s.threads if s.columns is Columns.PARTIALS_LAST_TILE else 0)
 
 
 def shared_bytes(problem: Problem, s: Schedule) -> int:
@@ -103,11 +106,11 @@ def shared_bytes(problem: Problem, s: Schedule) -> int:
 
 def _slot_bytes(problem: Problem, s: Schedule) -> int:
     """Slots of the rows that wait in shared memory or come through it."""
-    if s.hold not in ("shared", "hybrid") and s.copy == "direct":
+    if s.hold not in (Hold.SHARED, Hold.HYBRID) and s.copy is Copy.DIRECT:
         return 0
-    steps = steps_per_lane(problem, s) - (register_steps(problem, s) if s.hold == "hybrid" else 0)
+    steps = steps_per_lane(problem, s) - (register_steps(problem, s) if s.hold is Hold.HYBRID else 0)
     tile = s.threads * max(0, steps) * s.vector * problem.row_input_bytes
-    return tile * s.stages if s.copy != "direct" else tile
+    return tile * s.stages if s.copy is not Copy.DIRECT else tile
 
 
 def _block_size(_: Problem, s: Schedule, __: Device) -> str | None:
@@ -136,22 +139,22 @@ def _vector_width(problem: Problem, s: Schedule, device: Device) -> str | None:
 def _edges(problem: Problem, s: Schedule, _: Device) -> str | None:
     aligned = all(problem.row_alignment(t) >= min(16, s.vector * t.dtype.bytes) for t in problem.elem_tensors)
     divides = problem.cols % s.vector == 0 and not problem.any_cols
-    if s.edges == "exact" and problem.any_cols and s.vector > 1:
+    if s.edges is Edges.EXACT and problem.any_cols and s.vector > 1:
         return "cols is a run-time value: vectors need a masked tail"
-    if s.edges == "exact" and s.vector > 1 and not divides:
+    if s.edges is Edges.EXACT and s.vector > 1 and not divides:
         return f"vectors of {s.vector} elements need cols divisible by {s.vector}, or edges = masked or peel"
-    if s.edges != "peel" and not aligned:
+    if s.edges is not Edges.PEEL and not aligned:
         return f"rows are not aligned to vectors of {s.vector} elements: use a narrower vector or edges = peel"
-    if s.edges == "masked" and divides:
+    if s.edges is Edges.MASKED and divides:
         return "cols is divisible by the vector: nothing to mask"
-    if s.edges == "masked" and s.vector == 1:
+    if s.edges is Edges.MASKED and s.vector == 1:
         return "vectors of one element have no tail"
     edge = {"exact": 0, "masked": s.vector - 1, "peel": 2 * s.vector - 2}[s.edges]
-    if s.edges != "exact" and problem.cols < s.vector:
+    if s.edges is not Edges.EXACT and problem.cols < s.vector:
         return f"a row of {problem.cols} elements has no vector of {s.vector}"
     if edge > s.threads_per_row * s.row_blocks:
         return f"up to {edge} elements outside of the whole vectors need a lane each"
-    if s.edges == "peel":
+    if s.edges is Edges.PEEL:
         if s.vector == 1:
             return "vectors of one element need no peeled head"
         if aligned and divides:
@@ -166,27 +169,27 @@ def _edges(problem: Problem, s: Schedule, _: Device) -> str | None:
 
 
 def _any_cols(problem: Problem, s: Schedule, _: Device) -> str | None:
-    if problem.any_cols and (s.hold != "reload" or s.params != "late"):
+    if problem.any_cols and (s.hold is not Hold.RELOAD or s.params is not Params.LATE):
         return "cols is a run-time value: nothing of a row's length fits registers or a fixed buffer"
     return None
 
 
 def _hold(problem: Problem, s: Schedule, device: Device) -> str | None:
-    if s.hold == "registers":
-        rows = s.stages if s.copy == "direct" else 1  # other rows on their way are in shared memory
+    if s.hold is Hold.REGISTERS:
+        rows = s.stages if s.copy is Copy.DIRECT else 1  # other rows on their way are in shared memory
         registers = held_bytes_per_thread(problem, s) // 4 * rows + sums_in_registers(problem, s)
-        if s.params != "late":
+        if s.params is not Params.LATE:
             registers += param_bytes_per_thread(problem, s) // 4
         limit = held_register_limit(s, device)
         if registers > limit:
             return f"a thread would hold {registers} registers of data; {s.threads} threads a block leave it {limit}"
-    if s.hold == "hybrid":
+    if s.hold is Hold.HYBRID:
         reason = _hybrid(problem, s)
         if reason is not None:
             return reason
-    if s.hold == "shared" and s.unroll == 0:
+    if s.hold is Hold.SHARED and s.unroll == 0:
         registers = sums_in_registers(problem, s)
-        if s.params != "late":
+        if s.params is not Params.LATE:
             registers += param_bytes_per_thread(problem, s) // 4
         limit = held_register_limit(s, device)
         if registers > limit:
@@ -195,7 +198,7 @@ def _hold(problem: Problem, s: Schedule, device: Device) -> str | None:
     if needed > limit:
         what = "rows" if _slot_bytes(problem, s) else "column sums"
         return f"the {what} of a block need {needed} bytes of shared memory; {device.name} leaves it {limit}"
-    if s.hold in ("shared", "hybrid") and any(s.vector * t.dtype.bytes < 4 for t in _elem_inputs(problem)):
+    if s.hold in (Hold.SHARED, Hold.HYBRID) and any(s.vector * t.dtype.bytes < 4 for t in _elem_inputs(problem)):
         return "shared slots of less than 4 bytes a thread conflict on banks: use a wider vector or registers"
     return None
 
@@ -206,9 +209,9 @@ def _hybrid(problem: Problem, s: Schedule) -> str | None:
         return "not one vector of a row fits the registers of a thread: hold = shared"
     if steps_per_lane(problem, s) <= kept:
         return f"the {kept} vectors that fit the registers of a thread are its whole row: hold = registers"
-    if s.params != "late":
+    if s.params is not Params.LATE:
         return "a row that fills the registers leaves none for parameters: params = late"
-    if column_outputs(problem) and s.columns not in ("atomic", "shared_atomic"):
+    if column_outputs(problem) and s.columns not in (Columns.ATOMIC, Columns.SHARED_ATOMIC):
         return "column sums in registers leave none for part of a row: hold = registers, shared or reload"
     return None
 
@@ -218,13 +221,13 @@ def _elem_inputs(problem: Problem) -> list[TensorUse]:
 
 
 def params_registers(problem: Problem, s: Schedule, device: Device) -> str | None:
-    if s.params == "late":
+    if s.params is Params.LATE:
         return None
     if param_bytes_per_thread(problem, s) == 0:
         return "there are no column parameters to load early"
-    if s.params == "packed" and all(t.dtype.bytes > 2 for t in problem.tensors if t.kind is Kind.COL):
+    if s.params is Params.PACKED and all(t.dtype.bytes > 2 for t in problem.tensors if t.kind is Kind.COL):
         return "column parameters of 32 bits are kept as they are stored: params = kept"
-    if s.hold != "registers" and param_bytes_per_thread(problem, s) // 4 > held_register_limit(s, device):
+    if s.hold is not Hold.REGISTERS and param_bytes_per_thread(problem, s) // 4 > held_register_limit(s, device):
         return "the column parameters of a thread do not fit its registers"
     return None
 
@@ -238,11 +241,11 @@ def _cluster(problem: Problem, s: Schedule, device: Device) -> str | None:
         return None
     if s.rows_per_block > 1 or s.threads_per_row < 32:
         return "a cluster shares one row: rows_per_block = 1 and whole warps"
-    if s.reduce_with != "shuffle":
+    if s.reduce_with is not ReduceWith.SHUFFLE:
         return "clusters combine with shuffles and distributed shared memory"
     if problem.any_cols:
         return "a cluster shares rows of a fixed length: cols is a run-time value"
-    if column_outputs(problem) and s.columns == "shared_atomic":
+    if column_outputs(problem) and s.columns is Columns.SHARED_ATOMIC:
         return (
             "a block of a cluster meets a part of the columns: its row of sums in shared memory would be mostly zeros"
         )
@@ -271,13 +274,15 @@ def persistent(problem: Problem, s: Schedule, device: Device) -> str | None:
 
 
 def dependent_launch(problem: Problem, s: Schedule, device: Device) -> str | None:
-    if s.dependent_launch == "off":
+    if s.dependent_launch is DependentLaunch.OFF:
         return None
     if device.arch < 90:
         return "programmatic dependent launch needs sm_90"
-    if s.dependent_launch == "on" and (not column_outputs(problem) or s.columns not in TWO_KERNELS):
+    if s.dependent_launch is DependentLaunch.ON and (not column_outputs(problem) or not s.columns.has_two_kernels):
         return "there is no second kernel to start early"
-    if s.dependent_launch == "loads" and (s.persistent or column_outputs(problem) or s.hold == "reload"):
+    if s.dependent_launch is DependentLaunch.LOADS and (
+        s.persistent or column_outputs(problem) or s.hold is Hold.RELOAD
+    ):
         return (
             "the next kernel starts after the loads of a row that is read as a whole and is the only one of its block"
         )
@@ -285,11 +290,11 @@ def dependent_launch(problem: Problem, s: Schedule, device: Device) -> str | Non
 
 
 def _copy(problem: Problem, s: Schedule, device: Device) -> str | None:
-    if s.copy != "direct":
+    if s.copy is not Copy.DIRECT:
         return _asynchronous(problem, s, device)
     if s.stages > 2:
         return "more than two rows in flight need an asynchronous copy"
-    if s.stages > 1 and s.hold != "registers":
+    if s.stages > 1 and s.hold is not Hold.REGISTERS:
         return "the next row travels in registers: hold = registers"
     return None
 
@@ -299,15 +304,15 @@ def _asynchronous(problem: Problem, s: Schedule, device: Device) -> str | None:
     needed = {"cp_async": 80, "bulk": 90}[s.copy]
     if device.arch < needed:
         return f"copy = {s.copy} needs sm_{needed}"
-    if s.hold == "reload":
+    if s.hold is Hold.RELOAD:
         return "a row that is copied to shared memory waits there or in registers: hold = shared, hybrid or registers"
-    if s.hold == "registers" and not s.persistent:
+    if s.hold is Hold.REGISTERS and not s.persistent:
         return "without later rows to copy meanwhile, a row goes to registers directly: copy = direct, or hold = shared"
-    if s.hold == "hybrid" and s.persistent:
+    if s.hold is Hold.HYBRID and s.persistent:
         return "a row that fills registers and shared memory leaves no room for the next: persistent = 0"
     if any(s.vector * t.dtype.bytes < 4 for t in _elem_inputs(problem)):
         return "one asynchronous copy moves at least 4 bytes: use a wider vector"
-    if s.copy == "bulk":
+    if s.copy is Copy.BULK:
         reason = _bulk(problem, s)
         if reason is not None:
             return reason
@@ -329,39 +334,39 @@ def _bulk(problem: Problem, s: Schedule) -> str | None:
 def _columns(problem: Problem, s: Schedule, _: Device) -> str | None:
     if not column_outputs(problem):
         return "there are no column reductions to sum" if s.columns != _NO_COLUMNS else None
-    if problem.any_cols and s.columns != "atomic":
+    if problem.any_cols and s.columns is not Columns.ATOMIC:
         return "cols is a run-time value: column sums go straight to memory (columns = atomic)"
-    if problem.deterministic and s.columns not in DETERMINISTIC_COLUMNS:
-        if s.columns != "atomic":
+    if problem.deterministic and not s.columns.is_deterministic:
+        if s.columns is not Columns.ATOMIC:
             return "deterministic: atomics add the sums of blocks in whatever order these end; columns = partials_*"
-        if s.rows_per_block > 1 or s.edges == "peel":
+        if s.rows_per_block > 1 or s.edges is Edges.PEEL:
             return "deterministic: atomics keep the order of rows only where one thread owns a column in all of them"
         return None
-    if s.columns in ("atomic", "shared_atomic"):
+    if s.columns in (Columns.ATOMIC, Columns.SHARED_ATOMIC):
         return None
     if not s.persistent:
         return "column sums in registers pay only over many rows of one block: persistent >= 1"
-    if s.columns == "cluster_partials" and s.cluster == 1:
+    if s.columns is Columns.CLUSTER_PARTIALS and s.cluster == 1:
         return "blocks add their column sums together through the shared memory of a cluster: cluster >= 2"
-    if s.hold != "registers" and s.unroll != 0:
+    if s.hold is not Hold.REGISTERS and s.unroll != 0:
         return "column sums in registers need a completely unrolled row (unroll = 0)"
     return None
 
 
 def _reduce_with(_: Problem, s: Schedule, __: Device) -> str | None:
-    if s.threads_per_row == 1 and s.reduce_with != "shuffle":
+    if s.threads_per_row == 1 and s.reduce_with is not ReduceWith.SHUFFLE:
         return "a thread that owns a row combines with nobody"
     return None
 
 
 def unroll(problem: Problem, s: Schedule, _: Device) -> str | None:
-    if s.hold == "registers" and s.unroll != 0:
+    if s.hold is Hold.REGISTERS and s.unroll != 0:
         return "a row held in registers is unrolled completely (unroll = 0)"
-    if s.hold == "registers":
+    if s.hold is Hold.REGISTERS:
         return None
     if problem.any_cols:
         return "a run-time number of steps is not unrolled completely" if s.unroll == 0 else None
-    steps = steps_per_lane(problem, s) - (register_steps(problem, s) if s.hold == "hybrid" else 0)
+    steps = steps_per_lane(problem, s) - (register_steps(problem, s) if s.hold is Hold.HYBRID else 0)
     if s.unroll > max(1, steps):
         return f"unroll {s.unroll} exceeds the {steps} steps of a thread"
     if s.unroll == 0 and steps > 16:
@@ -382,10 +387,14 @@ def _launch_bound(_: Problem, s: Schedule, device: Device) -> str | None:
 def hints(_: Problem, s: Schedule, device: Device) -> str | None:
     if device.arch < 80 and {s.load, s.store} & {"evict_first", "evict_last"}:
         return "L2 eviction priorities need sm_80"
-    if s.copy == "cp_async" and s.hold != "hybrid" and s.load != "default":
+    if s.copy is Copy.CP_ASYNC and s.hold is not Hold.HYBRID and s.load is not Load.DEFAULT:
         # With a cache hint some kernels end in an illegal instruction (NVRTC 13.0, H200).
         return "cp.async carries no cache hint: load = default"
-    if s.copy == "bulk" and s.hold != "hybrid" and s.load not in ("default", "evict_first", "evict_last"):
+    if (
+        s.copy is Copy.BULK
+        and s.hold is not Hold.HYBRID
+        and s.load not in (Load.DEFAULT, Load.EVICT_FIRST, Load.EVICT_LAST)
+    ):
         return "bulk copies take priorities in L2 only: load = default, evict_first or evict_last"
     return None
 

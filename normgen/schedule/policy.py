@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from normgen.device import Device
 from normgen.problem.problem import Problem
+from normgen.schedule.knobs import Columns, Copy, DependentLaunch, Edges, Hold, Load, ReduceWith, Variance
 from normgen.schedule.legality import (
     Rule,
     column_outputs,
@@ -30,12 +31,12 @@ def searched_tile(problem: Problem, s: Schedule, _: Device) -> str | None:
         return f"not searched: several rows side by side beyond {limit} threads a block"
     forward = not column_outputs(problem)
     keeps = _wide_parameters(problem)
-    least = 512 if s.edges == "peel" or keeps else 1024
+    least = 512 if s.edges is Edges.PEEL or keeps else 1024
     if forward and s.persistent and s.cluster == 1 and not least <= s.persistent * s.threads <= 1024:
         return "not searched: a persistent grid with less than 512 or more than 1024 threads an SM"
-    if forward and s.stages > 1 and s.edges != "peel" and s.cluster == 1 and not keeps:
+    if forward and s.stages > 1 and s.edges is not Edges.PEEL and s.cluster == 1 and not keeps:
         return "not searched: the next row in registers, of aligned rows that leave no column sums"
-    if column_outputs(problem) and s.persistent * s.threads > 768 and s.hold == "registers":
+    if column_outputs(problem) and s.persistent * s.threads > 768 and s.hold is Hold.REGISTERS:
         return "not searched: more than 768 resident threads an SM, with column sums in registers"
     return None
 
@@ -67,7 +68,7 @@ def searched_cluster(problem: Problem, s: Schedule, device: Device) -> str | Non
 
 def searched_columns(problem: Problem, s: Schedule, _: Device) -> str | None:
     """Search policy: deterministic atomics need a single block for all rows, fit for a general kernel only."""
-    if problem.deterministic and s.columns == "atomic":
+    if problem.deterministic and s.columns is Columns.ATOMIC:
         return "not searched: one block that walks all rows"
     return None
 
@@ -75,10 +76,10 @@ def searched_columns(problem: Problem, s: Schedule, _: Device) -> str | None:
 def searched_place(problem: Problem, s: Schedule, _: Device) -> str | None:
     """Search policy: copies past the registers pay for long rows, of which registers hold too few bytes under way."""
     columns = column_outputs(problem) > 0
-    if s.copy == "direct":
-        if columns and s.hold == "shared":
+    if s.copy is Copy.DIRECT:
+        if columns and s.hold is Hold.SHARED:
             return "not searched: column sums of rows that wait in shared memory without asynchronous copies"
-        if s.hold == "hybrid" and (s.rows_per_block > 1 or s.persistent):
+        if s.hold is Hold.HYBRID and (s.rows_per_block > 1 or s.persistent):
             return "not searched: half a row in registers with several rows a block"
         return None
     if s.vector * problem.dtype.bytes != 16:
@@ -89,7 +90,7 @@ def searched_place(problem: Problem, s: Schedule, _: Device) -> str | None:
         return "not searched: column sums by asynchronous copies, with more than two blocks an SM"
     if columns:
         return None
-    if s.persistent and (problem.cols * problem.dtype.bytes < 32768 or s.hold != "registers"):
+    if s.persistent and (problem.cols * problem.dtype.bytes < 32768 or s.hold is not Hold.REGISTERS):
         return "not searched: asynchronous copies of later rows, of rows below 32 KiB or not held in registers"
     if s.rows_per_block > 1 or (not s.persistent and held_bytes_per_thread(problem, s) <= 64):
         return "not searched: asynchronous copies of rows that registers hold in four vectors a thread"
@@ -103,7 +104,7 @@ def _wide_parameters(problem: Problem) -> bool:
 
 def searched_hint(problem: Problem, s: Schedule, _: Device) -> str | None:
     """Search policy: rows that leave column sums are read past L1 only where they meet windows of parameters."""
-    if column_outputs(problem) and s.load == "no_allocate" and s.edges != "peel":
+    if column_outputs(problem) and s.load is Load.NO_ALLOCATE and s.edges is not Edges.PEEL:
         return "not searched: aligned rows read past L1, with column sums"
     return None
 
@@ -116,7 +117,7 @@ def searched_launch(problem: Problem, s: Schedule, device: Device) -> str | None
     room before (2048x65536 bf16: 1 % over long chains). With column sums an early start never loses (8192x768 to
     4096x4096): only that is searched.
     """
-    if s.columns == "partials_two_kernels" and column_outputs(problem):
+    if s.columns is Columns.PARTIALS_TWO_KERNELS and column_outputs(problem):
         if device.arch >= 90 and not s.chained and problem.compulsory_bytes < CHAINED_BYTES:
             return "not searched: two kernels without an early start"
         return None
@@ -124,9 +125,9 @@ def searched_launch(problem: Problem, s: Schedule, device: Device) -> str | None
         return None
     if problem.compulsory_bytes >= CHAINED_BYTES:
         return "not searched: every kernel launched early where a launch moves 768 MB or more"
-    if s.hold != "registers":
+    if s.hold is not Hold.REGISTERS:
         return "not searched: every kernel launched early, of rows not held in registers"
-    at_end = s.dependent_launch == "end" and s.persistent > 0 and s.row_blocks > 1
+    at_end = s.dependent_launch is DependentLaunch.END and s.persistent > 0 and s.row_blocks > 1
     if not at_end and s.dependent_launch != ("start" if s.persistent else "loads"):
         return "not searched: the next kernel started at another place than the best"
     return None
@@ -134,9 +135,9 @@ def searched_launch(problem: Problem, s: Schedule, device: Device) -> str | None
 
 def searched_method(s: Schedule) -> str | None:
     """Search policy: past the registers, or half in them, go the rows of the best methods only."""
-    if s.copy == "direct" and s.hold != "hybrid":
+    if s.copy is Copy.DIRECT and s.hold is not Hold.HYBRID:
         return None
-    if s.reduce_with != "shuffle" or s.variance in ("welford", "shifted"):
+    if s.reduce_with is not ReduceWith.SHUFFLE or s.variance in (Variance.WELFORD, Variance.SHIFTED):
         return "not searched: asynchronous copies and hybrid rows with other trees and one-look variances"
     if s.columns != Schedule().columns:
         return "not searched: asynchronous copies and hybrid rows with column sums other than partials_two_kernels"
@@ -150,16 +151,16 @@ def plain_only(problem: Problem, s: Schedule) -> str | None:
     a corner), not a subspace of their own.
     """
     extras = "hints, early parameters or a persistent grid"
-    if column_outputs(problem) and s.columns != "partials_two_kernels":
+    if column_outputs(problem) and s.columns is not Columns.PARTIALS_TWO_KERNELS:
         return "not searched: column sums by atomics or last arrivers, with " + extras
-    if s.reduce_with != "shuffle" or s.threads_per_row == 1:
+    if s.reduce_with is not ReduceWith.SHUFFLE or s.threads_per_row == 1:
         return "not searched: thread per row, shared_tree, cooperative_groups with " + extras
     wide_is_legal = problem.cols * problem.dtype.bytes % 16 == 0 and problem.align % 16 == 0
     if s.vector * problem.dtype.bytes < 8 and wide_is_legal:
         return "not searched: accesses below 8 bytes where 16 are possible, with " + extras
-    if s.hold != "registers" and held_bytes_per_thread(problem, s) <= 256 and not problem.any_cols:
+    if s.hold is not Hold.REGISTERS and held_bytes_per_thread(problem, s) <= 256 and not problem.any_cols:
         return "not searched: a row not held in registers that would fit them, with " + extras
-    if s.variance in ("welford", "shifted") and s.hold == "registers":
+    if s.variance in (Variance.WELFORD, Variance.SHIFTED) and s.hold is Hold.REGISTERS:
         return "not searched: one-look variances of a row in registers, with " + extras
     return None
 

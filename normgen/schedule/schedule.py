@@ -9,8 +9,22 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from normgen.errors import UsageError, did_you_mean
-
-CHAINED = ("start", "loads", "end")  # dependent launch of every kernel, by where it lets the next one start
+from normgen.schedule.knobs import (
+    KNOBS,
+    TABLE,
+    Arithmetic,
+    Columns,
+    Copy,
+    DependentLaunch,
+    Edges,
+    Hold,
+    Load,
+    Params,
+    ReduceWith,
+    Softmax,
+    Store,
+    Variance,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +51,7 @@ class Schedule:
     params           early | late | kept | packed: when the column parameters are read; kept and packed read them once
                      for all rows of a block, packed keeps them as stored (16-bit ones take half the registers)
     blocks_per_sm    launch bound: the least number of blocks that must fit an SM; 0 = none
-    columns          how column reductions (dweight, dbias) are summed over blocks, see DETERMINISTIC_COLUMNS
+    columns          how column reductions (dweight, dbias) are summed over blocks, see Columns.is_deterministic
     arithmetic       exact | approximate: exponentials by expf, or by the hardware's power of two
     dependent_launch off | on | start | loads | end: programmatic dependent launch (sm_90+). on: only a call's second
                      kernel starts while its first one ends; the others: every kernel starts while the one in front
@@ -48,33 +62,41 @@ class Schedule:
     threads_per_row: int = 256
     rows_per_block: int = 1
     cluster: int = 1
-    reduce_with: str = "shuffle"
+    reduce_with: ReduceWith = ReduceWith.SHUFFLE
     vector: int = 1
-    variance: str = "two_pass"
-    softmax: str = "two_pass"
-    hold: str = "reload"
-    copy: str = "direct"
-    edges: str = "exact"
+    variance: Variance = Variance.TWO_PASS
+    softmax: Softmax = Softmax.TWO_PASS
+    hold: Hold = Hold.RELOAD
+    copy: Copy = Copy.DIRECT
+    edges: Edges = Edges.EXACT
     persistent: int = 0
     stages: int = 1
     unroll: int = 1
-    load: str = "default"
-    store: str = "default"
-    params: str = "late"
+    load: Load = Load.DEFAULT
+    store: Store = Store.DEFAULT
+    params: Params = Params.LATE
     blocks_per_sm: int = 0
-    columns: str = "partials_two_kernels"
-    dependent_launch: str = "off"
-    arithmetic: str = "exact"
+    columns: Columns = Columns.PARTIALS_TWO_KERNELS
+    dependent_launch: DependentLaunch = DependentLaunch.OFF
+    arithmetic: Arithmetic = Arithmetic.EXACT
+
+    def __post_init__(self) -> None:
+        for name, known in _KNOWN:
+            value = getattr(self, name)
+            if value not in known:
+                raise _unknown(name, value)
+            if type(value) is str:  # JSON, TOML and command lines give plain text
+                object.__setattr__(self, name, known[value])
 
     @property
     def keeps_params(self) -> bool:
         """Whether a block reads the column parameters once for all its rows."""
-        return self.params in ("kept", "packed")
+        return self.params in (Params.KEPT, Params.PACKED)
 
     @property
     def chained(self) -> bool:
         """Whether the call's first kernel, too, may start before the kernel in front of it in the stream has ended."""
-        return self.dependent_launch in CHAINED
+        return self.dependent_launch.is_chained
 
     @property
     def threads(self) -> int:
@@ -84,7 +106,7 @@ class Schedule:
     @property
     def row_blocks(self) -> int:
         """Blocks that share one row: the cluster's, unless these only add their column sums together."""
-        return 1 if self.columns == "cluster_partials" else self.cluster
+        return 1 if self.columns is Columns.CLUSTER_PARTIALS else self.cluster
 
     @property
     def strategy(self) -> str:
@@ -113,49 +135,21 @@ class Schedule:
         return " ".join(f"{name}={value}" for name, value in self.chosen.items()) or "default"
 
 
-# The ways to sum columns that give the same bits in every run: each sum in a fixed order, no atomics on sums.
-DETERMINISTIC_COLUMNS = ("partials_two_kernels", "cluster_partials", "partials_last_tile")
-TWO_KERNELS = ("partials_two_kernels", "cluster_partials")  # a second kernel adds rows of partial sums
+# The values of each knob by themselves: a text finds its enum.
+_KNOWN: tuple[tuple[str, dict[Any, Any]], ...] = tuple((k.name, {v: v for v in k.values}) for k in TABLE)
 
-KNOBS: dict[str, tuple[Any, ...]] = {
-    "threads_per_row": (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
-    "rows_per_block": (1, 2, 4, 8, 16, 32, 64, 128, 256),
-    "cluster": (1, 2, 4, 8, 16),
-    "reduce_with": ("shuffle", "cooperative_groups", "shared_tree"),
-    "vector": (1, 2, 4, 8, 16),
-    "variance": ("two_pass", "sum_of_squares", "shifted", "welford"),
-    "softmax": ("two_pass", "online"),
-    "hold": ("registers", "shared", "hybrid", "reload"),
-    "copy": ("direct", "cp_async", "bulk"),
-    "edges": ("exact", "masked", "peel"),
-    "persistent": (0, 1, 2, 3, 4, 6, 8, 12, 16),
-    "stages": (1, 2, 3, 4),
-    "unroll": (0, 1, 2, 4, 8),
-    "load": ("default", "streaming", "cache_global", "no_allocate", "evict_first", "evict_last"),
-    "store": ("default", "streaming", "cache_global", "evict_first"),
-    "params": ("early", "late", "kept", "packed"),
-    "blocks_per_sm": (0, 1, 2, 3, 4, 6, 8),
-    "columns": (
-        "partials_two_kernels",
-        "cluster_partials",
-        "partials_last_tile",
-        "register_atomic",
-        "shared_atomic",
-        "atomic",
-    ),
-    "dependent_launch": ("off", "on", *CHAINED),
-    "arithmetic": ("exact", "approximate"),
-}
+
+def _unknown(name: str, value: Any) -> UsageError:
+    known = [str(v) for v in KNOBS[name].values]
+    rule = f"knob '{name}' takes one of: {', '.join(known)}"
+    return UsageError(rule, received=repr(value), hint=did_you_mean(str(value), known) if type(value) is str else None)
 
 
 def schedule_from(values: Mapping[str, Any]) -> Schedule:
-    """A schedule from a mapping of knobs; unknown knobs and values are errors."""
-    for name, value in values.items():
+    """A schedule from a mapping of knobs. Raises UsageError for an unknown knob or value."""
+    for name in values:
         if name not in KNOBS:
             raise UsageError("unknown knob", received=name, hint=did_you_mean(name, KNOBS))
-        if value not in KNOBS[name]:
-            allowed = ", ".join(map(str, KNOBS[name]))
-            raise UsageError(f"knob '{name}' takes one of: {allowed}", received=repr(value))
     return Schedule(**values)
 
 

@@ -17,7 +17,7 @@ from normgen.dtypes import DTYPES, F32, dtype
 from normgen.errors import SpecError, UsageError, did_you_mean
 from normgen.files.names import Part, name_part
 from normgen.files.shipped import shipped
-from normgen.schedule.schedule import KNOBS
+from normgen.schedule.knobs import KNOBS
 from normgen.spec import checks
 from normgen.spec.names import refusal
 from normgen.spec.spec import ROW_FAMILIES, Formula, Role, Spec, Tensor
@@ -294,10 +294,10 @@ class _Reader:
         found = []
         for value in listed:
             meant = _vector_elements(value) if name == "vector" else value
-            if not any(type(meant) is type(known) and meant == known for known in KNOBS[name]):
-                allowed = ", ".join(map(str, KNOBS[name]))
-                rule = f"knob '{name}' takes one of: {allowed}"
-                raise self.error(rule, path, received=repr(value), hint=did_you_mean(str(value), map(str, KNOBS[name])))
+            if type(meant) not in (int, str) or meant not in KNOBS[name].values:
+                known = [str(v) for v in KNOBS[name].values]
+                rule = f"knob '{name}' takes one of: {', '.join(known)}"
+                raise self.error(rule, path, received=repr(value), hint=did_you_mean(str(value), known))
             found.append(meant)
         return tuple(dict.fromkeys(found))
 

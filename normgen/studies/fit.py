@@ -26,6 +26,7 @@ from normgen.problem.problem import Problem
 from normgen.program.source import stages_of
 from normgen.records.record import Cache, Record, parse_line
 from normgen.records.winners import read
+from normgen.schedule.knobs import Hold, Load, Store
 from normgen.schedule.schedule import Schedule
 from normgen.studies.replay import problem_of
 from normgen.studies.sweep_file import Header, read_sweep
@@ -184,7 +185,7 @@ def paired_factors(measured: Sequence[Measured]) -> dict[str, float]:
         us = dict(one.points)
         limit = PAIRED_NEAR * min(us.values())
         for s, with_us in us.items() if not one.hot else ():
-            for knob, plain in (("load", replace(s, load="default")), ("store", replace(s, store="default"))):
+            for knob, plain in (("load", replace(s, load=Load.DEFAULT)), ("store", replace(s, store=Store.DEFAULT))):
                 without = us.get(plain)
                 name = _hint_constant(one.problem, s, knob)
                 if name and without is not None and min(with_us, without) <= limit:
@@ -195,8 +196,8 @@ def paired_factors(measured: Sequence[Measured]) -> dict[str, float]:
 def _hint_constant(problem: Problem, s: Schedule, knob: str) -> str:
     """Which constant the cost model applies for that hint; empty: none."""
     if knob == "store":
-        return "store_streaming" if s.store == "streaming" and not problem.column_outputs else ""
-    if s.load in ("default", "evict_last") or s.hold == "reload":
+        return "store_streaming" if s.store is Store.STREAMING and not problem.column_outputs else ""
+    if s.load in (Load.DEFAULT, Load.EVICT_LAST) or s.hold is Hold.RELOAD:
         return ""
     one_stream = sum(not t.is_written for t in problem.elem_tensors) == 1
     return "load_past_l1" if one_stream else "load_streams_past_l1"

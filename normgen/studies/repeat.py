@@ -28,8 +28,8 @@ from normgen.measure.protocol import Bench
 from normgen.problem.problem import Problem
 from normgen.records import statistics
 from normgen.records.record import Cache
+from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule, schedule_from
-from normgen.schedule.space import default_schedule
 from normgen.studies.replay import problem_of
 from normgen.studies.sweep import to_stderr
 from normgen.studies.sweep_file import Sweep

@@ -30,8 +30,9 @@ from normgen.problem.problem import Problem
 from normgen.records import statistics
 from normgen.records.record import Cache, Outcome, ProblemKey
 from normgen.records.statistics import Times
+from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
-from normgen.schedule.space import default_schedule, space, with_default
+from normgen.schedule.space import space, with_default
 from normgen.studies.sweep_file import Header, Point, Sweep, SweepWriter, header_of, resumed
 from normgen.tuning.compile import Builder, text_of
 from normgen.tuning.measured import BENCH, processes

@@ -1,8 +1,8 @@
 """What schedules are made of, one technique at a time, and the best guess of a schedule without one of them.
 
 A technique is a value of a knob other than its plain one. The sizes (threads, rows, vector width, unrolling) are no
-techniques: every schedule has some. A knob that gets a new value gets a new technique by itself, and SUMMARIES must
-describe it.
+techniques: every schedule has some. A knob that gets a new value gets a new technique by itself, with its words in
+the table of knobs.
 """
 
 from __future__ import annotations
@@ -16,56 +16,14 @@ from normgen.codegen.emit import emit_parts
 from normgen.cost.model import predicted_us
 from normgen.device import Device
 from normgen.problem.problem import Problem
+from normgen.schedule.knobs import KNOBS, TABLE
 from normgen.schedule.legality import refusal
-from normgen.schedule.schedule import KNOBS, Schedule
+from normgen.schedule.schedule import Schedule
 
-SIZES = ("threads_per_row", "rows_per_block", "vector", "unroll")
-COUNTED = ("cluster", "persistent", "stages", "blocks_per_sm")  # one technique whatever the number
+COUNTED = tuple(k.name for k in TABLE if "" in k.words)  # one technique whatever the number
 ALTERNATIVES = ("hold", "columns", "edges")  # no value of theirs is plain: without one means with another
 MOST_CHANGES = 4  # knobs that may differ between a schedule and the one without its technique, besides the technique's
-SUMMARIES = {
-    "cluster": "blocks of a cluster share a row, or their column sums, through distributed shared memory",
-    "persistent": "a persistent grid whose blocks loop over rows",
-    "stages": "the next rows in flight while one is worked on",
-    "blocks_per_sm": "launch bounds that cap the registers",
-    "hold=registers": "the row waits in registers",
-    "hold=shared": "the row waits in shared memory",
-    "hold=hybrid": "the row waits in registers and shared memory",
-    "hold=reload": "the row is read again for every look",
-    "copy=cp_async": "rows reach shared memory by cp.async",
-    "copy=bulk": "rows reach shared memory by cp.async.bulk and an mbarrier",
-    "edges=masked": "a masked last vector",
-    "edges=peel": "a scalar head and tail around 16-byte accesses of misaligned rows",
-    "reduce_with=cooperative_groups": "cooperative groups combine the lanes",
-    "reduce_with=shared_tree": "a tree in shared memory combines the threads",
-    "variance=sum_of_squares": "the variance as E[x^2] - mean^2, in one look",
-    "variance=shifted": "the same about a pivot, without the cancellation",
-    "variance=welford": "Welford's running mean and variance",
-    "softmax=online": "maximum and sum of a softmax in one look",
-    "load=streaming": "loads that are evicted first (ld.cs)",
-    "load=cache_global": "loads past the L1 (ld.cg)",
-    "load=no_allocate": "loads that take no line of the L1",
-    "load=evict_first": "loads with the L2 priority evict_first",
-    "load=evict_last": "loads with the L2 priority evict_last",
-    "store=streaming": "stores that are evicted first (st.cs)",
-    "store=cache_global": "stores past the L1 (st.cg)",
-    "store=evict_first": "stores with the L2 priority evict_first",
-    "params=early": "column parameters loaded before the reduction",
-    "params=kept": "column parameters kept in registers across rows",
-    "params=packed": "column parameters kept across rows as they are stored, in half the registers",
-    "arithmetic=approximate": "exponentials by the hardware's power of two",
-    "columns=partials_two_kernels": "column sums: partial rows, summed by a second kernel",
-    "columns=cluster_partials": "column sums: partial rows of whole clusters, summed by a second kernel",
-    "columns=partials_last_tile": "column sums: partial rows, summed tile by tile by the last block to arrive there",
-    "columns=register_atomic": "column sums: registers, then one atomic a column and block",
-    "columns=shared_atomic": "column sums: shared memory, then one atomic a column and block",
-    "columns=atomic": "column sums: an atomic for each element",
-    "dependent_launch=on": "the second kernel starts while the first one ends",
-    "dependent_launch=start": "every kernel starts while the one in front ends; it lets the next one start at once",
-    "dependent_launch=loads": "the same; the next one starts when this one has asked for its row",
-    "dependent_launch=end": "the same; the next one starts when this one ends",
-    "row_barriers": "wide rows side by side in a block, each with a barrier of its own",
-}
+ROW_BARRIERS = "wide rows side by side in a block, each with a barrier of its own"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +37,9 @@ class Technique:
     @property
     def summary(self) -> str:
         """What the technique does."""
-        return SUMMARIES[self.name]
+        if self.name == "row_barriers":
+            return ROW_BARRIERS
+        return KNOBS[self.knob].words[self.name.partition("=")[2]]
 
     def is_in(self, schedule: Schedule, problem: Problem) -> bool:
         """Whether the schedule uses it; a way of summing columns is used where there are column sums."""
@@ -93,7 +53,7 @@ class Technique:
     def instead(self) -> tuple[Any, ...]:
         """The knob's values without the technique: its plain one, or every other."""
         if self.knob in ALTERNATIVES:
-            return tuple(v for v in KNOBS[self.knob] if v not in self.values)
+            return tuple(v for v in KNOBS[self.knob].values if v not in self.values)
         return (1,) if self.knob == "rows_per_block" else (getattr(Schedule(), self.knob),)
 
 
@@ -102,14 +62,14 @@ def all_techniques() -> tuple[Technique, ...]:
     found: list[Technique] = []
     for name in (f.name for f in fields(Schedule)):
         plain = getattr(Schedule(), name)
-        others = tuple(v for v in KNOBS[name] if v != plain)
+        others = tuple(v for v in KNOBS[name].values if v != plain)
         if name in COUNTED:
             found.append(Technique(name=name, knob=name, values=others))
         elif name in ALTERNATIVES:
-            found += [Technique(name=f"{name}={v}", knob=name, values=(v,)) for v in KNOBS[name] if v != "exact"]
-        elif name not in SIZES:
+            found += [Technique(name=f"{name}={v}", knob=name, values=(v,)) for v in KNOBS[name].values if v != "exact"]
+        elif not KNOBS[name].is_size:
             found += [Technique(name=f"{name}={v}", knob=name, values=(v,)) for v in others]
-    return (*found, Technique(name="row_barriers", knob="rows_per_block", values=KNOBS["rows_per_block"][1:]))
+    return (*found, Technique(name="row_barriers", knob="rows_per_block", values=KNOBS["rows_per_block"].values[1:]))
 
 
 def without(
@@ -144,8 +104,8 @@ def _has_row_barriers(schedule: Schedule, problem: Problem) -> bool:
 def _neighbours(technique: Technique, own: Schedule) -> Iterator[Schedule]:
     """Schedules without the technique in which up to MOST_CHANGES other knobs differ, legal or not."""
     companions: dict[str, Sequence[Any]] = {
-        "threads_per_row": KNOBS["threads_per_row"],
-        "vector": [v for v in KNOBS["vector"] if v <= own.vector],
+        "threads_per_row": KNOBS["threads_per_row"].values,
+        "vector": [v for v in KNOBS["vector"].values if v <= own.vector],
         "hold": tuple(dict.fromkeys((own.hold, "registers", "shared", "reload"))),
         "edges": tuple(dict.fromkeys((own.edges, "exact", "masked"))),
         "unroll": tuple(dict.fromkeys((own.unroll, 0, 1))),

@@ -13,11 +13,13 @@ import optuna
 import sqlalchemy as sql
 
 from normgen.records.record import Record, parse_line
-from normgen.schedule.schedule import KNOBS
+from normgen.schedule.knobs import TABLE
 from normgen.suites.jobs import StorageError, storage_url
 
 _ATTEMPTS = 5
-_DISTRIBUTIONS = {knob: optuna.distributions.CategoricalDistribution(values) for knob, values in KNOBS.items()}
+_DISTRIBUTIONS = {
+    knob: optuna.distributions.CategoricalDistribution(values) for knob, values in ((k.name, k.values) for k in TABLE)
+}
 
 
 class SharedStudy:

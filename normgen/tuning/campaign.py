@@ -21,6 +21,7 @@ from normgen.measure.timing import Confirmation, Policy
 from normgen.records import statistics
 from normgen.records.memory import reference_us
 from normgen.records.record import Outcome, Record
+from normgen.schedule.knobs import DependentLaunch, Store
 from normgen.schedule.schedule import Schedule
 from normgen.tuning.compile import Builder
 from normgen.tuning.progress import Standing
@@ -449,8 +450,8 @@ def _tie_order(candidate: Candidate) -> tuple[bool, bool, bool, int, int, str]:
     Neither does a start at once of clusters that walk rows: in long chains it loses 1 % (2048x65536 bf16, H200).
     """
     s = candidate.schedule
-    crowds = s.dependent_launch == "start" and s.row_blocks > 1
-    return "atomic" in s.columns, s.store != "default", crowds, candidate.registers, s.threads, s.key
+    crowds = s.dependent_launch is DependentLaunch.START and s.row_blocks > 1
+    return "atomic" in s.columns, s.store is not Store.DEFAULT, crowds, candidate.registers, s.threads, s.key
 
 
 def _order_among(by_key: Mapping[str, Candidate]) -> Callable[[str], Any]:

@@ -26,8 +26,9 @@ from normgen.records.memory import Memory
 from normgen.records.record import Cache, ProblemKey, Record
 from normgen.records.results import Environment, Results, canonical, results_path
 from normgen.records.winners import lookup, state_folder
+from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
-from normgen.schedule.space import default_schedule, space, with_default
+from normgen.schedule.space import space, with_default
 from normgen.tuning.campaign import Campaign, finalist_records
 from normgen.tuning.compile import Builder
 from normgen.tuning.dashboard import StudyCopy

@@ -24,7 +24,7 @@ from normgen.problem.problem import Problem, Question
 from normgen.program.source import problem_for
 from normgen.records.record import Cache, Record
 from normgen.records.winners import adopt, gpu_slug, state_folder
-from normgen.schedule.space import default_schedule
+from normgen.schedule.default import default_schedule
 from normgen.spec.reader import load
 from normgen.tuning.compile import text_of
 from normgen.tuning.measured import Processes, measure_on_gpu, processes

@@ -18,8 +18,8 @@ from normgen.device import TARGETS
 from normgen.errors import UsageError
 from normgen.records.record import Cache, Outcome, ProblemKey, Record
 from normgen.records.statistics import summarise
+from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
-from normgen.schedule.space import default_schedule
 from normgen.suites.suite import Suite, parse_suite
 from tests.bench import simulated_bench
 from tests.bench.simulated_bench import Faults, SimulatedBench

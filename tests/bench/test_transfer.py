@@ -16,8 +16,8 @@ from normgen.errors import NothingValidError
 from normgen.program.source import problem_for
 from normgen.records import nearest
 from normgen.records.record import Cache
+from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
-from normgen.schedule.space import default_schedule
 from normgen.spec.reader import load
 from normgen.tuning import measured, tuner
 from normgen.tuning.progress import Silent

@@ -58,7 +58,7 @@ def test_the_help_of_a_command_begins_as_its_line_in_the_help_of_all(
     assert code == 0
     words = re.findall(r"[A-Za-z]+", out.partition("\n\n")[2])
     said = re.findall(r"[A-Za-z]+", COMMANDS[name][1])
-    assert words[: min(4, len(said))] == said[:4]
+    assert [w.lower() for w in words[:4]] == [w.lower() for w in said[:4]]
 
 
 def test_help_answers_in_less_than_0_15_s() -> None:

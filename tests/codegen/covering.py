@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 from normgen.device import Device
 from normgen.problem.problem import Problem
+from normgen.schedule.knobs import KNOBS
 from normgen.schedule.legality import column_outputs, refusal
-from normgen.schedule.schedule import KNOBS, Schedule
+from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import space
 
 POOL = 700  # schedules drawn from each problem's space, besides those that show a value for the first time
@@ -68,9 +69,9 @@ def drawn(problem: Problem, device: Device, rng: random.Random) -> list[Case]:
 
     The space of a backward problem has tens of thousands of points, nearly all in few of the ways.
     """
-    choices = {name: KNOBS[name] for name in KNOBS if name != "columns"}
+    choices = {name: KNOBS[name].values for name in KNOBS if name != "columns"}
     found = []
-    for columns in KNOBS["columns"]:
+    for columns in KNOBS["columns"].values:
         for _ in range(TRIES):
             point = {name: rng.choice(listed) for name, listed in choices.items()}
             schedule = Schedule(columns=columns, **point)

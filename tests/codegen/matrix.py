@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from normgen import verify
 from normgen.codegen.emit import emit
 from normgen.problem.problem import Problem
+from normgen.schedule.knobs import DETERMINISTIC_COLUMNS
 from normgen.schedule.legality import column_outputs
-from normgen.schedule.schedule import DETERMINISTIC_COLUMNS, Schedule
+from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from normgen.verify import default_families
 from tests.codegen.covering import Case, cover, pool

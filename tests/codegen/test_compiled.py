@@ -13,7 +13,7 @@ from normgen.device import target
 from normgen.errors import NormgenError
 from normgen.program.rewrites.reductions import SOFTMAX, VARIANCE, applicable
 from normgen.program.source import problem_for, written_program
-from normgen.schedule.space import default_schedule
+from normgen.schedule.default import default_schedule
 from normgen.spec.reader import list_specs, load
 from tests.codegen.kernels import KERNELS
 

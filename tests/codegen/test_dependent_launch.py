@@ -14,9 +14,10 @@ from normgen.device import target
 from normgen.errors import NormgenError
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
+from normgen.schedule.knobs import DependentLaunch
 from normgen.schedule.legality import refusal
 from normgen.schedule.policy import CHAINED_BYTES
-from normgen.schedule.schedule import CHAINED, Schedule, schedule_from
+from normgen.schedule.schedule import Schedule, schedule_from
 from normgen.schedule.space import space
 from normgen.spec.reader import load
 from tests.codegen.covering import Case
@@ -48,6 +49,8 @@ BACKWARD: dict[str, dict[str, object]] = {
     "shared atomics": {"columns": "shared_atomic", "hold": "reload"},
     "atomics": {"columns": "atomic", "hold": "reload"},
 }
+
+CHAINED = tuple(place for place in DependentLaunch if place.is_chained)
 
 
 def legal(problem: Problem, knobs: dict[str, object]) -> list[Case]:

@@ -16,7 +16,7 @@ from normgen.program.evaluate import evaluate
 from normgen.program.ir import value_kinds
 from normgen.program.lower import lower
 from normgen.program.source import problem_for, written_program
-from normgen.schedule.space import default_schedule
+from normgen.schedule.default import default_schedule
 from normgen.spec.reader import parse
 from normgen.spec.spec import Kind
 

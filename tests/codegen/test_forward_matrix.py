@@ -10,7 +10,7 @@ from normgen import verify
 from normgen.codegen.emit import emit
 from normgen.cpu import find_compiler
 from normgen.program.source import problem_for
-from normgen.schedule.space import default_schedule
+from normgen.schedule.default import default_schedule
 from normgen.spec.reader import list_specs, load
 from tests.codegen.executors import CpuExecutor, GpuExecutor
 from tests.codegen.layouts import DEVICE, SETS

@@ -17,7 +17,7 @@ from normgen.device import target
 from normgen.errors import NormgenError
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.schedule.space import default_schedule
+from normgen.schedule.default import default_schedule
 from normgen.spec.formula import LARGEST_EXPONENT
 from normgen.spec.reader import parse
 from normgen.spec.spec import Spec

@@ -12,9 +12,11 @@ from normgen.device import target
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.python.handle import general_schedules
+from normgen.schedule.default import default_schedule, fallback_schedule
+from normgen.schedule.knobs import DETERMINISTIC_COLUMNS, KNOBS
 from normgen.schedule.legality import refusal
-from normgen.schedule.schedule import DETERMINISTIC_COLUMNS, KNOBS, Schedule
-from normgen.schedule.space import default_schedule, fallback_schedule, space
+from normgen.schedule.schedule import Schedule
+from normgen.schedule.space import space
 from normgen.spec.reader import load
 from tests.codegen.covering import Case
 from tests.codegen.executors import CpuExecutor
@@ -35,7 +37,7 @@ def test_a_forward_problem_keeps_the_promise_without_being_told() -> None:
     assert backward(deterministic=True).deterministic
 
 
-@pytest.mark.parametrize("columns", KNOBS["columns"])
+@pytest.mark.parametrize("columns", KNOBS["columns"].values)
 def test_a_promise_of_the_same_bits_refuses_atomics_with_a_sentence(columns: str) -> None:
     schedule = Schedule(threads_per_row=32, rows_per_block=4, vector=4, hold="registers", unroll=0, columns=columns)
     schedule = replace(schedule, persistent=0 if columns in ("atomic", "shared_atomic") else 2)

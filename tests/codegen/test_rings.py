@@ -19,8 +19,9 @@ from normgen.cuda.compiler import compile_module
 from normgen.device import target
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
+from normgen.schedule.knobs import KNOBS
 from normgen.schedule.legality import refusal, shared_bytes
-from normgen.schedule.schedule import KNOBS, Schedule
+from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from tests.codegen.covering import Case, cover
 from tests.codegen.executors import CpuExecutor, GpuExecutor, new_workspace
@@ -44,19 +45,19 @@ DRAWN: dict[str, tuple[object, ...]] = {
     "threads_per_row": (1, 8, 32, 64, 128, 256),
     "rows_per_block": (1, 2, 4, 8, 32),
     "cluster": (1, 2),
-    "reduce_with": KNOBS["reduce_with"],
+    "reduce_with": KNOBS["reduce_with"].values,
     "vector": (2, 4, 8),
     "variance": ("two_pass", "shifted", "welford"),
-    "softmax": KNOBS["softmax"],
+    "softmax": KNOBS["softmax"].values,
     "hold": ("registers", "shared", "hybrid"),
-    "copy": KNOBS["copy"],
+    "copy": KNOBS["copy"].values,
     "edges": ("exact", "masked", "peel"),
     "persistent": (0, 1),
-    "stages": KNOBS["stages"],
+    "stages": KNOBS["stages"].values,
     "unroll": (0, 1),
-    "params": KNOBS["params"],
+    "params": KNOBS["params"].values,
     "blocks_per_sm": (0, 8),
-    "columns": KNOBS["columns"],
+    "columns": KNOBS["columns"].values,
 }
 # What makes a schedule one of its kind; many threads an SM leave each few registers, so that short rows need slots too.
 KINDS: dict[str, dict[str, tuple[object, ...]]] = {
@@ -126,7 +127,7 @@ def test_nvrtc_compiles_rows_in_flight(kind: str) -> None:
 def test_the_lowest_arch_follows_the_copy() -> None:
     problem = problem_for(load("layernorm"), shape="64x1024", dtype="bf16")
     waiting = Schedule(threads_per_row=32, vector=8, hold="shared", unroll=4)
-    arch = {copy: emit(problem, replace(waiting, copy=copy)).min_arch for copy in KNOBS["copy"]}
+    arch = {copy: emit(problem, replace(waiting, copy=copy)).min_arch for copy in KNOBS["copy"].values}
     assert arch == {"direct": 75, "cp_async": 80, "bulk": 90}
 
 

@@ -16,8 +16,8 @@ from normgen.cuda.compiler import compile_module
 from normgen.device import target
 from normgen.errors import NormgenError
 from normgen.program.source import problem_for
+from normgen.schedule.default import default_schedule, fallback_schedule
 from normgen.schedule.schedule import Schedule
-from normgen.schedule.space import default_schedule, fallback_schedule
 from normgen.spec.names import refusal
 from normgen.spec.reader import parse
 from normgen.spec.spec import Spec

@@ -14,8 +14,9 @@ from normgen.device import target
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.python.handle import kernel
+from normgen.schedule.knobs import KNOBS
 from normgen.schedule.legality import refusal
-from normgen.schedule.schedule import KNOBS, Schedule
+from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 
 H200 = target("h200")
@@ -51,7 +52,7 @@ def run_on_cpu(problem: Problem, chosen: Schedule, inputs: verify.Inputs) -> ver
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
-@pytest.mark.parametrize("columns", [c for c in KNOBS["columns"] if c not in ("atomic", "shared_atomic")])
+@pytest.mark.parametrize("columns", [c for c in KNOBS["columns"].values if c not in ("atomic", "shared_atomic")])
 def test_sums_over_65536_rows_keep_the_derived_bound_and_beat_one_long_sum(columns: str) -> None:
     problem, chosen = tall(16), schedule(columns)
     inputs = verify.make_inputs(problem, seed=1, families=("normal",))

@@ -17,8 +17,8 @@ from normgen.cpu import build, find_compiler
 from normgen.device import target
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
+from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
-from normgen.schedule.space import default_schedule
 from normgen.spec.formula import Binary, Expression, Name, parse_formula
 from normgen.spec.reader import parse
 from normgen.spec.spec import Spec

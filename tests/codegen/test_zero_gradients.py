@@ -14,9 +14,9 @@ from normgen.cpu import build, find_compiler
 from normgen.device import target
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for, written_program
+from normgen.schedule.default import default_schedule
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
-from normgen.schedule.space import default_schedule
 from normgen.spec.reader import parse
 from normgen.spec.spec import Spec
 from tests.codegen.executors import new_workspace

@@ -16,8 +16,9 @@ from normgen.device import TARGETS
 from normgen.errors import UsageError
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for, stages_of
+from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
-from normgen.schedule.space import default_schedule, space
+from normgen.schedule.space import space
 from normgen.spec.reader import load
 from normgen.studies.evaluate import first_choice
 from normgen.studies.fit import read_measured

@@ -10,8 +10,8 @@ from normgen.device import target
 from normgen.program.source import problem_for
 from normgen.records.record import Cache, Outcome, ProblemKey, Record
 from normgen.records.statistics import Times
+from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
-from normgen.schedule.space import default_schedule
 from normgen.spec.reader import load
 from normgen.spec.spec import Spec
 

@@ -24,8 +24,8 @@ from normgen.measure.cpu_check import check_on_cpu
 from normgen.program.source import problem_for
 from normgen.records.record import Record, parse_line
 from normgen.records.winners import adopt
+from normgen.schedule.default import fallback_schedule
 from normgen.schedule.legality import refusal
-from normgen.schedule.space import fallback_schedule
 from normgen.spec.reader import load, parse
 
 from .cases import CREATED, H200, layernorm_records, record

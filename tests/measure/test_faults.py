@@ -26,8 +26,9 @@ from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.records.record import Cache, Outcome, Record
 from normgen.records.winners import read
+from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
-from normgen.schedule.space import default_schedule, space
+from normgen.schedule.space import space
 from normgen.spec.reader import load
 from normgen.tuning import measured
 from normgen.tuning.campaign import Campaign, finalist_records

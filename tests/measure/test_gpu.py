@@ -16,7 +16,7 @@ from normgen.program.source import problem_for
 from normgen.records import statistics
 from normgen.records.record import Cache
 from normgen.records.winners import read
-from normgen.schedule.space import default_schedule
+from normgen.schedule.default import default_schedule
 from normgen.spec.reader import load
 
 pytestmark = pytest.mark.gpu

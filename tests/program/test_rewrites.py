@@ -6,7 +6,8 @@ from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Store, looks
 from normgen.program.lower import lower
 from normgen.program.monoid import ONLINE_SOFTMAX, SUM, WELFORD, symbol
 from normgen.program.rewrites.reductions import SOFTMAX, VARIANCE, applicable, passes, rewritten, softmax, variance
-from normgen.schedule.schedule import KNOBS, Schedule
+from normgen.schedule.knobs import KNOBS
+from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load, parse
 from normgen.spec.spec import Kind
 from tests.program.symbolic_rows import (
@@ -212,8 +213,8 @@ def test_passes_show_every_step_by_name() -> None:
 
 
 def test_methods_are_the_knob_values_and_others_are_refused() -> None:
-    assert KNOBS["variance"] == VARIANCE
-    assert KNOBS["softmax"] == SOFTMAX
+    assert KNOBS["variance"].values == VARIANCE
+    assert KNOBS["softmax"].values == SOFTMAX
     with pytest.raises(UsageError, match="did you mean 'welford'"):
         variance(lower(load("layernorm")), "welfort")
     with pytest.raises(UsageError, match="unknown softmax method"):

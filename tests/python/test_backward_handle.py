@@ -13,7 +13,8 @@ import pytest
 from normgen.cuda.arrays import DeviceArray
 from normgen.errors import UsageError
 from normgen.python.handle import Kernel, kernel
-from normgen.schedule.schedule import DETERMINISTIC_COLUMNS, KNOBS, Schedule
+from normgen.schedule.knobs import DETERMINISTIC_COLUMNS, KNOBS
+from normgen.schedule.schedule import Schedule
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:no record for")]
 ROWS, COLS = 3001, 1024
@@ -160,7 +161,7 @@ def test_a_handle_of_some_gradients_takes_and_gives_no_more(
         close(result, inputs.gradients[f"d{name}"])
 
 
-@pytest.mark.parametrize("cluster", [c for c in KNOBS["cluster"] if c > 1])
+@pytest.mark.parametrize("cluster", [c for c in KNOBS["cluster"].values if c > 1])
 def test_a_persistent_grid_has_whole_clusters_and_no_more_than_fit(cluster: int, inputs: Inputs) -> None:
     backward = made(replace(BLOCKS, threads_per_row=32, vector=2, cluster=cluster, persistent=4))
     (main, *_) = backward._bound.loaded.kernels

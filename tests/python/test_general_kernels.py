@@ -20,8 +20,8 @@ from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.python.arguments import expectations, misfit
 from normgen.python.handle import general_schedules
+from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
-from normgen.schedule.space import default_schedule
 from normgen.spec.reader import load
 
 pytestmark = pytest.mark.skipif(

@@ -18,9 +18,9 @@ from normgen.records.nearest import FARTHEST, Neighbour, distance, fitted, is_tr
 from normgen.records.record import Cache, Outcome, ProblemKey, Record
 from normgen.records.statistics import summarise
 from normgen.records.winners import read, shipped_folder
+from normgen.schedule.default import default_schedule
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
-from normgen.schedule.space import default_schedule
 from normgen.spec.reader import load
 
 H200 = TARGETS["h200"]

@@ -13,8 +13,8 @@ from normgen.errors import UsageError
 from normgen.records import winners
 from normgen.records.record import Cache, Outcome, ProblemKey
 from normgen.records.winners import RecordWriter, adopt, best_record, lookup, read
+from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
-from normgen.schedule.space import default_schedule
 from tests.measure.simulated import problem
 from tests.records.test_record import record
 

@@ -16,7 +16,7 @@ from normgen.records.record import Outcome, ProblemKey, Record
 from normgen.records.statistics import summarise
 from normgen.records.winners import adopt
 from normgen.report.readme import DOCUMENTS, PARTS, ROOT, rendered, results_part
-from normgen.schedule.space import default_schedule
+from normgen.schedule.default import default_schedule
 from normgen.spec.reader import load
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")

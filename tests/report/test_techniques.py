@@ -18,7 +18,8 @@ from normgen.records.statistics import Ratio
 from normgen.records.winners import adopt, read, shipped_folder
 from normgen.report.readme import ROOT
 from normgen.report.techniques import techniques_part, usage
-from normgen.schedule.schedule import KNOBS, Schedule
+from normgen.schedule.knobs import KNOBS
+from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from tests.bench.modelled import H200, tuned
 
@@ -133,4 +134,4 @@ def test_every_knob_value_that_the_document_names_exists() -> None:
     text = (ROOT / "docs" / "techniques.md").read_text(encoding="utf-8")
     named = {tuple(pair.split("=")) for code in re.findall(r"`([^`\n]+)`", text) for pair in _PAIR.findall(code)}
     assert len(named) > 50
-    assert {(knob, value) for knob, value in named if value not in map(str, KNOBS[knob])} == set()
+    assert {(knob, value) for knob, value in named if value not in map(str, KNOBS[knob].values)} == set()

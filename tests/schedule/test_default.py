@@ -9,8 +9,8 @@ import pytest
 
 from normgen.device import Device, target
 from normgen.program.source import problem_for
+from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
-from normgen.schedule.space import default_schedule
 from normgen.spec.reader import load
 from normgen.studies.replay import problem_of
 from normgen.studies.sweep_file import read_sweep

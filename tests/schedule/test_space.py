@@ -11,9 +11,11 @@ import pytest
 from normgen.device import TARGETS, target
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
+from normgen.schedule.default import default_schedule
+from normgen.schedule.knobs import KNOBS
 from normgen.schedule.legality import refusal
-from normgen.schedule.schedule import KNOBS, Schedule, schedule_from
-from normgen.schedule.space import default_schedule, space
+from normgen.schedule.schedule import Schedule, schedule_from
+from normgen.schedule.space import space
 from normgen.spec.reader import list_specs, load, parse
 from normgen.spec.spec import Spec
 from tests.codegen.layouts import BACKWARD_SETS, SETS, Layout, problem_of
@@ -198,4 +200,4 @@ def test_a_spec_may_ask_for_exact_exponentials() -> None:
 def test_every_knob_of_a_schedule_has_its_values_listed() -> None:
     assert list(KNOBS) == list(Schedule().as_dict())
     for name, default in Schedule().as_dict().items():
-        assert default in KNOBS[name]
+        assert default in KNOBS[name].values

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from normgen.errors import SpecError, UsageError
-from normgen.schedule.schedule import KNOBS
+from normgen.schedule.knobs import TABLE
 from normgen.spec.formula import FUNCTIONS
 from normgen.spec.names import refusal
 from normgen.spec.reader import builtin_folder, list_specs, load, parse
@@ -222,8 +222,9 @@ def test_every_function_is_reserved_but_those_that_statistics_are_named_after() 
 
 
 def test_every_value_of_every_knob_can_be_written() -> None:
-    for knob, values in KNOBS.items():
-        text = f"{TEN_LINES}[space]\n{knob} = {[*values]}\n".replace("'", '"')
+    for knob, values in ((k.name, k.values) for k in TABLE):
+        listed = json.dumps(values)
+        text = f"{TEN_LINES}[space]\n{knob} = {listed}\n"
         assert parse(text.replace('"""', '"')).knobs[knob] == values
 
 

@@ -16,7 +16,8 @@ from normgen.errors import UsageError
 from normgen.program.source import problem_for, stages_of
 from normgen.records.record import Cache, Outcome, ProblemKey, Record
 from normgen.records.statistics import summarise
-from normgen.schedule.space import default_schedule, space
+from normgen.schedule.default import default_schedule
+from normgen.schedule.space import space
 from normgen.spec.reader import load
 from normgen.studies.calibrate import LINE, adopted, probe_module, ring, slope_us
 from normgen.studies.fit import Measured, fit_constants, loss, paired_factors, read_measured

@@ -35,7 +35,7 @@ def swept(*us: float, cache: str = "cold") -> Sweep:
         "op": "rmsnorm", "direction": "forward", "rows": 64, "cols": 512, "pitch": 512, "align": 16,
         "dtypes": {t.name: t.dtype.name for t in PROBLEM.tensors},
     }  # fmt: skip
-    schedules = [Schedule(threads_per_row=32, rows_per_block=2 * n + 2) for n in range(len(us))]
+    schedules = [Schedule(threads_per_row=32, rows_per_block=2 ** (n + 1)) for n in range(len(us))]
     header = header_of(
         schedules, default=schedules[0], problem=key, cache=cache, device=H200.as_dict(), versions={}, roof_us=1.0,
         noise_floor=0.01, bytes=1, seed=0,

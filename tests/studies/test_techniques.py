@@ -8,16 +8,15 @@ from normgen.codegen.emit import emit
 from normgen.device import TARGETS
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
+from normgen.schedule.knobs import KNOBS, TABLE
 from normgen.schedule.legality import refusal
-from normgen.schedule.schedule import KNOBS, Schedule, schedule_from
+from normgen.schedule.schedule import Schedule, schedule_from
 from normgen.schedule.space import BACKWARD_KNOBS, DEFAULT_KNOBS
 from normgen.spec.reader import load
 from normgen.studies.techniques import (
     ALTERNATIVES,
     COUNTED,
     MOST_CHANGES,
-    SIZES,
-    SUMMARIES,
     _neighbours,
     all_techniques,
     changes,
@@ -41,8 +40,8 @@ def names_in(schedule: Schedule, problem: Problem) -> set[str]:
 
 
 def test_every_value_of_every_knob_but_the_sizes_is_a_technique_or_plain() -> None:
-    for knob, values in KNOBS.items():
-        if knob in SIZES:
+    for knob, values in ((k.name, k.values) for k in TABLE):
+        if KNOBS[knob].is_size:
             continue
         covered = {v for t in TECHNIQUES.values() if t.knob == knob for v in t.values}
         plain = {getattr(Schedule(), knob)}
@@ -52,17 +51,19 @@ def test_every_value_of_every_knob_but_the_sizes_is_a_technique_or_plain() -> No
 
 
 def test_every_technique_has_words_and_no_words_are_of_a_value_that_is_gone() -> None:
-    assert set(SUMMARIES) == set(TECHNIQUES)
-    assert {*SIZES, *COUNTED, *ALTERNATIVES} <= set(KNOBS)
+    assert all(technique.summary for technique in TECHNIQUES.values())
+    for knob in TABLE:
+        assert {value for value in knob.words if value} <= set(map(str, knob.values)), knob.name
+    assert {*COUNTED, *ALTERNATIVES} <= set(KNOBS)
 
 
 @pytest.mark.parametrize("searched", [DEFAULT_KNOBS, BACKWARD_KNOBS], ids=["forward", "backward"])
 def test_every_value_that_is_searched_has_words_or_is_plain(searched: dict[str, tuple[object, ...]]) -> None:
     for knob, values in searched.items():
-        for value in () if knob in SIZES else values:
+        for value in () if KNOBS[knob].is_size else values:
             name = knob if knob in COUNTED else f"{knob}={value}"
             plain = value in (getattr(Schedule(), knob), "exact")
-            assert plain or SUMMARIES[name], name
+            assert plain or TECHNIQUES[name].summary, name
 
 
 @pytest.mark.parametrize("name", TECHNIQUES)

@@ -17,8 +17,9 @@ from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.records.record import Cache, Outcome, Record
 from normgen.records.winners import adopt, read, state_folder
+from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
-from normgen.schedule.space import default_schedule, with_default
+from normgen.schedule.space import with_default
 from normgen.spec.reader import load
 from normgen.tuning import measured, tuner
 from normgen.tuning.progress import Silent

@@ -17,7 +17,7 @@ from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.records.record import Cache, Outcome
 from normgen.records.winners import read
-from normgen.schedule.space import default_schedule
+from normgen.schedule.default import default_schedule
 from normgen.spec.reader import load
 from normgen.tuning import predicted
 from normgen.tuning.progress import Silent

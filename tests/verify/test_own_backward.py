@@ -11,7 +11,7 @@ from normgen.cpu import build, find_compiler
 from normgen.device import target
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.schedule.space import default_schedule
+from normgen.schedule.default import default_schedule
 from normgen.spec.spec import Spec
 from normgen.verify import Inputs, Outputs
 from tests.verify import made

@@ -1,0 +1,429 @@
+"""The knobs of a schedule: one table. Schema, help, docs, the search space and the strata of a sweep derive from it.
+
+A new knob is a row here, a field of `Schedule`, and the module that acts on it. Its plain value is the one that does
+nothing: a schedule's key leaves plain knobs out, so that a new knob renames no kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Group(StrEnum):
+    """What a knob decides; the space is enumerated group by group."""
+
+    CUT = "how rows are cut"
+    PLACE = "where rows wait, and how many"
+    METHOD = "how statistics and sums are computed"
+    FREE = "what changes nothing but the time"
+
+
+class ReduceWith(StrEnum):
+    """How the threads of a row combine."""
+
+    SHUFFLE = "shuffle"
+    COOPERATIVE_GROUPS = "cooperative_groups"
+    SHARED_TREE = "shared_tree"
+
+
+class Variance(StrEnum):
+    """The rewrite of a variance."""
+
+    TWO_PASS = "two_pass"
+    SUM_OF_SQUARES = "sum_of_squares"
+    SHIFTED = "shifted"
+    WELFORD = "welford"
+
+
+class Softmax(StrEnum):
+    """The rewrite of a softmax denominator."""
+
+    TWO_PASS = "two_pass"
+    ONLINE = "online"
+
+
+class Hold(StrEnum):
+    """Where a row waits between looks."""
+
+    REGISTERS = "registers"
+    SHARED = "shared"
+    HYBRID = "hybrid"
+    RELOAD = "reload"
+
+
+class Copy(StrEnum):
+    """How a row reaches the SM."""
+
+    DIRECT = "direct"
+    CP_ASYNC = "cp_async"
+    BULK = "bulk"
+
+
+class Edges(StrEnum):
+    """What becomes of the elements that no whole aligned vector covers."""
+
+    EXACT = "exact"
+    MASKED = "masked"
+    PEEL = "peel"
+
+
+class Load(StrEnum):
+    """The cache hint of the elem tensors' loads."""
+
+    DEFAULT = "default"
+    STREAMING = "streaming"
+    CACHE_GLOBAL = "cache_global"
+    NO_ALLOCATE = "no_allocate"
+    EVICT_FIRST = "evict_first"
+    EVICT_LAST = "evict_last"
+
+
+class Store(StrEnum):
+    """The cache hint of the elem tensors' stores."""
+
+    DEFAULT = "default"
+    STREAMING = "streaming"
+    CACHE_GLOBAL = "cache_global"
+    EVICT_FIRST = "evict_first"
+
+
+class Params(StrEnum):
+    """When the column parameters are read."""
+
+    EARLY = "early"
+    LATE = "late"
+    KEPT = "kept"
+    PACKED = "packed"
+
+
+class Columns(StrEnum):
+    """How column reductions (dweight, dbias) are summed over blocks."""
+
+    PARTIALS_TWO_KERNELS = "partials_two_kernels"
+    CLUSTER_PARTIALS = "cluster_partials"
+    PARTIALS_LAST_TILE = "partials_last_tile"
+    REGISTER_ATOMIC = "register_atomic"
+    SHARED_ATOMIC = "shared_atomic"
+    ATOMIC = "atomic"
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether sums have the same bits in every run: each in a fixed order, no atomics on sums."""
+        return self in (Columns.PARTIALS_TWO_KERNELS, Columns.CLUSTER_PARTIALS, Columns.PARTIALS_LAST_TILE)
+
+    @property
+    def has_two_kernels(self) -> bool:
+        """Whether a second kernel adds rows of partial sums."""
+        return self in (Columns.PARTIALS_TWO_KERNELS, Columns.CLUSTER_PARTIALS)
+
+
+class DependentLaunch(StrEnum):
+    """Programmatic dependent launch: when a kernel starts, and when it lets the next one start."""
+
+    OFF = "off"
+    ON = "on"
+    START = "start"
+    LOADS = "loads"
+    END = "end"
+
+    @property
+    def is_chained(self) -> bool:
+        """Whether the call's first kernel, too, may start before the kernel in front of it in the stream has ended."""
+        return self in (DependentLaunch.START, DependentLaunch.LOADS, DependentLaunch.END)
+
+
+class Arithmetic(StrEnum):
+    """How exponentials are computed."""
+
+    EXACT = "exact"
+    APPROXIMATE = "approximate"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knob:
+    """One knob.
+
+    values     all that a schedule may have, in the order of docs and searches
+    plain      the value that does nothing
+    forward    the values that a spec's forward kernels are searched for, if the spec does not say; () is the plain one
+    backward   the same of backward kernels
+    meaning    what the knob decides
+    words      what a value is good for: value -> description; of a knob of numbers, one description under ""
+    least_arch the first sm_NN that has a value, where not every arch has it
+    """
+
+    name: str
+    values: tuple[Any, ...]
+    plain: Any
+    group: Group
+    meaning: str
+    forward: tuple[Any, ...] = ()
+    backward: tuple[Any, ...] = ()
+    words: Mapping[str, str] = field(default_factory=dict)
+    least_arch: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def is_size(self) -> bool:
+        """Whether every schedule has some of it: threads, rows, widths."""
+        return not self.words
+
+
+_POWERS = (32, 64, 128, 256, 512, 1024)
+
+TABLE: tuple[Knob, ...] = (
+    Knob(
+        name="threads_per_row",
+        values=(1, 2, 4, 8, 16, *_POWERS),
+        plain=256,
+        group=Group.CUT,
+        meaning="1: a thread owns a row; up to 32: a warp or a part of one, by shuffles; above: whole warps",
+        forward=(1, 2, 4, 8, 16, *_POWERS),
+        backward=(1, 8, 16, *_POWERS),
+    ),
+    Knob(
+        name="rows_per_block",
+        values=(1, 2, 4, 8, 16, 32, 64, 128, 256),
+        plain=1,
+        group=Group.CUT,
+        meaning="rows side by side in one block",
+        forward=(1, 2, 4, 8, 16, 32, 128),  # as far as 256 threads a block
+        backward=(1, 2, 4, 8, 16, 32, 128),
+    ),
+    Knob(
+        name="cluster",
+        values=(1, 2, 4, 8, 16),
+        plain=1,
+        group=Group.CUT,
+        meaning="blocks that share one row; with columns = cluster_partials they walk rows of their own and share sums",
+        forward=(1, 2, 4, 8, 16),
+        backward=(1, 2, 4, 8),
+        words={"": "blocks of a cluster share a row, or their column sums, through distributed shared memory"},
+    ),
+    Knob(
+        name="reduce_with",
+        values=tuple(ReduceWith),
+        plain=ReduceWith.SHUFFLE,
+        group=Group.METHOD,
+        meaning="how the threads of a row combine",
+        forward=tuple(ReduceWith),
+        words={
+            "cooperative_groups": "cooperative groups combine the lanes",
+            "shared_tree": "a tree in shared memory combines the threads",
+        },
+    ),
+    Knob(
+        name="vector",
+        values=(1, 2, 4, 8, 16),
+        plain=1,
+        group=Group.CUT,
+        meaning="elements of one access to the first row input",
+        forward=(1, 2, 4, 8),
+        backward=(1, 2, 4, 8),
+    ),
+    Knob(
+        name="variance",
+        values=tuple(Variance),
+        plain=Variance.TWO_PASS,
+        group=Group.METHOD,
+        meaning="the rewrite of a variance",
+        # Not sum_of_squares: it loses rows that a dtype can hold (near_level and sparse_steps of verify/rows.py).
+        forward=(Variance.TWO_PASS, Variance.SHIFTED, Variance.WELFORD),
+        words={
+            "sum_of_squares": "the variance as E[x^2] - mean^2, in one look",
+            "shifted": "the same about a pivot, without the cancellation",
+            "welford": "Welford's running mean and variance",
+        },
+    ),
+    Knob(
+        name="softmax",
+        values=tuple(Softmax),
+        plain=Softmax.TWO_PASS,
+        group=Group.METHOD,
+        meaning="the rewrite of a softmax denominator",
+        forward=tuple(Softmax),
+        words={"online": "maximum and sum of a softmax in one look"},
+    ),
+    Knob(
+        name="hold",
+        values=tuple(Hold),
+        plain=Hold.RELOAD,
+        group=Group.PLACE,
+        meaning="where a row waits between looks; hybrid: as much as fits registers, the rest in shared memory",
+        forward=tuple(Hold),
+        backward=(Hold.REGISTERS, Hold.SHARED, Hold.RELOAD),
+        words={
+            "registers": "the row waits in registers",
+            "shared": "the row waits in shared memory",
+            "hybrid": "the row waits in registers and shared memory",
+            "reload": "the row is read again for every look",
+        },
+    ),
+    Knob(
+        name="copy",
+        values=tuple(Copy),
+        plain=Copy.DIRECT,
+        group=Group.PLACE,
+        meaning="how a row reaches the SM",
+        forward=tuple(Copy),
+        backward=tuple(Copy),
+        words={
+            "cp_async": "rows reach shared memory by cp.async",
+            "bulk": "rows reach shared memory by cp.async.bulk and an mbarrier",
+        },
+        least_arch={"cp_async": 80, "bulk": 90},
+    ),
+    Knob(
+        name="edges",
+        values=tuple(Edges),
+        plain=Edges.EXACT,
+        group=Group.CUT,
+        meaning="exact: cols are whole vectors; masked: the last vector is cut; peel: a scalar head and tail",
+        forward=tuple(Edges),
+        backward=tuple(Edges),
+        words={
+            "masked": "a masked last vector",
+            "peel": "a scalar head and tail around 16-byte accesses of misaligned rows",
+        },
+    ),
+    Knob(
+        name="persistent",
+        values=(0, 1, 2, 3, 4, 6, 8, 12, 16),
+        plain=0,
+        group=Group.PLACE,
+        meaning="blocks per SM of a grid that loops over rows; 0: one block per row tile",
+        forward=(0, 1, 2, 4, 8, 16),
+        backward=(0, 1, 2, 3, 4),
+        words={"": "a persistent grid whose blocks loop over rows"},
+    ),
+    Knob(
+        name="stages",
+        values=(1, 2, 3, 4),
+        plain=1,
+        group=Group.PLACE,
+        meaning="rows in flight: 2 with the next one in registers; by asynchronous copies 1 to 4",
+        forward=(1, 2),
+        backward=(1, 2, 3, 4),
+        words={"": "the next rows in flight while one is worked on"},
+    ),
+    Knob(
+        name="unroll",
+        values=(0, 1, 2, 4, 8),
+        plain=1,
+        group=Group.FREE,
+        meaning="vectors per loop trip when the row is not held in registers; 0: all",
+        forward=(0, 1, 4),
+        backward=(0, 1),
+    ),
+    Knob(
+        name="load",
+        values=tuple(Load),
+        plain=Load.DEFAULT,
+        group=Group.FREE,
+        meaning="the cache hint of the elem tensors' loads",
+        forward=(Load.EVICT_LAST, Load.DEFAULT, Load.NO_ALLOCATE),
+        backward=(Load.DEFAULT, Load.NO_ALLOCATE, Load.EVICT_LAST),
+        words={
+            "streaming": "loads that are evicted first (ld.cs)",
+            "cache_global": "loads past the L1 (ld.cg)",
+            "no_allocate": "loads that take no line of the L1",
+            "evict_first": "loads with the L2 priority evict_first",
+            "evict_last": "loads with the L2 priority evict_last",
+        },
+        least_arch={"evict_first": 80, "evict_last": 80},
+    ),
+    Knob(
+        name="store",
+        values=tuple(Store),
+        plain=Store.DEFAULT,
+        group=Group.FREE,
+        meaning="the cache hint of the elem tensors' stores",
+        forward=(Store.DEFAULT, Store.STREAMING),
+        backward=(Store.DEFAULT, Store.STREAMING),
+        words={
+            "streaming": "stores that are evicted first (st.cs)",
+            "cache_global": "stores past the L1 (st.cg)",
+            "evict_first": "stores with the L2 priority evict_first",
+        },
+        least_arch={"evict_first": 80},
+    ),
+    Knob(
+        name="params",
+        values=tuple(Params),
+        plain=Params.LATE,
+        group=Group.FREE,
+        meaning="when the column parameters are read",
+        forward=(Params.LATE, Params.EARLY, Params.KEPT, Params.PACKED),
+        backward=(Params.LATE, Params.KEPT),
+        words={
+            "early": "column parameters loaded before the reduction",
+            "kept": "column parameters kept in registers across rows",
+            "packed": "column parameters kept across rows as they are stored, in half the registers",
+        },
+    ),
+    Knob(
+        name="blocks_per_sm",
+        values=(0, 1, 2, 3, 4, 6, 8),
+        plain=0,
+        group=Group.FREE,
+        meaning="launch bound: the least number of blocks that must fit an SM; 0: none",
+        words={"": "launch bounds that cap the registers"},
+    ),
+    Knob(
+        name="columns",
+        values=tuple(Columns),
+        plain=Columns.PARTIALS_TWO_KERNELS,
+        group=Group.METHOD,
+        meaning="how column reductions are summed over blocks",
+        # Not cluster_partials: 1.02 to 1.11 times the time of partials_two_kernels (figures: codegen/columns).
+        backward=(
+            Columns.PARTIALS_TWO_KERNELS,
+            Columns.PARTIALS_LAST_TILE,
+            Columns.REGISTER_ATOMIC,
+            Columns.SHARED_ATOMIC,
+            Columns.ATOMIC,
+        ),
+        words={
+            "partials_two_kernels": "column sums: partial rows, summed by a second kernel",
+            "cluster_partials": "column sums: partial rows of whole clusters, summed by a second kernel",
+            "partials_last_tile": "column sums: partial rows, summed tile by tile by the last block to arrive there",
+            "register_atomic": "column sums: registers, then one atomic a column and block",
+            "shared_atomic": "column sums: shared memory, then one atomic a column and block",
+            "atomic": "column sums: an atomic for each element",
+        },
+    ),
+    Knob(
+        name="dependent_launch",
+        values=tuple(DependentLaunch),
+        plain=DependentLaunch.OFF,
+        group=Group.FREE,
+        meaning="on: a call's second kernel starts while its first one ends; the others: every kernel does so",
+        forward=(DependentLaunch.OFF, DependentLaunch.START, DependentLaunch.LOADS, DependentLaunch.END),
+        backward=(DependentLaunch.OFF, DependentLaunch.ON, DependentLaunch.START, DependentLaunch.END),
+        words={
+            "on": "the second kernel starts while the first one ends",
+            "start": "every kernel starts while the one in front ends; it lets the next one start at once",
+            "loads": "the same; the next one starts when this one has asked for its row",
+            "end": "the same; the next one starts when this one ends",
+        },
+        least_arch={"on": 90, "start": 90, "loads": 90, "end": 90},
+    ),
+    Knob(
+        name="arithmetic",
+        values=tuple(Arithmetic),
+        plain=Arithmetic.EXACT,
+        group=Group.FREE,
+        meaning="exponentials by expf, or by the hardware's power of two",
+        words={"approximate": "exponentials by the hardware's power of two"},
+    ),
+)
+
+DETERMINISTIC_COLUMNS = tuple(c for c in Columns if c.is_deterministic)
+KNOBS: dict[str, Knob] = {knob.name: knob for knob in TABLE}
+
+
+def names_of(*groups: Group) -> tuple[str, ...]:
+    """The knobs of these groups, in the order of the table."""
+    return tuple(knob.name for knob in TABLE if knob.group in groups)
