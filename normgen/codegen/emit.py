@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass, replace
 
 from normgen.codegen import prelude
-from normgen.codegen.builder import KernelBuilder
-from normgen.codegen.columns import WARP
+from normgen.codegen.kernel import KernelText
 from normgen.codegen.module import Kernel, Launch, Module
 from normgen.codegen.prelude import SHUFFLED, Vectors, tidy
 from normgen.codegen.spelling import Spelling, marked, unmarked
@@ -19,18 +17,8 @@ from normgen.program.rewrites import reductions
 from normgen.program.rewrites.approximate import approximate_exponentials
 from normgen.program.rewrites.hoist import hoist_row_divisions
 from normgen.program.source import written_program
-from normgen.schedule.knobs import (
-    Arithmetic,
-    Columns,
-    Copy,
-    DependentLaunch,
-    Edges,
-    Hold,
-    Params,
-    ReduceWith,
-    Softmax,
-    Variance,
-)
+from normgen.schedule.knobs import Arithmetic, Params, Softmax, Variance
+from normgen.schedule.plan import Place, Plan, plan_of
 from normgen.schedule.schedule import Schedule
 
 
@@ -113,7 +101,7 @@ def emit_program(problem: Problem, program: RowProgram, schedule: Schedule) -> M
 
 
 def program_parts(problem: Problem, program: RowProgram, schedule: Schedule) -> Parts:
-    return spelled_parts(marked_parts(*marked(problem, program), schedule))
+    return spelled_parts(marked_parts(plan_of(*marked(problem, program), schedule)))
 
 
 def spelled_parts(parts: Parts) -> Parts:
@@ -131,88 +119,57 @@ def spelled_parts(parts: Parts) -> Parts:
     return replace(parts, kernels_text=text, states=spelled_states, kernels=kernels)
 
 
-def marked_parts(problem: Problem, program: RowProgram, schedule: Schedule) -> Parts:
+def marked_parts(plan: Plan) -> Parts:
     """The pieces of the text, built around whatever names the problem and the program have."""
-    builder = KernelBuilder(problem, program, schedule, kernel_name(problem, schedule))
-    view = builder.view()
-    columns = builder.columns
-    finish = columns.finish_kernel()
-    method = reduction_method(schedule, row_barriers=builder.row_barriers) if builder.states else "none"
-    text = prelude.environment().get_template("kernel.cu.j2").render(kernel=view)
-    if finish is not None:
-        text += prelude.environment().get_template("finish.cu.j2").render(**finish[1])
-    main = Kernel(name=view.name, params=builder.params, launch=launch_of(builder))
-    cooperative = method.startswith("cooperative")
+    problem, name = plan.problem, kernel_name(plan.problem, plan.schedule)
+    kernel = KernelText(plan, name)
+    second = kernel.columns.second_kernel(name)
+    text = prelude.environment().get_template("kernel.cu.j2").render(kernel=kernel.view())
+    if second is not None:
+        text += prelude.environment().get_template("finish.cu.j2").render(**second.view)
+    main = Kernel(name=name, params=kernel.params, launch=launch_of(plan))
+    sums = plan.sums
     return Parts(
         dtypes=tuple(sorted({t.dtype.name for t in problem.tensors})),
-        headers=("cooperative_groups.h", "cooperative_groups/reduce.h") if cooperative else (),
-        vectors=vectors_of(problem, schedule, program),
-        method=method,
-        states=tuple(builder.states),
+        headers=kernel.exchange.headers,
+        vectors=vectors_of(plan),
+        method=plan.tree,
+        states=tuple(kernel.states),
         kernels_text=text,
-        kernels=(main, finish[0]) if finish is not None else (main,),
-        min_arch=min_arch(schedule),
-        workspace_fixed_bytes=columns.fixed_bytes,
-        workspace_column_bytes=columns.column_bytes,
-        workspace_block_bytes=columns.block_bytes,
+        kernels=(main, second.kernel) if second is not None else (main,),
+        min_arch=plan.min_arch,
+        workspace_fixed_bytes=sums.fixed_bytes if sums else 0,
+        workspace_column_bytes=sums.column_bytes if sums else 0,
+        workspace_block_bytes=sums.block_bytes if sums else 0,
     )
 
 
-def launch_of(builder: KernelBuilder) -> Launch:
-    s = builder.schedule
-    in_order = (
-        builder.problem.deterministic and s.columns is Columns.ATOMIC
-    )  # one walker adds its rows one after another
-    rows = s.rows_per_block * (s.cluster // s.row_blocks)
+def launch_of(plan: Plan) -> Launch:
+    s = plan.schedule
     return Launch(
-        blocks=s.cluster if in_order else 0,
+        blocks=plan.blocks,
         threads=s.threads,
-        rows_per_block=rows,
+        rows_per_block=plan.rows_per_tile,
         cluster=s.cluster,
         persistent=s.persistent,
-        shared_bytes=builder.shared_bytes,
-        period=s.vector // math.gcd(s.vector, rows) if builder.one_shift else 1,
-        min_blocks=1 if builder.columns else 0,
+        shared_bytes=plan.shared_bytes,
+        period=plan.period,
+        min_blocks=1 if plan.sums else 0,
         dependent=s.chained,
     )
 
 
-def reduction_method(schedule: Schedule, *, row_barriers: bool) -> str:
-    """Which tree of reduce.cu.j2 combines the threads of a row; `_rows`: with a barrier for each row side by side."""
-    if schedule.row_blocks > 1:
-        return "cluster_rows" if schedule.persistent else "cluster"
-    if schedule.threads_per_row == 1:
-        return "none"
-    if schedule.reduce_with is ReduceWith.SHARED_TREE:
-        return "tree"
-    wide = schedule.threads_per_row > WARP
-    rows = "_rows" if row_barriers else ""
-    if schedule.reduce_with is ReduceWith.COOPERATIVE_GROUPS:
-        return f"cooperative_block{rows}" if wide else "cooperative_warp"
-    return f"block_shuffle{rows}" if wide else "lanes"
-
-
-def vectors_of(problem: Problem, schedule: Schedule, program: RowProgram) -> Vectors:
-    """The reads and writes this schedule uses, hint by hint."""
-    elem_reads: list[str] = [schedule.load]
-    if schedule.hold is Hold.RELOAD:
-        elem_reads.append("default")
-    reads = sorted({*elem_reads, "default"})
+def vectors_of(plan: Plan) -> Vectors:
+    """The reads and writes that the kernels use, hint by hint."""
+    problem, schedule = plan.problem, plan.schedule
     writes = [schedule.store] if any(t.is_written for t in problem.elem_tensors) else []
-    slots = schedule.hold in (Hold.SHARED, Hold.HYBRID) and schedule.copy is Copy.DIRECT
-    shared_writes = ["default"] if slots or program.col_terms else []
+    slots = Place.SHARED in plan.places and not plan.copies
+    shared_writes = ["default"] if slots or plan.sums else []
     return Vectors(
         ctypes=tuple(sorted({t.dtype.ctype for t in problem.tensors})),
-        reads=tuple(reads),
+        reads=tuple(sorted({schedule.load, "default"})),
         writes=tuple(sorted({*writes, *shared_writes})),
-        slot_copies=("cp_async",) if schedule.copy is Copy.CP_ASYNC else (),
+        slot_copies=("cp_async",) if plan.copies_by_threads else (),
         packed=("opaque",) if schedule.params is Params.PACKED else (),
-        windows=("default",) if schedule.edges is Edges.PEEL and problem.parameter_bytes else (),
+        windows=("default",) if plan.cut.shifted and problem.parameter_bytes else (),
     )
-
-
-def min_arch(schedule: Schedule) -> int:
-    if schedule.cluster > 1 or schedule.copy is Copy.BULK or schedule.dependent_launch is not DependentLaunch.OFF:
-        return 90
-    hints = {schedule.load, schedule.store}
-    return 80 if schedule.copy is Copy.CP_ASYNC or hints & {"evict_first", "evict_last"} else 75

@@ -26,7 +26,7 @@ from normgen.device import Device
 from normgen.problem.problem import Problem
 from normgen.program.source import stages_of
 from normgen.schedule.knobs import Columns, Copy, Edges, Hold, Load, Params, ReduceWith, Softmax, Store, Variance
-from normgen.schedule.legality import (
+from normgen.schedule.plan import (
     column_outputs,
     held_bytes_per_thread,
     last_tiles,
@@ -35,7 +35,7 @@ from normgen.schedule.legality import (
     steps_per_lane,
     sums_in_registers,
 )
-from normgen.schedule.legality import shared_bytes as dynamic_shared_bytes
+from normgen.schedule.plan import shared_bytes as dynamic_shared_bytes
 from normgen.schedule.schedule import Schedule
 from normgen.spec.spec import Kind
 

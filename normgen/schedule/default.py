@@ -25,12 +25,12 @@ from normgen.schedule.knobs import (
     Softmax,
     Store,
 )
-from normgen.schedule.legality import (
+from normgen.schedule.legality import refusal
+from normgen.schedule.plan import (
     column_outputs,
     held_bytes_per_thread,
     held_register_limit,
     param_bytes_per_thread,
-    refusal,
     steps_per_lane,
     sums_in_registers,
 )

@@ -201,6 +201,7 @@ TABLE: tuple[Knob, ...] = (
         forward=(1, 2, 4, 8, 16),
         backward=(1, 2, 4, 8),
         words={"": "blocks of a cluster share a row, or their column sums, through distributed shared memory"},
+        least_arch={"2": 90, "4": 90, "8": 90, "16": 90},
     ),
     Knob(
         name="reduce_with",

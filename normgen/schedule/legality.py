@@ -11,106 +11,23 @@ from collections.abc import Callable
 from normgen.device import Device
 from normgen.problem.problem import Problem, TensorUse
 from normgen.schedule.knobs import Columns, Copy, DependentLaunch, Edges, Hold, Load, Params, ReduceWith
+from normgen.schedule.plan import (
+    column_outputs,
+    held_bytes_per_thread,
+    held_register_limit,
+    param_bytes_per_thread,
+    register_steps,
+    shared_bytes,
+    slot_bytes,
+    steps_per_lane,
+    sums_in_registers,
+    vectors_per_row,
+)
 from normgen.schedule.schedule import Schedule
 from normgen.spec.spec import Kind
 
 _NO_COLUMNS = Schedule().columns
-HYBRID_SPARE = 8  # registers beside a held row: without them blocks of 1024 threads spill (NVRTC 13.0, sm_90)
 Rule = Callable[[Problem, Schedule, Device], str | None]
-
-
-def held_register_limit(s: Schedule, device: Device) -> int:
-    """Registers a thread may fill with row data: three quarters of its share, less addresses and state."""
-    return _held_registers(s, device.registers_per_sm)
-
-
-def _held_registers(s: Schedule, registers_per_sm: int) -> int:
-    available = min(255, registers_per_sm // max(s.threads, 1) // max(1, s.blocks_per_sm))
-    return available * 3 // 4 - 12
-
-
-def register_steps(problem: Problem, s: Schedule) -> int:
-    """hold = hybrid: how many vectors of each row input a thread keeps in registers, as many as fit them.
-
-    Every GPU since compute capability 5.0 has 65536 registers an SM, so that a schedule means one kernel everywhere.
-    """
-    spare = _held_registers(s, 65536) - HYBRID_SPARE
-    return max(0, spare // max(1, s.vector * problem.row_input_bytes // 4))
-
-
-def vectors_per_row(problem: Problem, s: Schedule) -> int:
-    """The most whole vectors a row has; what is left of it, its edge, is owned element by element."""
-    return problem.cols // s.vector
-
-
-def steps_per_lane(problem: Problem, s: Schedule) -> int:
-    """Vectors a thread owns in its row."""
-    return -(-vectors_per_row(problem, s) // (s.threads_per_row * s.row_blocks))
-
-
-def held_bytes_per_thread(problem: Problem, s: Schedule) -> int:
-    """Bytes of row inputs a thread keeps between looks."""
-    return steps_per_lane(problem, s) * s.vector * problem.row_input_bytes
-
-
-def param_bytes_per_thread(problem: Problem, s: Schedule) -> int:
-    """Bytes of column parameters a thread keeps when they are loaded early."""
-    return steps_per_lane(problem, s) * s.vector * problem.parameter_bytes
-
-
-def column_outputs(problem: Problem) -> int:
-    """Column reductions of a backward problem: dweight, dbias, ..."""
-    return problem.column_outputs
-
-
-def sums_in_registers(problem: Problem, s: Schedule) -> int:
-    """Registers of a thread that hold its column sums over rows."""
-    if s.columns in (Columns.ATOMIC, Columns.SHARED_ATOMIC):
-        return 0
-    return column_outputs(problem) * steps_per_lane(problem, s) * s.vector
-
-
-def sums_pitch(problem: Problem) -> int:
-    """Float32 cells of one column reduction's row of sums: whole 128-byte lines."""
-    return -(-problem.cols // 32) * 32
-
-
-def last_tile_sums(problem: Problem) -> int:
-    """Cells of a column tile that a last arriver adds: 128 at a time, and at most 8 tiles to visit."""
-    return max(128, -(-column_outputs(problem) * sums_pitch(problem) // (8 * 128)) * 128)
-
-
-def last_tiles(problem: Problem) -> int:
-    return -(-column_outputs(problem) * sums_pitch(problem) // last_tile_sums(problem))
-
-
-def sums_shared_bytes(problem: Problem, s: Schedule) -> int:
-    """Shared memory of a block's column sums: its row groups side by side; then the warps of a last arriver."""
-    if not column_outputs(problem):
-        return 0
-    row = column_outputs(problem) * sums_pitch(problem) * 4
-    if s.columns is Columns.SHARED_ATOMIC:
-        return row
-    groups = s.rows_per_block if s.edges is Edges.PEEL else s.threads // max(32, s.threads_per_row)
-    if s.columns is Columns.ATOMIC or (
-        s.rows_per_block == 1 and s.edges is not Edges.PEEL and s.columns is not Columns.CLUSTER_PARTIALS
-    ):
-        groups = 0
-    return max(groups * row, 16 * s.threads if s.columns is Columns.PARTIALS_LAST_TILE else 0)
-
-
-def shared_bytes(problem: Problem, s: Schedule) -> int:
-    """Dynamic shared memory of a block: held rows, then column sums."""
-    return _slot_bytes(problem, s) + sums_shared_bytes(problem, s)
-
-
-def _slot_bytes(problem: Problem, s: Schedule) -> int:
-    """Slots of the rows that wait in shared memory or come through it."""
-    if s.hold not in (Hold.SHARED, Hold.HYBRID) and s.copy is Copy.DIRECT:
-        return 0
-    steps = steps_per_lane(problem, s) - (register_steps(problem, s) if s.hold is Hold.HYBRID else 0)
-    tile = s.threads * max(0, steps) * s.vector * problem.row_input_bytes
-    return tile * s.stages if s.copy is not Copy.DIRECT else tile
 
 
 def _block_size(_: Problem, s: Schedule, __: Device) -> str | None:
@@ -196,7 +113,7 @@ def _hold(problem: Problem, s: Schedule, device: Device) -> str | None:
             return f"a thread would keep {registers} registers of sums and parameters; its block leaves it {limit}"
     needed, limit = shared_bytes(problem, s), device.shared_per_block - 4096
     if needed > limit:
-        what = "rows" if _slot_bytes(problem, s) else "column sums"
+        what = "rows" if slot_bytes(problem, s) else "column sums"
         return f"the {what} of a block need {needed} bytes of shared memory; {device.name} leaves it {limit}"
     if s.hold in (Hold.SHARED, Hold.HYBRID) and any(s.vector * t.dtype.bytes < 4 for t in _elem_inputs(problem)):
         return "shared slots of less than 4 bytes a thread conflict on banks: use a wider vector or registers"

@@ -21,14 +21,8 @@ from normgen.schedule.knobs import (
     Params,
     names_of,
 )
-from normgen.schedule.legality import (
-    CUT,
-    FREE,
-    STRUCTURAL,
-    column_outputs,
-    hints,
-    refusal,
-)
+from normgen.schedule.legality import CUT, FREE, STRUCTURAL, hints, refusal
+from normgen.schedule.plan import column_outputs
 from normgen.schedule.policy import (
     ONE_KNOB,
     plain_only,

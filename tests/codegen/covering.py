@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from normgen.device import Device
 from normgen.problem.problem import Problem
 from normgen.schedule.knobs import KNOBS
-from normgen.schedule.legality import column_outputs, refusal
+from normgen.schedule.legality import refusal
+from normgen.schedule.plan import column_outputs
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import space
 

@@ -10,7 +10,7 @@ from normgen import verify
 from normgen.codegen.emit import emit
 from normgen.problem.problem import Problem
 from normgen.schedule.knobs import DETERMINISTIC_COLUMNS
-from normgen.schedule.legality import column_outputs
+from normgen.schedule.plan import column_outputs
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from normgen.verify import default_families

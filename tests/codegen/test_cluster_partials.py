@@ -13,7 +13,8 @@ from normgen.cuda.compiler import compile_module
 from normgen.device import target
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.schedule.legality import refusal, shared_bytes, steps_per_lane
+from normgen.schedule.legality import refusal
+from normgen.schedule.plan import shared_bytes, steps_per_lane
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import space
 from normgen.spec.reader import load

@@ -12,7 +12,8 @@ from normgen.cuda.compiler import compile_module
 from normgen.device import target
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.schedule.legality import last_tile_sums, last_tiles, refusal
+from normgen.schedule.legality import refusal
+from normgen.schedule.plan import last_tile_sums, last_tiles
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from normgen.verify import make_inputs, make_outputs

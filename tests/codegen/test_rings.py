@@ -20,7 +20,8 @@ from normgen.device import target
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.knobs import KNOBS
-from normgen.schedule.legality import refusal, shared_bytes
+from normgen.schedule.legality import refusal
+from normgen.schedule.plan import shared_bytes
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from tests.codegen.covering import Case, cover

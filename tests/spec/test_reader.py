@@ -1,3 +1,6 @@
+from __future__ import annotations
+
+import json
 import re
 from pathlib import Path
 

@@ -15,7 +15,7 @@ import pytest
 
 from normgen.device import TARGETS
 from normgen.errors import UsageError
-from normgen.schedule.legality import column_outputs
+from normgen.schedule.plan import column_outputs
 from normgen.suites.crew import Plan, share_of_cores, tasks_of, tune_suite
 from normgen.suites.jobs import JobStore
 from normgen.suites.suite import load_suite

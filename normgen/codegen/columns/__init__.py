@@ -1,0 +1,89 @@
+"""Column reductions (dweight, dbias): sums over all rows, taken in the same pass over the data as dx.
+
+A way to sum columns is a place where a block adds its rows (`Gather`) and somebody who adds the blocks (`Finish`):
+
+    register_atomic       registers, then atomicAdd into the workspace; the last block converts
+    partials_two_kernels  registers, one partial row per block; a second kernel adds them in a fixed order
+    cluster_partials      as partials_two_kernels, but the blocks of a cluster add their sums first
+    partials_last_tile    registers, one partial row per block; the last block at a tile of columns adds it
+    shared_atomic         a float32 row in shared memory by atomics, then as register_atomic
+    atomic                every row adds straight to the workspace
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from normgen.codegen.access import Access, Site
+from normgen.codegen.columns.atomics import SharedRow, Straight, Ticket
+from normgen.codegen.columns.cluster import ClusterRegisters
+from normgen.codegen.columns.last_tile import LastTile
+from normgen.codegen.columns.partials import TwoKernels
+from normgen.codegen.columns.registers import Registers
+from normgen.codegen.columns.sums import Cells, Finish, Gather, SecondKernel
+from normgen.codegen.module import Param
+from normgen.codegen.printer import Printer
+from normgen.codegen.view import SectionList
+from normgen.schedule.knobs import Columns as Way
+
+WAYS: dict[Way, tuple[Callable[[Cells, Finish], Gather], Callable[[Cells], Finish]]] = {
+    Way.REGISTER_ATOMIC: (Registers, Ticket),
+    Way.PARTIALS_TWO_KERNELS: (Registers, TwoKernels),
+    Way.CLUSTER_PARTIALS: (ClusterRegisters, TwoKernels),
+    Way.PARTIALS_LAST_TILE: (Registers, LastTile),
+    Way.SHARED_ATOMIC: (SharedRow, Ticket),
+    Way.ATOMIC: (Straight, Ticket),
+}
+
+
+class Columns:
+    """The column reductions of one kernel; of a program without any, nothing."""
+
+    def __init__(self, access: Access) -> None:
+        self.plan = access.plan
+        self.sums = self.plan.sums
+        if self.sums is None:
+            return
+        gather, finish = WAYS[self.sums.way]
+        self.cells = Cells(access, self.sums)
+        self.finish = finish(self.cells)
+        self.gather = gather(self.cells, self.finish)
+
+    def params(self) -> list[Param]:
+        return self.finish.params() if self.sums else []
+
+    def constants(self) -> list[tuple[str, str, str]]:
+        if self.sums is None or self.plan.problem.any_cols:
+            return []
+        pitch = ("kPitch", str(self.sums.pitch), "columns of a row of float32 sums, padded")
+        return [pitch, *self.gather.constants(), *self.finish.constants()]
+
+    def prologue(self, out: SectionList) -> None:
+        """Before the row loop. The block's row of sums lies behind the held rows."""
+        if self.sums is None:
+            return
+        row = f"float* column_sums = reinterpret_cast<float*>(dynamic_shared() + {self.plan.slot_bytes});"
+        pointer = [row] if self.sums.in_shared or self.finish.uses_scratch else []
+        if self.sums.in_registers:
+            self.gather.prologue(out)
+            out.lines(*pointer)
+        else:
+            out.lines(*pointer)
+            self.gather.prologue(out)
+
+    def elem_lines(self, printer: Printer, site: Site) -> list[str]:
+        """What one element adds at a site; a sum that is 0 stays as it starts."""
+        if self.sums is None:
+            return []
+        terms = [(i, term) for i, (_, term) in enumerate(self.plan.program.col_terms) if term != 0]
+        lines = [self.gather.add_line(index, printer.text(term), site) for index, term in terms]
+        return [f"if (active) {line}" if self.plan.idle_rows else line for line in lines]
+
+    def epilogue(self, out: SectionList) -> None:
+        if self.sums is not None:
+            self.gather.epilogue(out)
+            self.finish.epilogue(out)
+
+    def second_kernel(self, name: str) -> SecondKernel | None:
+        """The kernel that adds what the blocks left; `name` is that of the first kernel."""
+        return self.finish.second_kernel(name) if self.sums else None

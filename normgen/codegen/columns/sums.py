@@ -1,0 +1,91 @@
+"""What the ways to sum columns share: names, cells, and how one column's total is written.
+
+A thread meets the same columns in every row of its block, so that it adds into registers of its own while the
+block walks its rows; the block then adds its row groups and hands one float32 sum per column on. Sums are stored
+element-major (cell = i * kVectors + vector): neighbouring lanes own neighbouring vectors, so that their accesses
+are coalesced and meet no bank twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from normgen.codegen.access import Access, Site
+from normgen.codegen.module import Kernel, Param
+from normgen.codegen.view import SectionList
+from normgen.program.ir import Store
+from normgen.schedule.plan import Sums
+
+
+class Cells:
+    """Where the sums of a kernel's column outputs lie."""
+
+    def __init__(self, access: Access, sums: Sums) -> None:
+        self.access = access
+        self.plan = access.plan
+        self.sums = sums
+        self.stores = sums.stores
+        self.names = [store.tensor for store in sums.stores]
+
+    def start(self, index: int) -> str:
+        """Offset of the sums of column output `index`, ready to be added to a column."""
+        pitch = "cols" if self.plan.problem.any_cols else "kPitch"
+        return "" if index == 0 else f"{pitch} + " if index == 1 else f"{index} * {pitch} + "
+
+    @property
+    def column_of_cell(self) -> str:
+        if not (self.sums.in_registers and self.plan.cut.vector > 1 and not self.plan.cut.shifted):
+            return "cell"
+        column = "cell % kVectors * kVector + cell / kVectors"
+        return f"cell < kVectors * kVector ? {column} : cell" if self.plan.cut.edged else column
+
+    def write_lines(self, store: Store, value: str) -> list[str]:
+        """Round one column's total to its stored dtype and write (or add) it."""
+        tensor = store.tensor
+        ctype = self.access.ctype(tensor)
+        text = f"element(read_default<1>({tensor} + column), 0) + {value}" if store.accumulate else value
+        return [
+            f"Vec<{ctype}, 1> {tensor}_vec = {{}};",
+            f"const float {tensor}_value[1] = {{{text}}};",
+            f"pack({tensor}_vec, {tensor}_value);",
+            f"write_default({tensor} + column, {tensor}_vec);",
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecondKernel:
+    """The kernel that finishes a call, and what its template prints."""
+
+    kernel: Kernel
+    view: dict[str, object]
+
+
+class Finish(Protocol):
+    """Who adds the sums of all blocks, and what a block hands on."""
+
+    uses_scratch: bool  # whether it needs the block's row of shared memory too
+
+    def params(self) -> list[Param]: ...
+
+    def constants(self) -> list[tuple[str, str, str]]: ...
+
+    def hand_on(self, index: int, cell: str, value: str, *, walker: str) -> str:
+        """The line that gives a block's sum of one cell away; `walker` is the number of its partial row."""
+        ...
+
+    def epilogue(self, out: SectionList) -> None: ...
+
+    def second_kernel(self, name: str) -> SecondKernel | None: ...
+
+
+class Gather(Protocol):
+    """Where a block adds the terms of its rows."""
+
+    def prologue(self, out: SectionList) -> None: ...
+
+    def add_line(self, index: int, term: str, site: Site) -> str: ...
+
+    def constants(self) -> list[tuple[str, str, str]]: ...
+
+    def epilogue(self, out: SectionList) -> None: ...

@@ -1,0 +1,452 @@
+"""Every fact that follows from a problem, its program and a schedule, derived once.
+
+The functions need no program: legality and cost model ask them a hundred thousand times a problem. A `Plan` adds what
+depends on the program, for one schedule: it is all that the emitter reads.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+from normgen.device import Device
+from normgen.problem.problem import Problem
+from normgen.program.ir import Load, Map, Reduce, RowProgram, Store, names_of, stage_of, used_names, value_kinds
+from normgen.schedule.knobs import KNOBS, Columns, Copy, Edges, Hold, Params, ReduceWith
+from normgen.schedule.schedule import Schedule
+from normgen.spec.spec import Kind
+
+WARP = 32
+FIRST_ARCH = 75
+TICKET_BYTES = 128  # an arrival counter has a line of its own
+HYBRID_SPARE = 8  # registers beside a held row: without them blocks of 1024 threads spill (NVRTC 13.0, sm_90)
+
+
+def held_register_limit(s: Schedule, device: Device) -> int:
+    """Registers a thread may fill with row data: three quarters of its share, less addresses and state."""
+    return _held_registers(s, device.registers_per_sm)
+
+
+def _held_registers(s: Schedule, registers_per_sm: int) -> int:
+    available = min(255, registers_per_sm // max(s.threads, 1) // max(1, s.blocks_per_sm))
+    return available * 3 // 4 - 12
+
+
+def register_steps(problem: Problem, s: Schedule) -> int:
+    """hold = hybrid: how many vectors of each row input a thread keeps in registers, as many as fit them.
+
+    Every GPU since compute capability 5.0 has 65536 registers an SM, so that a schedule means one kernel everywhere.
+    """
+    spare = _held_registers(s, 65536) - HYBRID_SPARE
+    return max(0, spare // max(1, s.vector * problem.row_input_bytes // 4))
+
+
+def vectors_per_row(problem: Problem, s: Schedule) -> int:
+    """The most whole vectors a row has; what is left of it, its edge, is owned element by element."""
+    return problem.cols // s.vector
+
+
+def steps_per_lane(problem: Problem, s: Schedule) -> int:
+    """Vectors a thread owns in its row."""
+    return -(-vectors_per_row(problem, s) // (s.threads_per_row * s.row_blocks))
+
+
+def held_bytes_per_thread(problem: Problem, s: Schedule) -> int:
+    """Bytes of row inputs a thread keeps between looks."""
+    return steps_per_lane(problem, s) * s.vector * problem.row_input_bytes
+
+
+def param_bytes_per_thread(problem: Problem, s: Schedule) -> int:
+    """Bytes of column parameters a thread keeps when they are loaded early."""
+    return steps_per_lane(problem, s) * s.vector * problem.parameter_bytes
+
+
+def column_outputs(problem: Problem) -> int:
+    """Column reductions of a backward problem: dweight, dbias, ..."""
+    return problem.column_outputs
+
+
+def sums_in_registers(problem: Problem, s: Schedule) -> int:
+    """Registers of a thread that hold its column sums over rows."""
+    if s.columns in (Columns.ATOMIC, Columns.SHARED_ATOMIC):
+        return 0
+    return column_outputs(problem) * steps_per_lane(problem, s) * s.vector
+
+
+def sums_pitch(problem: Problem) -> int:
+    """Float32 cells of one column reduction's row of sums: whole 128-byte lines."""
+    return -(-problem.cols // 32) * 32
+
+
+def last_tile_sums(problem: Problem) -> int:
+    """Cells of a column tile that a last arriver adds: 128 at a time, and at most 8 tiles to visit."""
+    return max(128, -(-column_outputs(problem) * sums_pitch(problem) // (8 * 128)) * 128)
+
+
+def last_tiles(problem: Problem) -> int:
+    return -(-column_outputs(problem) * sums_pitch(problem) // last_tile_sums(problem))
+
+
+def sums_shared_bytes(problem: Problem, s: Schedule) -> int:
+    """Shared memory of a block's column sums: its row groups side by side; then the warps of a last arriver."""
+    if not column_outputs(problem):
+        return 0
+    row = column_outputs(problem) * sums_pitch(problem) * 4
+    if s.columns is Columns.SHARED_ATOMIC:
+        return row
+    groups = s.rows_per_block if s.edges is Edges.PEEL else s.threads // max(32, s.threads_per_row)
+    if s.columns is Columns.ATOMIC or (
+        s.rows_per_block == 1 and s.edges is not Edges.PEEL and s.columns is not Columns.CLUSTER_PARTIALS
+    ):
+        groups = 0
+    return max(groups * row, 16 * s.threads if s.columns is Columns.PARTIALS_LAST_TILE else 0)
+
+
+def shared_bytes(problem: Problem, s: Schedule) -> int:
+    """Dynamic shared memory of a block: held rows, then column sums."""
+    return slot_bytes(problem, s) + sums_shared_bytes(problem, s)
+
+
+def slot_bytes(problem: Problem, s: Schedule) -> int:
+    """Slots of the rows that wait in shared memory or come through it."""
+    if s.hold not in (Hold.SHARED, Hold.HYBRID) and s.copy is Copy.DIRECT:
+        return 0
+    steps = steps_per_lane(problem, s) - (register_steps(problem, s) if s.hold is Hold.HYBRID else 0)
+    tile = s.threads * max(0, steps) * s.vector * problem.row_input_bytes
+    return tile * s.stages if s.copy is not Copy.DIRECT else tile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """How a row is cut: whole vectors, lanes that share them, steps a lane takes; the edge that is left over.
+
+    The edge of a row is what no whole aligned vector covers: fewer than `vector` elements behind the vectors, and as
+    few before them where rows start anywhere. Each lane owns at most one of them.
+    """
+
+    vector: int
+    lanes: int
+    vectors: int  # the most whole vectors a row has
+    steps: int
+    shifted: bool  # rows may start between two aligned vectors (edges = peel)
+    edged: bool  # a row may have an edge
+
+    @property
+    def ragged(self) -> bool:
+        """Some lanes have no vector in the last step."""
+        return self.steps * self.lanes != self.vectors
+
+
+class Exchange(StrEnum):
+    """How the threads of a row combine their states."""
+
+    NONE = "none"  # a thread owns a row, or no row value is reduced
+    LANES = "lanes"
+    BLOCK = "block_shuffle"
+    TREE = "tree"
+    COOPERATIVE_WARP = "cooperative_warp"
+    COOPERATIVE_BLOCK = "cooperative_block"
+    CLUSTER = "cluster"
+    CLUSTER_WALK = "cluster_rows"  # clusters that walk rows: an exchange a row, without a cluster barrier
+
+
+class Place(StrEnum):
+    """Where the vectors of some steps of a thread wait between looks."""
+
+    REGISTERS = "registers"
+    SHARED = "shared"
+    RELOAD = "reload"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sums:
+    """The column reductions of a kernel: where they are added up, and what they need.
+
+    groups       row groups of a block that keep sums of their own
+    fixed_bytes, column_bytes, block_bytes   of the workspace: for all blocks, for each column where cols is a run-time
+                 value, and for each block
+    """
+
+    way: Columns
+    stores: tuple[Store, ...]
+    pitch: int
+    in_registers: bool
+    in_shared: bool
+    groups: int
+    shared_bytes: int
+    fixed_bytes: int
+    column_bytes: int
+    block_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One kernel, decided: what the emitter turns into text."""
+
+    problem: Problem
+    program: RowProgram
+    schedule: Schedule
+
+    # ---- the program, look by look -----------------------------------------------------------------------------
+
+    @cached_property
+    def kinds(self) -> dict[str, Kind]:
+        return value_kinds(self.program)
+
+    @cached_property
+    def stages(self) -> dict[str, int]:
+        return stage_of(self.program)
+
+    @cached_property
+    def looks(self) -> list[tuple[Reduce, ...]]:
+        """Row reductions by stage: the reductions of one stage share one look and one exchange."""
+        by_stage: dict[int, list[Reduce]] = {}
+        for reduce in self.program.row_reduces:
+            by_stage.setdefault(self.stages[reduce.names[0]], []).append(reduce)
+        return [tuple(by_stage[s]) for s in sorted(by_stage)]
+
+    @cached_property
+    def elem_stores(self) -> tuple[Store, ...]:
+        return tuple(s for s in self.program.stores if s.kind is Kind.ELEM)
+
+    def elementwise(self, roots: set[str]) -> tuple[list[Load], list[Map]]:
+        """The loads and elem-level maps a loop must run to have `roots`, in program order."""
+        found = set(roots)
+        maps: list[Map] = []
+        for statement in reversed(self.program.statements):
+            wide = isinstance(statement, Map) and statement.kind in (Kind.ELEM, Kind.COL)
+            if wide and isinstance(statement, Map) and statement.name in found:
+                found |= used_names(statement)
+                maps.insert(0, statement)
+        loads = [ld for ld in self.program.loads if ld.name in found and ld.kind in (Kind.ELEM, Kind.COL)]
+        return loads, maps
+
+    def look_roots(self, look: int) -> set[str]:
+        """Names the loop of look `look` (0-based; the last one writes) starts from."""
+        if look < len(self.looks):
+            return {n for r in self.looks[look] for n in used_names(r)}
+        roots = {s.value for s in self.elem_stores}
+        return roots.union(*(names_of(term) for _, term in self.program.col_terms))
+
+    @cached_property
+    def look_loads(self) -> list[list[Load]]:
+        return [self.elementwise(self.look_roots(i))[0] for i in range(len(self.looks) + 1)]
+
+    @cached_property
+    def held(self) -> tuple[Load, ...]:
+        """Elem loads that wait between looks (or are all read up front)."""
+        if self.schedule.hold is Hold.RELOAD:
+            return ()
+        wanted = {ld.name for loads in self.look_loads for ld in loads}
+        return tuple(ld for ld in self.program.loads if ld.kind is Kind.ELEM and ld.name in wanted)
+
+    @cached_property
+    def early_params(self) -> tuple[Load, ...]:
+        """Column parameters that are read before the look that needs them."""
+        if self.schedule.params is Params.LATE:
+            return ()
+        wanted = {ld.name for loads in self.look_loads for ld in loads}
+        return tuple(ld for ld in self.program.loads if ld.kind is Kind.COL and ld.name in wanted)
+
+    @cached_property
+    def fetched_rows(self) -> tuple[Load, ...]:
+        """Row values that are read with their row."""
+        return tuple(ld for ld in self.program.loads if ld.kind is Kind.ROW and not ld.first_of)
+
+    # ---- the row among threads ---------------------------------------------------------------------------------
+
+    @cached_property
+    def cut(self) -> Cut:
+        s = self.schedule
+        return Cut(
+            vector=s.vector,
+            lanes=s.threads_per_row * s.row_blocks,
+            vectors=vectors_per_row(self.problem, s),
+            steps=steps_per_lane(self.problem, s),
+            shifted=s.edges is Edges.PEEL,
+            edged=s.edges is not Edges.EXACT,
+        )
+
+    @property
+    def one_shift(self) -> bool:
+        """Whether all rows of a lane shift alike: the grid's stride is a multiple of the vector (`period`)."""
+        return self.cut.shifted and self.schedule.persistent > 0
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Where the vectors of a thread wait, in the order of its steps."""
+        if self.schedule.hold is Hold.HYBRID:
+            return (Place.REGISTERS, Place.SHARED)
+        return (Place(self.schedule.hold.value),)
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether part of a row waits in registers and the rest in shared memory."""
+        return len(self.places) > 1
+
+    @property
+    def held_steps(self) -> int:
+        """hold = hybrid: the steps whose vectors wait in registers."""
+        return register_steps(self.problem, self.schedule)
+
+    @property
+    def unroll(self) -> int:
+        """Steps per loop trip, 0 for all, where the row does not wait in registers as a whole."""
+        return 0 if self.schedule.hold is Hold.REGISTERS else self.schedule.unroll
+
+    @property
+    def idle_rows(self) -> bool:
+        """Whether a block's last rows may lie behind the problem's."""
+        return self.schedule.rows_per_block > 1
+
+    # ---- how threads combine -----------------------------------------------------------------------------------
+
+    @cached_property
+    def exchange(self) -> Exchange:
+        s = self.schedule
+        if not self.looks:
+            return Exchange.NONE
+        if s.row_blocks > 1:
+            return Exchange.CLUSTER_WALK if s.persistent else Exchange.CLUSTER
+        if s.threads_per_row == 1:
+            return Exchange.NONE
+        wide = s.threads_per_row > WARP
+        if s.reduce_with is ReduceWith.SHARED_TREE:
+            return Exchange.TREE
+        if s.reduce_with is ReduceWith.COOPERATIVE_GROUPS:
+            return Exchange.COOPERATIVE_BLOCK if wide else Exchange.COOPERATIVE_WARP
+        return Exchange.BLOCK if wide else Exchange.LANES
+
+    @property
+    def row_barriers(self) -> bool:
+        """Rows side by side synchronise by a named barrier each, where rows are wide.
+
+        On an H200 that takes 2 % off the backward pass of 4096x4096 (2 rows of 256 threads) and adds 25 % to
+        8192x768 (2 rows of 64 threads): a barrier whose number the hardware learns at run time is a slow one.
+        """
+        return self.schedule.rows_per_block > 1 and self.schedule.threads_per_row >= 256
+
+    @property
+    def tree(self) -> str:
+        """Which function of the device library combines the threads of a row."""
+        waits = self.exchange in (Exchange.BLOCK, Exchange.COOPERATIVE_BLOCK)
+        return self.exchange.value + ("_rows" if waits and self.row_barriers else "")
+
+    @property
+    def double_slots(self) -> bool:
+        """With a single barrier per row, a fast warp could overwrite slots a slow warp still reads: alternate them."""
+        waits = self.exchange in (Exchange.BLOCK, Exchange.COOPERATIVE_BLOCK)
+        return waits and self.loops_rows and len(self.looks) == 1
+
+    # ---- rows in flight ----------------------------------------------------------------------------------------
+
+    @property
+    def loops_rows(self) -> bool:
+        """A persistent grid loops over rows; column sums are written after the loop even if rows is 0."""
+        return self.schedule.persistent > 0 or self.sums is not None
+
+    @property
+    def copies(self) -> bool:
+        """Whether rows come by asynchronous copies."""
+        return self.schedule.copy is not Copy.DIRECT
+
+    @property
+    def copies_by_threads(self) -> bool:
+        """Whether each thread copies its own vectors."""
+        return self.schedule.copy is Copy.CP_ASYNC
+
+    @property
+    def copies_ahead(self) -> bool:
+        """Whether copies of later rows are under way while a row is computed."""
+        return self.copies and self.schedule.persistent > 0
+
+    @property
+    def is_staged(self) -> bool:
+        return self.copies and self.schedule.stages > 1
+
+    @property
+    def fetches_ahead(self) -> bool:
+        """Whether the next row travels to registers while this one is computed."""
+        return self.schedule.stages > 1 and self.schedule.hold is Hold.REGISTERS and not self.copies
+
+    @property
+    def reads_params_ahead(self) -> bool:
+        """Column parameters are read before the kernels in front have ended: the caller promises they do not change."""
+        s = self.schedule
+        ahead = s.keeps_params if self.loops_rows else s.params is Params.EARLY
+        stable = all(load.name in self.problem.stable_tensors for load in self.early_params)
+        return s.chained and ahead and stable
+
+    # ---- sums over rows ----------------------------------------------------------------------------------------
+
+    @cached_property
+    def sums(self) -> Sums | None:
+        """None where the program has no column output."""
+        stores = tuple(store for store, _ in self.program.col_terms)
+        if not stores:
+            return None
+        p, s, way = self.problem, self.schedule, self.schedule.columns
+        in_registers = way is Columns.REGISTER_ATOMIC or way.is_deterministic
+        regroups = s.rows_per_block > 1 or self.cut.shifted or way is Columns.CLUSTER_PARTIALS
+        row_bytes = len(stores) * sums_pitch(p) * 4
+        if way.is_deterministic:
+            fixed = last_tiles(p) * TICKET_BYTES if way is Columns.PARTIALS_LAST_TILE else 0
+        else:
+            fixed = row_bytes + TICKET_BYTES
+        groups = s.rows_per_block if self.cut.shifted else max(1, s.threads // max(WARP, s.threads_per_row))
+        return Sums(
+            way=way,
+            stores=stores,
+            pitch=sums_pitch(p),
+            in_registers=in_registers,
+            in_shared=way is Columns.SHARED_ATOMIC or (in_registers and regroups),
+            groups=groups if in_registers else 1,
+            shared_bytes=sums_shared_bytes(p, s),
+            fixed_bytes=fixed,
+            column_bytes=len(stores) * 4 if p.any_cols else 0,
+            block_bytes=row_bytes // s.cluster if way.is_deterministic else 0,
+        )
+
+    # ---- what a launch needs -----------------------------------------------------------------------------------
+
+    @cached_property
+    def slot_bytes(self) -> int:
+        """Dynamic shared memory of the rows that wait there or come through it."""
+        if Place.SHARED not in self.places and not self.copies:
+            return 0
+        per_vector = sum(self.problem.tensor(ld.name).dtype.bytes for ld in self.held) * self.cut.vector
+        steps = self.cut.steps - (self.held_steps if self.is_hybrid else 0)
+        return steps * self.schedule.threads * per_vector * (self.schedule.stages if self.copies else 1)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory: the held rows, then the block's column sums."""
+        return self.slot_bytes + (self.sums.shared_bytes if self.sums else 0)
+
+    @property
+    def rows_per_tile(self) -> int:
+        """Rows of a trip of a block, or of the cluster it belongs to."""
+        return self.schedule.rows_per_block * (self.schedule.cluster // self.schedule.row_blocks)
+
+    @property
+    def period(self) -> int:
+        """A persistent grid that loops has a multiple of so many blocks, so that the rows of a lane shift alike."""
+        return self.schedule.vector // math.gcd(self.schedule.vector, self.rows_per_tile) if self.one_shift else 1
+
+    @property
+    def blocks(self) -> int:
+        """A fixed grid; 0: by rows. One walker adds its rows one after another where atomics must keep their order."""
+        in_order = self.problem.deterministic and self.schedule.columns is Columns.ATOMIC
+        return self.schedule.cluster if in_order else 0
+
+    @property
+    def min_arch(self) -> int:
+        values = self.schedule.as_dict()
+        return max((KNOBS[n].least_arch.get(str(v), FIRST_ARCH) for n, v in values.items()), default=FIRST_ARCH)
+
+
+def plan_of(problem: Problem, program: RowProgram, schedule: Schedule) -> Plan:
+    """The plan of a program that is already rewritten for the schedule."""
+    return Plan(problem=problem, program=program, schedule=schedule)
