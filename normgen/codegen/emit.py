@@ -17,7 +17,7 @@ from normgen.program.rewrites import reductions
 from normgen.program.rewrites.approximate import approximate_exponentials
 from normgen.program.rewrites.hoist import hoist_row_divisions
 from normgen.program.source import written_program
-from normgen.schedule.knobs import Arithmetic, Params, Softmax, Variance
+from normgen.schedule.knobs import Arithmetic, Softmax, Variance
 from normgen.schedule.plan import Place, Plan, plan_of
 from normgen.schedule.schedule import Schedule
 
@@ -170,6 +170,6 @@ def vectors_of(plan: Plan) -> Vectors:
         reads=tuple(sorted({schedule.load, "default"})),
         writes=tuple(sorted({*writes, *shared_writes})),
         slot_copies=("cp_async",) if plan.copies_by_threads else (),
-        packed=("opaque",) if schedule.params is Params.PACKED else (),
+        packed=("opaque",) if plan.packs_params else (),
         windows=("default",) if plan.cut.shifted and problem.parameter_bytes else (),
     )

@@ -182,7 +182,7 @@ class KernelText:
         if not plan.is_hybrid:
             self.transport.arrive(out)
         out.lines(*(self.exchange.announce() if self.states else []))
-        if s.params is Params.PACKED:
+        if plan.packs_params:
             narrow = [p for p in plan.early_params if plan.problem.tensor(p.name).dtype.bytes < 4]
             out.loop(Loop(unroll="#pragma unroll", head=tuple(f"stay_packed({p.name}_held[step]);" for p in narrow)))
         for look, state in enumerate(self.states):

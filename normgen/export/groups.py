@@ -13,7 +13,7 @@ from normgen.files.names import Part, name_part
 from normgen.problem.problem import Direction, Problem
 from normgen.program.source import problem_for
 from normgen.records.record import Cache, ProblemKey, Record
-from normgen.schedule.knobs import Copy, Edges
+from normgen.schedule.plan import alignment_of
 from normgen.spec.spec import Role, Spec
 
 SpecOf = Callable[[str], Spec]
@@ -33,12 +33,7 @@ class Entry:
     @property
     def vector_align(self) -> int:
         """Bytes every row start and every column parameter must be a multiple of."""
-        schedule = self.record.schedule
-        if schedule.copy is not Copy.DIRECT:
-            return 16
-        if schedule.edges is Edges.PEEL:
-            return self.problem.dtype.bytes
-        return min(16, schedule.vector * max(t.dtype.bytes for t in self.problem.tensors))
+        return alignment_of(self.problem, self.record.schedule)
 
     def order(self) -> tuple[object, ...]:
         """Cols, rows, the fewest tensors and the widest accesses first; equal ones by what stands in the record.

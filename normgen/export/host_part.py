@@ -13,7 +13,6 @@ from normgen.codegen.spelling import mark
 from normgen.export.device_part import Compiled
 from normgen.export.groups import Entry, Group
 from normgen.problem.problem import Direction, Problem, TensorUse
-from normgen.schedule.knobs import Edges
 from normgen.spec.spec import Kind
 
 CALL = "k::"  # the detail namespace inside the launch functions
@@ -125,7 +124,7 @@ def host_part(group: Group, tuned: Sequence[Compiled], fallbacks: Sequence[Compi
         forwarded=(*(mark(t.name) for t in problem.tensors), *("cols" for _ in pitches), *names),
         pitches=pitches,
         bits=tuple(_bits(problem)),
-        alike=_alike(problem) if any(e.record.schedule.edges is Edges.PEEL for e in group.entries) else "",
+        alike=_alike(problem) if any(e.record.schedule.peels for e in group.entries) else "",
         required=tuple(_required(group)),
         paired=tuple(_paired(group)),
         launches_empty=any(c.main.launch.min_blocks for c in fallbacks),
@@ -160,7 +159,7 @@ def _shape(group: Group, entry: Entry) -> Shape:
         cols=entry.problem.cols,
         align=entry.vector_align,
         absent=group.absent_bits(entry.problem),
-        alike=record.schedule.edges is Edges.PEEL,
+        alike=record.schedule.peels,
         comment=f"{said}: {record.schedule.strategy}",
     )
 

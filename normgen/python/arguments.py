@@ -10,7 +10,7 @@ from normgen.codegen.module import Module, Source
 from normgen.cuda.arrays import ON_CPU, ArrayView
 from normgen.errors import UsageError
 from normgen.problem.problem import Problem, TensorUse
-from normgen.schedule.knobs import Copy, Edges
+from normgen.schedule.plan import tensor_alignment
 from normgen.schedule.schedule import Schedule
 from normgen.spec.spec import Kind
 
@@ -131,7 +131,7 @@ def expectations(problem: Problem, schedule: Schedule, module: Module) -> dict[s
             tensor=tensor,
             cols=problem.cols,
             pitch=problem.pitch,
-            alignment=_alignment(problem, schedule, tensor),
+            alignment=tensor_alignment(problem, schedule, tensor),
             fixed_pitch=None if tensor.name in with_pitch else problem.pitch,
         )
         for tensor in problem.tensors
@@ -145,7 +145,7 @@ def misfit(problem: Problem, schedule: Schedule, views: Mapping[str, ArrayView],
     start at the same element of a vector.
     """
     alone = next((place.misfit for place in placed.values() if place.misfit), "")
-    if alone or schedule.edges is not Edges.PEEL:
+    if alone or not schedule.peels:
         return alone
     starts = {}
     for tensor in problem.elem_tensors:
@@ -156,13 +156,6 @@ def misfit(problem: Problem, schedule: Schedule, views: Mapping[str, ArrayView],
     if len(set(starts.values())) > 1:
         return f"rows of {' and '.join(starts)} start at different elements of a vector of {schedule.vector}"
     return ""
-
-
-def _alignment(problem: Problem, schedule: Schedule, tensor: TensorUse) -> int:
-    """The alignment the text was emitted for; element by element, an element's own is enough."""
-    if schedule.vector == 1 and schedule.copy is Copy.DIRECT:
-        return tensor.dtype.bytes
-    return problem.row_alignment(tensor) if tensor.kind is Kind.ELEM else problem.align
 
 
 def _row_pitch(sizes: tuple[int, ...], strides: tuple[int, ...]) -> int | None:

@@ -23,8 +23,9 @@ from normgen.device import Device
 from normgen.problem.problem import Problem
 from normgen.records.record import Cache, ProblemKey, Record
 from normgen.schedule.default import default_schedule
-from normgen.schedule.knobs import KNOBS, Copy, Load, Params, Variance
+from normgen.schedule.knobs import KNOBS, Variance
 from normgen.schedule.legality import refusal
+from normgen.schedule.policy import spare_late_parameters
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import DEFAULT_KNOBS
 
@@ -113,7 +114,7 @@ def fitted(record: Record, problem: Problem, device: Device) -> Schedule | None:
     own = searched_today(record.schedule, problem)
     for schedule in _variants(own, problem.cols / record.problem.cols):
         if refusal(problem, schedule, device) is None:
-            return _without_late_parameters_pushed_out(schedule, own, problem)
+            return spare_late_parameters(schedule, own, problem)
     return None
 
 
@@ -124,17 +125,6 @@ def searched_today(schedule: Schedule, problem: Problem) -> Schedule:
     """
     searched = problem.searched_knobs.get("variance", DEFAULT_KNOBS["variance"])
     return schedule if schedule.variance in searched else replace(schedule, variance=Variance.TWO_PASS)
-
-
-def _without_late_parameters_pushed_out(schedule: Schedule, own: Schedule, problem: Problem) -> Schedule:
-    """The schedule without rows that stay in L2, if it reads parameters late or by windows where `own` does not.
-
-    Rows that stay in L2 push such parameters out of it.
-    """
-    changed = (schedule.edges, schedule.params) != (own.edges, own.params)
-    late = schedule.params is Params.LATE and problem.parameter_bytes > 0
-    hinted = schedule.load is Load.EVICT_LAST and schedule.copy is Copy.DIRECT
-    return replace(schedule, load=Load.NO_ALLOCATE) if changed and late and hinted else schedule
 
 
 def _variants(own: Schedule, ratio: float) -> Iterator[Schedule]:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from normgen.device import Device
-from normgen.problem.problem import Problem
+from normgen.problem.problem import Problem, TensorUse
 from normgen.program.ir import Load, Map, Reduce, RowProgram, Store, names_of, stage_of, used_names, value_kinds
 from normgen.schedule.knobs import KNOBS, Columns, Copy, Edges, Hold, Params, ReduceWith
 from normgen.schedule.schedule import Schedule
@@ -22,6 +22,22 @@ WARP = 32
 FIRST_ARCH = 75
 TICKET_BYTES = 128  # an arrival counter has a line of its own
 HYBRID_SPARE = 8  # registers beside a held row: without them blocks of 1024 threads spill (NVRTC 13.0, sm_90)
+
+
+def alignment_of(problem: Problem, s: Schedule) -> int:
+    """Bytes that every row start and every column parameter must be a multiple of."""
+    if s.copy is not Copy.DIRECT:
+        return 16
+    if s.peels:
+        return problem.dtype.bytes
+    return min(16, s.vector * max(t.dtype.bytes for t in problem.tensors))
+
+
+def tensor_alignment(problem: Problem, s: Schedule, tensor: TensorUse) -> int:
+    """The alignment of one tensor that the text was emitted for; element by element, an element's own is enough."""
+    if s.vector == 1 and s.copy is Copy.DIRECT:
+        return tensor.dtype.bytes
+    return problem.row_alignment(tensor) if tensor.kind is Kind.ELEM else problem.align
 
 
 def held_register_limit(s: Schedule, device: Device) -> int:
@@ -351,6 +367,11 @@ class Plan:
     def copies(self) -> bool:
         """Whether rows come by asynchronous copies."""
         return self.schedule.copy is not Copy.DIRECT
+
+    @property
+    def packs_params(self) -> bool:
+        """Whether column parameters wait as they are stored."""
+        return self.schedule.params is Params.PACKED
 
     @property
     def copies_by_threads(self) -> bool:

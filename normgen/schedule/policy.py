@@ -5,9 +5,22 @@ As in legality, a rule is a function (problem, schedule, device) -> sentence or 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from normgen.device import Device
 from normgen.problem.problem import Problem
-from normgen.schedule.knobs import Columns, Copy, DependentLaunch, Edges, Hold, Load, ReduceWith, Variance
+from normgen.schedule.knobs import (
+    Columns,
+    Copy,
+    DependentLaunch,
+    Edges,
+    Hold,
+    Load,
+    Params,
+    ReduceWith,
+    Store,
+    Variance,
+)
 from normgen.schedule.legality import Rule, dependent_launch, hints, params_registers, persistent, unroll
 from normgen.schedule.plan import column_outputs, held_bytes_per_thread, steps_per_lane
 from normgen.schedule.schedule import Schedule
@@ -154,6 +167,28 @@ def plain_only(problem: Problem, s: Schedule) -> str | None:
     if s.variance in (Variance.WELFORD, Variance.SHIFTED) and s.hold is Hold.REGISTERS:
         return "not searched: one-look variances of a row in registers, with " + extras
     return None
+
+
+def costs_to_others(s: Schedule) -> tuple[bool, bool, bool]:
+    """What a schedule costs outside of its own time, to choose among equals: no order of sums, outputs pushed out of
+    L2, the next kernel started before it finds room.
+
+    Streaming stores cost the kernel that reads the output next (docs/copy_hints.cu), and among equals gain nothing.
+    Neither does a start at once of clusters that walk rows: in long chains it loses 1 % (2048x65536 bf16, H200).
+    """
+    crowds = s.dependent_launch is DependentLaunch.START and s.row_blocks > 1
+    return not s.columns.is_deterministic, s.store is not Store.DEFAULT, crowds
+
+
+def spare_late_parameters(schedule: Schedule, own: Schedule, problem: Problem) -> Schedule:
+    """The schedule without rows that stay in L2, if it reads parameters late or by windows where `own` does not.
+
+    Rows that stay in L2 push such parameters out of it.
+    """
+    changed = (schedule.edges, schedule.params) != (own.edges, own.params)
+    late = schedule.params is Params.LATE and problem.parameter_bytes > 0
+    hinted = schedule.load is Load.EVICT_LAST and schedule.copy is Copy.DIRECT
+    return replace(schedule, load=Load.NO_ALLOCATE) if changed and late and hinted else schedule
 
 
 # Rules that look at one free knob, and else at the structure alone.

@@ -99,6 +99,11 @@ class Schedule:
         return self.dependent_launch.is_chained
 
     @property
+    def peels(self) -> bool:
+        """Whether rows may start between two aligned vectors."""
+        return self.edges is Edges.PEEL
+
+    @property
     def threads(self) -> int:
         """Threads per block."""
         return self.threads_per_row * self.rows_per_block

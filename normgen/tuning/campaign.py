@@ -21,7 +21,7 @@ from normgen.measure.timing import Confirmation, Policy
 from normgen.records import statistics
 from normgen.records.memory import reference_us
 from normgen.records.record import Outcome, Record
-from normgen.schedule.knobs import DependentLaunch, Store
+from normgen.schedule.policy import costs_to_others
 from normgen.schedule.schedule import Schedule
 from normgen.tuning.compile import Builder
 from normgen.tuning.progress import Standing
@@ -442,16 +442,10 @@ def finalist_records(campaign: Campaign, finish: Finish) -> tuple[Record, ...]:
     return tuple(campaign.run.record(c, **evidence) for c in winner_first)
 
 
-def _tie_order(candidate: Candidate) -> tuple[bool, bool, bool, int, int, str]:
-    """Among equals: a deterministic column reduction, outputs left in L2, the next kernel not started before it finds
-    room, fewer registers, a smaller block, the key.
-
-    Streaming stores cost the kernel that reads the output next (docs/copy_hints.cu), and among equals gain nothing.
-    Neither does a start at once of clusters that walk rows: in long chains it loses 1 % (2048x65536 bf16, H200).
-    """
+def _tie_order(candidate: Candidate) -> tuple[Any, ...]:
+    """Among equals: the schedule that others pay least for, then fewer registers, a smaller block, the key."""
     s = candidate.schedule
-    crowds = s.dependent_launch is DependentLaunch.START and s.row_blocks > 1
-    return "atomic" in s.columns, s.store is not Store.DEFAULT, crowds, candidate.registers, s.threads, s.key
+    return (*costs_to_others(s), candidate.registers, s.threads, s.key)
 
 
 def _order_among(by_key: Mapping[str, Candidate]) -> Callable[[str], Any]:
