@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from normgen.files.shipped import VERSION as __version__
+from normgen.files.shipped import VERSION
 
 if TYPE_CHECKING:
     from normgen.python.handle import Kernel, kernel
     from normgen.tuning import tune
 
-__all__ = ["Kernel", "__version__", "kernel", "tune"]
+__all__ = ["Kernel", "kernel", "tune"]
+__version__ = VERSION
 
 _LAZY = {"Kernel": "normgen.python.handle", "kernel": "normgen.python.handle", "tune": "normgen.tuning"}
 

@@ -29,8 +29,8 @@ from normgen.bench.result import Run
 from normgen.bench.walk import walk
 from normgen.device import Device
 from normgen.errors import NormgenError, NothingValidError
-from normgen.export.groups import problem_of
 from normgen.measure.protocol import DeviceLostError
+from normgen.records.questions import problem_of
 from normgen.records.record import Record
 from normgen.records.statistics import Ratio
 from normgen.records.winners import lookup, read_whole
@@ -95,7 +95,7 @@ def _of_file(file: Path, device: Device) -> list[tuple[Entry, Schedule]]:
 
 def _entry_of(record: Record) -> Entry:
     key = record.problem
-    problem = problem_of(record, load(key.op))
+    problem = problem_of(key, load(key.op))
     return Entry(op=key.op, shape=f"{key.rows}x{key.cols}", problem=problem, cache=record.cache)
 
 

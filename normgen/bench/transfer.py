@@ -29,16 +29,15 @@ from normgen.bench.entry import reason_of
 from normgen.bench.result import Run
 from normgen.bench.walk import walk
 from normgen.errors import NormgenError, NothingValidError, UsageError
-from normgen.export.groups import problem_of
 from normgen.measure.protocol import DeviceLostError
 from normgen.records import statistics
 from normgen.records.nearest import nearest
+from normgen.records.questions import problem_of
 from normgen.records.record import Record
 from normgen.records.statistics import Ratio
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
-from normgen.suites.crew import tune_arguments
 from normgen.suites.suite import Entry
 from normgen.text import figure, table
 from normgen.tuning.progress import Progress
@@ -112,7 +111,7 @@ def _random_entry(record: Record, records: Sequence[Record], rng: random.Random)
         if rng.random() < 0.75:
             cols = max(ROUND_COLS, round(cols / ROUND_COLS) * ROUND_COLS)
         key = replace(record.problem, rows=rows, cols=cols, pitch=cols, align=16)
-        problem = problem_of(replace(record, problem=key), spec)
+        problem = problem_of(key, spec)
         if (rows, cols) not in tuned and min(sizes) <= problem.compulsory_bytes <= max(sizes):
             return Entry(op=record.problem.op, shape=f"{rows}x{cols}", problem=problem, cache=record.cache)
     raise UsageError("the records' ranges must leave room for another shape", received=str(record.problem))
@@ -191,7 +190,7 @@ def _measure(
 
 def _tuned(entry: Entry, place: Place, progress: Progress, *, budget_s: float, trials: int | None) -> Schedule:
     result = tune(
-        **tune_arguments(entry),
+        **entry.arguments(),
         device=place.index,
         budget_s=budget_s,
         trials=trials,

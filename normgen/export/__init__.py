@@ -17,7 +17,7 @@ from normgen.export.header import header_text
 from normgen.files.private import write_atomically
 from normgen.records.record import Record
 from normgen.records.winners import read
-from normgen.spec.reader import load
+from normgen.spec.reader import load, parse
 from normgen.spec.spec import Spec
 
 __all__ = ["Header", "differences", "export_folder", "export_record", "folder_records", "headers_of"]
@@ -45,15 +45,17 @@ def headers_of(
 ) -> tuple[Header, ...]:
     """The headers that hold all these records, by file name.
 
-    spec          the spec of records of its name; others are looked up in `spec_folders`, then among the built-in ones
+    spec          the spec of records of its name; others are those that the records hold, else they are looked up in
+                  `spec_folders`, then among the built-in ones
 
     Errors: UsageError for a record of another text of its spec, or of no usable kernel.
     """
     known: dict[str, Spec] = {spec.name: spec} if spec else {}
 
-    def spec_of(op: str) -> Spec:
+    def spec_of(record: Record) -> Spec:
+        op = record.problem.op
         if op not in known:
-            known[op] = load(op, spec_folders)
+            known[op] = parse(record.spec, file=f"{op} of a record") if record.spec else load(op, spec_folders)
         return known[op]
 
     return tuple(Header(file_name=g.file_name, text=header_text(g), arch=g.arch) for g in groups_of(records, spec_of))

@@ -9,7 +9,7 @@ from normgen.codegen.emit import emit
 from normgen.cuda.compiler import identity_of
 from normgen.export.comments import formula_text
 from normgen.export.groups import Entry, Group
-from normgen.problem.problem import Direction
+from normgen.problem.question import Direction
 from normgen.records.record import Record
 from normgen.schedule.schedule import Schedule
 from normgen.spec.checks import absent_key, parse_all

@@ -10,13 +10,15 @@ from normgen.device import Device, device_from
 from normgen.dtypes import F32
 from normgen.errors import UsageError
 from normgen.files.names import Part, name_part
-from normgen.problem.problem import Direction, Problem
+from normgen.problem.problem import Problem
+from normgen.problem.question import PLAIN_ALIGN, PROMISES, Direction
 from normgen.program.source import problem_for
+from normgen.records.questions import problem_of
 from normgen.records.record import Cache, ProblemKey, Record
 from normgen.schedule.plan import alignment_of
 from normgen.spec.spec import Role, Spec
 
-SpecOf = Callable[[str], Spec]
+SpecOf = Callable[[Record], Spec]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,71 +87,20 @@ class Group:
 
 def rebuilt(problem: Problem, *, without: Sequence[str], align: int) -> Problem:
     """The same problem for any cols, without some tensors. An odd pitch promises nothing about row starts."""
-    forward = [t for t in problem.spec.tensors if problem.present & {t.name, f"d{t.name}"}]
-    dtypes = {t.name: _stored(problem, t.name) for t in forward if t.name not in without}
-    cols = 1024
-    return problem_for(
-        problem.spec,
-        shape=(1, cols),
-        dtype=problem.dtype.name,
-        dtypes=dtypes,
-        direction=problem.direction.value,
-        without=tuple(without),
-        pitch=cols + 1,
-        align=align,
-        any_cols=True,
-        gradients=problem.gradients,
-        accumulate=problem.accumulate,
-        deterministic=problem.deterministic,
+    asked = problem.question
+    dtypes = tuple((name, dtype) for name, dtype in asked.dtypes if name not in without)
+    general = replace(
+        asked, rows=1, cols=1024, pitch=1025, align=align, any_cols=True, dtypes=dtypes, without=tuple(without)
     )
+    return problem_for(problem.spec, **replace(general, stable_parameters=False).arguments())
 
 
-def _stored(problem: Problem, name: str) -> str:
-    return next(t.dtype.name for t in problem.tensors if t.name in (name, f"d{name}"))
-
-
-def problem_of(record: Record, spec: Spec) -> Problem:
+def header_problem(record: Record, spec: Spec) -> Problem:
     """The problem a record was tuned for. Raises UsageError if the spec has changed since, or it fits no header."""
-    key = record.problem
-    name_part(Part.OP, key.op)
-    if key.spec_sha256 != spec.sha256:
-        raise UsageError(
-            f"a record of {key.op} must be of the present text of its spec",
-            received=f"{key.rows} x {key.cols} of {key.spec_sha256[:12]}, the spec is {spec.sha256[:12]}",
-            hint=f"run it again: {record.command}",
-        )
-    if not record.outcome.is_usable or key.any_cols:
+    name_part(Part.OP, record.problem.op)
+    if not record.outcome.is_usable or record.problem.any_cols:
         raise UsageError("a header holds usable kernels of fixed cols", received=f"{record.outcome}: {record.schedule}")
-    stored = dict(key.dtypes)
-    names = {t.name: n for t in spec.tensors for n in (f"d{t.name}", t.name) if n in stored}
-    backward = key.direction == Direction.BACKWARD
-    kept = {*(spec.saved if backward else ()), *(t.name for t in spec.statistics)}
-    optional = [t.name for t in spec.tensors if t.optional and (t.name in kept or t.role in _GIVEN)]
-    problem = problem_for(
-        spec,
-        shape=(key.rows, key.cols),
-        dtype=stored[names[spec.inputs[0].name]],
-        dtypes={name: stored[n] for name, n in names.items()},
-        direction=key.direction,
-        without=[name for name in optional if name not in names],
-        pitch=key.pitch,
-        align=key.align,
-        gradients=_gradients(key, spec),
-        accumulate=key.accumulate,
-        deterministic=key.deterministic,
-        stable_parameters=key.stable_parameters,
-    )
-    if ProblemKey.of(problem) != key:
-        found = ", ".join(t.name for t in problem.tensors)
-        received = ", ".join(stored)
-        raise UsageError(f"a header of {key.op} {key.direction} takes {found}", received=f"a record of {received}")
-    return problem
-
-
-def _gradients(key: ProblemKey, spec: Spec) -> list[str] | None:
-    """What a backward record differentiates by."""
-    backward = key.direction == Direction.BACKWARD
-    return [t.name for t in spec.tensors if t.role in _GIVEN and f"d{t.name}" in key.present] if backward else None
+    return problem_of(record.problem, spec)
 
 
 _GIVEN = (Role.PARAMETER, Role.INPUT)
@@ -160,7 +111,7 @@ def groups_of(records: Iterable[Record], spec_of: SpecOf) -> list[Group]:
     by_name: dict[tuple[str, int], list[Entry]] = {}
     bases: dict[tuple[str, int], Problem] = {}
     for record in records:
-        entry = Entry(record=record, problem=problem_of(record, spec_of(record.problem.op)))
+        entry = Entry(record=record, problem=header_problem(record, spec_of(record)))
         base = _base(entry.problem)
         slot = (_name(base), entry.device.arch)
         if bases.setdefault(slot, base).tensors != base.tensors:
@@ -184,7 +135,7 @@ def _group(slot: tuple[str, int], base: Problem, entries: list[Entry]) -> Group:
         for t in base.spec.tensors
         if t.optional
         and t.role in _GIVEN
-        and base.present & {t.name, f"d{t.name}"}
+        and t.name in dict(base.question.dtypes)
         and t.name not in (base.gradients or ())
     )
     nullable = tuple(t.name for t in base.tensors if t.nullable)
@@ -199,38 +150,19 @@ def _base(problem: Problem) -> Problem:
     A parameter that a record leaves out is stored like the tensor it follows, or like the first input.
     """
     backward = problem.direction is Direction.BACKWARD
-    without = [n for n in problem.absent if backward and problem.spec.tensor(n).role is Role.STATISTIC]
-    given = [t for t in problem.spec.tensors if problem.present & {t.name, f"d{t.name}"}]
-    full = problem_for(
-        problem.spec,
-        shape=(problem.rows, problem.cols),
-        dtype=problem.dtype.name,
-        dtypes={t.name: _stored(problem, t.name) for t in given},
-        direction=problem.direction.value,
-        without=without,
-        gradients=problem.gradients,
-        accumulate=problem.accumulate,
-        deterministic=problem.deterministic,
-        stable_parameters=problem.stable_parameters,
-    )
-    return replace(full, rows=1, cols=1, pitch=1)
+    without = tuple(n for n in problem.absent if backward and problem.spec.tensor(n).role is Role.STATISTIC)
+    plain = replace(problem.question, without=without, pitch=problem.cols, align=PLAIN_ALIGN)
+    return replace(problem_for(problem.spec, **plain.arguments()), rows=1, cols=1, pitch=1)
 
 
 def _name(base: Problem) -> str:
     """layernorm_fwd_bf16, with whatever makes another signature named after it: _weight_f32, _accumulate."""
-    default = problem_for(
-        base.spec,
-        shape=(1, 1),
-        dtype=base.dtype.name,
-        direction=base.direction.value,
-        without=base.absent,
-        gradients=base.gradients,
-    )
+    plain = replace(base.question, dtypes=(), accumulate=False, deterministic=False, stable_parameters=False)
+    default = problem_for(base.spec, **plain.arguments())
     usual = {t.name: t.dtype for t in default.tensors}
     others = {t.name: t.dtype for t in base.tensors if usual.get(t.name, F32) != t.dtype}
-    if base.direction is Direction.BACKWARD:  # a gradient is stored like its tensor: name the pair once
-        others = {n: d for n, d in others.items() if not (n.startswith("d") and n[1:] in others)}
+    pairs = {t.name: t.of for t in base.tensors}  # a gradient is stored like its tensor: name the pair once
+    others = {n: d for n, d in others.items() if pairs[n] not in others}
     parts = [base.name, *(f"{n}_{d.name}" for n, d in others.items()), *(f"without_{n}" for n in base.absent)]
     parts += ["only", *(f"d{name}" for name in base.gradients)] if base.gradients else []
-    promises = ("accumulate", "deterministic", "stable_parameters")
-    return "_".join([*parts, *(name for name in promises if getattr(base, name))])
+    return "_".join([*parts, *(name for name in PROMISES if getattr(base, name))])

@@ -12,7 +12,8 @@ from normgen.codegen.module import Kernel, Launch, Param, Source
 from normgen.codegen.spelling import mark
 from normgen.export.device_part import Compiled
 from normgen.export.groups import Entry, Group
-from normgen.problem.problem import Direction, Problem, TensorUse
+from normgen.problem.problem import Problem, TensorUse
+from normgen.problem.question import Direction
 from normgen.spec.spec import Kind
 
 CALL = "k::"  # the detail namespace inside the launch functions

@@ -6,33 +6,25 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property
-from typing import Any, TypedDict
+from typing import Any
 
 from normgen.dtypes import F32, DType
 from normgen.dtypes import dtype as dtype_named
 from normgen.errors import SpecError, UsageError, did_you_mean
+from normgen.problem.question import Direction, Question
 from normgen.spec.spec import Kind, Role, Spec, Tensor
-
-
-class Direction(StrEnum):
-    FORWARD = "forward"
-    BACKWARD = "backward"
-
-    @property
-    def short(self) -> str:
-        return {"forward": "fwd", "backward": "bwd"}[self.value]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorUse:
-    """One tensor of a problem, as the kernel's caller passes it."""
+    """One tensor of a problem, as the kernel's caller passes it; `of` is the tensor whose gradient it is, or ""."""
 
     name: str
     kind: Kind
     dtype: DType
     is_written: bool
+    of: str = ""
     nullable: bool = False  # a written row statistic the caller may pass as null
 
 
@@ -109,8 +101,30 @@ class Problem:
         if self.direction is not Direction.BACKWARD:
             return None
         sources = [t.name for t in _by_role(self.spec.tensors, Role.INPUT, Role.PARAMETER) if t.name not in self.absent]
-        written = tuple(name for name in sources if f"d{name}" in {t.name for t in self.tensors if t.is_written})
+        differentiated = {t.of for t in self.tensors if t.is_written}
+        written = tuple(name for name in sources if name in differentiated)
         return written if len(written) < len(sources) else None
+
+    @cached_property
+    def question(self) -> Question:
+        """What was asked for."""
+        stored = {t.of or t.name: t.dtype.name for t in self.tensors}
+        return Question(
+            op=self.spec.name,
+            rows=self.rows,
+            cols=self.cols,
+            dtype=self.dtype.name,
+            dtypes=tuple((t.name, stored[t.name]) for t in self.spec.tensors if t.name in stored),
+            direction=self.direction,
+            without=self.absent,
+            gradients=self.gradients,
+            pitch=self.pitch,
+            align=self.align,
+            any_cols=self.any_cols,
+            accumulate=self.accumulate,
+            deterministic=self.deterministic,
+            stable_parameters=self.stable_parameters,
+        )
 
     @cached_property
     def stable_tensors(self) -> frozenset[str]:
@@ -135,28 +149,6 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.spec.name} {self.direction.value} {self.rows} x {self.cols} {self.dtype.name}"
-
-
-class Question(TypedDict, total=False):
-    """What may be asked of a problem besides its spec and shape; what is left out is as in `make_problem`.
-
-    dtype      stored dtype of the first input; `dtypes` (tensor name -> dtype) where others differ
-    direction  forward | backward
-    without    optional tensors that are not there
-    gradients  backward only: the tensors to differentiate with respect to (default: every input and parameter)
-    pitch, align, accumulate, deterministic, stable_parameters   as in `Problem`
-    """
-
-    dtype: str
-    dtypes: Mapping[str, str] | None
-    direction: str
-    without: Collection[str]
-    gradients: Collection[str] | None
-    pitch: int | None
-    align: int
-    accumulate: bool
-    deterministic: bool
-    stable_parameters: bool
 
 
 _SHAPE = re.compile(r"[0-9]{1,10}(x[0-9]{1,10})*")  # ten digits hold more than 31 bits
@@ -343,7 +335,8 @@ def _backward_tensors(
 
     def gradient(tensor: Tensor, is_written: bool) -> TensorUse:
         dtype = stored[tensor.name]
-        return TensorUse(name=f"d{tensor.name}", kind=tensor.kind, dtype=dtype, is_written=is_written)
+        name = f"d{tensor.name}"
+        return TensorUse(name=name, kind=tensor.kind, dtype=dtype, is_written=is_written, of=tensor.name)
 
     for name in set(reads or ()) - {t.name for t in here}:
         raise UsageError("a tensor cannot be both read and absent", received=name)

@@ -7,7 +7,8 @@ from functools import cache
 from typing import Unpack
 
 from normgen.errors import UsageError
-from normgen.problem.problem import Direction, Problem, Question, check_flow, make_problem
+from normgen.problem.problem import Problem, check_flow, make_problem
+from normgen.problem.question import Asked, Direction
 from normgen.program.gradient.differentiate import backward_tensors, differentiate
 from normgen.program.ir import RowProgram, stage_of
 from normgen.program.lower import lower
@@ -51,12 +52,12 @@ def problem_for(
     shape: str | tuple[int, ...],
     saved: Collection[str] | None = None,
     any_cols: bool = False,
-    **question: Unpack[Question],
+    **question: Unpack[Asked],
 ) -> Problem:
     """As `make_problem`; a backward problem reads exactly the tensors its derived program loads.
 
     saved     forward values the backward pass is given (default: what the spec saves)
-    question  dtype, direction, without, ...: see `Question`
+    question  dtype, direction, without, ...: see `Asked`
 
     Errors: UsageError for names and sizes that do not fit, SpecError as `check_flow`, ProgramError for a formula
     without a derivative.

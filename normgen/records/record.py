@@ -16,6 +16,7 @@ bytes, gb_per_s, percent_of_roof, default_us (the default schedule, same run)
 error          largest error per written tensor, as a fraction of its bound
 resources      per kernel: registers, spill_bytes, static_shared_bytes, ...
 device, versions, search, command, seed, created, reason
+spec           the text of a spec that does not come with normgen: the record can be exported by itself
 """
 
 from __future__ import annotations
@@ -149,6 +150,7 @@ class Record:
     seed: int = 0
     created: str = ""
     reason: str = ""
+    spec: str = ""  # the text of a spec that does not come with normgen
 
     @property
     def us(self) -> float | None:
@@ -203,6 +205,7 @@ class Record:
             "seed": self.seed,
             "created": self.created,
             "reason": self.reason,
+            **({"spec": self.spec} if self.spec else {}),
         }
         head = {"schema": SCHEMA, **key, "cache": self.cache.value, "schedule": self.schedule.as_dict()}
         head |= {"text": self.text} if self.text else {}
@@ -218,7 +221,7 @@ class Record:
 
 _PROBLEM_FIELDS = ("op", "spec_sha256", "direction", "rows", "cols", "pitch", "align", "any_cols", "accumulate")
 _PROMISES = ("deterministic", "stable_parameters")  # fields of the problem that a line may leave out: not promised
-_OPTIONAL = ("roofs_us", "text")  # younger than the first records
+_OPTIONAL = ("roofs_us", "text", "spec")  # younger than the first records
 _DERIVED = ("schema", "gb_per_s", "percent_of_roof", "dtypes")
 _PLAIN = (
     *("measured", "predicted_us", "roof_us", "bytes", "default_us", "error", "device"),
@@ -237,6 +240,12 @@ def parse_line(text: str) -> Record:
     return from_dict(data)
 
 
+def key_of(data: Mapping[str, Any]) -> ProblemKey:
+    """The problem of a parsed line, or of a sweep's header."""
+    fields = {name: data[name] for name in (*_PROBLEM_FIELDS, *_PROMISES) if name in data}
+    return ProblemKey(dtypes=tuple(dict(data["dtypes"]).items()), **fields)
+
+
 def from_dict(data: Mapping[str, Any]) -> Record:
     """The record of a parsed line; unknown and missing keys are errors."""
     if data.get("schema") != SCHEMA:
@@ -247,8 +256,7 @@ def from_dict(data: Mapping[str, Any]) -> Record:
         unknown, missing = sorted(given - known), sorted(known - given)
         raise ValueError(f"unknown keys: {unknown}, missing keys: {missing}")
     try:
-        fields = {name: data[name] for name in (*_PROBLEM_FIELDS, *_PROMISES) if name in data}
-        key = ProblemKey(dtypes=tuple(data["dtypes"].items()), **fields)
+        key = key_of(data)
         name_part(Part.OP, key.op)
         if data["device"]:
             device_from(data["device"])

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from normgen.errors import NothingValidError, UsageError
-from normgen.records.record import Cache, Outcome, ProblemKey, Record
+from normgen.records.record import Cache, Outcome, ProblemKey, Record, key_of
 from normgen.records.winners import read as read_records
 from normgen.records.winners import record_folders, state_folder
 from normgen.schedule.schedule import Schedule
@@ -198,7 +198,7 @@ def series_of_sweep(sweep: Sweep, *, source: str) -> Series:
         for point in sweep.points
     )
     return Series(
-        problem=ProblemKey(**problem | {"dtypes": tuple(dict(problem["dtypes"]).items())}),
+        problem=key_of(problem),
         cache=Cache(header.cache),
         device=header.device,
         versions=header.versions,

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from normgen.errors import UsageError
-from normgen.export.groups import problem_of
-from normgen.problem.problem import Direction, Problem
+from normgen.problem.problem import Problem
+from normgen.problem.question import Direction
 from normgen.program.source import problem_for
+from normgen.records.questions import problem_of
 from normgen.records.record import Record
 from normgen.records.winners import read
 from normgen.schedule.schedule import Schedule, changed
@@ -45,7 +46,7 @@ def _of_gpu(records: Path, evidence: Path) -> str:
 def usage(records: tuple[Record, ...]) -> tuple[dict[str, int], int]:
     """How many winners use each technique, and how many winners there are. Those of another spec text do not count."""
     present = [r for r in records if r.measured and r.problem.spec_sha256 == load(r.problem.op).sha256]
-    problems = [problem_of(record, load(record.problem.op)) for record in present]
+    problems = [problem_of(record.problem, load(record.problem.op)) for record in present]
     pairs = list(zip(present, problems, strict=True))
     counts = {t.name: sum(t.is_in(r.schedule, problem) for r, problem in pairs) for t in all_techniques()}
     return counts, len(present)

@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,13 +75,19 @@ def parse(text: str, *, file: str = "<spec>") -> Spec:
     """The checked spec of a TOML text; `file` is what error messages call it."""
     text = text.replace("\r\n", "\n")
     data = parse_toml(text, file=file)
-    return _Reader(data, key_lines(text), file).read(_digest(data))
+    return replace(_Reader(data, key_lines(text), file).read(_digest(data)), text=text)
 
 
 def _digest(data: Mapping[str, Any]) -> str:
     """sha256 of what a spec says but for what is searched: another space makes no measured kernel another kernel."""
     said = {key: value for key, value in data.items() if key != "space"}
     return hashlib.sha256(json.dumps(said, default=str).encode()).hexdigest()
+
+
+def is_built_in(spec: Spec) -> bool:
+    """Whether a spec of this name and meaning comes with normgen."""
+    file = list_specs().get(spec.name)
+    return file is not None and load(file).sha256 == spec.sha256
 
 
 class _Reader:

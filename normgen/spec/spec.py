@@ -103,6 +103,7 @@ class Spec:
     formulas: tuple[Formula, ...]
     knobs: dict[str, tuple[Any, ...]] = field(default_factory=dict, hash=False)
     backward_knobs: dict[str, tuple[Any, ...]] = field(default_factory=dict, hash=False)
+    text: str = field(default="", repr=False, compare=False)  # as its author wrote it
     accuracy_rows: tuple[str, ...] = ()  # row families the accuracy contract covers; () = all
     saved: tuple[str, ...] = ()
     file: str = ""

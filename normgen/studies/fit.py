@@ -28,7 +28,7 @@ from normgen.records.record import Cache, Record, parse_line
 from normgen.records.winners import read
 from normgen.schedule.knobs import Hold, Load, Store
 from normgen.schedule.schedule import Schedule
-from normgen.studies.replay import problem_of
+from normgen.studies.replay import swept_problem
 from normgen.studies.sweep_file import Header, read_sweep
 
 FIXED = (
@@ -73,7 +73,7 @@ def read_measured(paths: Sequence[Path], *, thinned: bool = True) -> list[Measur
                 problem=key, cache=cache, device=device, versions={}, roof_us=None, noise_floor=None, bytes=0,
                 legal=0, seed=0, default=s, knobs={},
             )  # fmt: skip
-            found[name] = problem_of(header), Device(**dict(device)), cache == Cache.HOT, {}  # type: ignore[arg-type]
+            found[name] = swept_problem(header), Device(**dict(device)), cache == Cache.HOT, {}  # type: ignore[arg-type]
         found[name][3][s] = us
 
     for path in paths:

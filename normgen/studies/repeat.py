@@ -30,7 +30,7 @@ from normgen.records import statistics
 from normgen.records.record import Cache
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule, schedule_from
-from normgen.studies.replay import problem_of
+from normgen.studies.replay import swept_problem
 from normgen.studies.sweep import to_stderr
 from normgen.studies.sweep_file import Sweep
 from normgen.tuning.compile import Builder
@@ -153,10 +153,10 @@ def fastest_of(sweep: Sweep | None, problem: Problem, cache: Cache, device: Devi
     if sweep is None:
         return ()
     header = sweep.header
-    same = problem_of(header) == problem and header.cache == cache.value and header.device["name"] == device.name
+    same = swept_problem(header) == problem and header.cache == cache.value and header.device["name"] == device.name
     if not same:
         asked = f"{problem} {cache.value} on {device.name}"
-        swept = f"{problem_of(header)} {header.cache} on {header.device['name']}"
+        swept = f"{swept_problem(header)} {header.cache} on {header.device['name']}"
         raise UsageError(
             "the sweep must be of the problem, cache and GPU model that is tuned", received=f"{swept}; {asked}"
         )

@@ -27,8 +27,8 @@ from normgen.cost.model import predicted_us
 from normgen.device import device_from
 from normgen.errors import UsageError, did_you_mean
 from normgen.problem.problem import Problem
-from normgen.program.source import problem_for
-from normgen.records.record import Cache, Outcome
+from normgen.records.questions import problem_of
+from normgen.records.record import Cache, Outcome, key_of
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from normgen.studies.sweep_file import Header, Sweep
@@ -72,7 +72,7 @@ class Report:
 def landscape_of(sweep: Sweep) -> Landscape:
     """The landscape of a sweep, with today's cost model."""
     hot = sweep.header.cache == Cache.HOT
-    problem, device = problem_of(sweep.header), device_from(sweep.header.device)
+    problem, device = swept_problem(sweep.header), device_from(sweep.header.device)
     legal = tuple(p.schedule for p in sweep.points)
     sweep.optimum  # noqa: B018  raises when there is no time at all
     return Landscape(
@@ -84,25 +84,10 @@ def landscape_of(sweep: Sweep) -> Landscape:
     )
 
 
-def problem_of(header: Header) -> Problem:
+def swept_problem(header: Header) -> Problem:
     """The problem a sweep measured. Raises UsageError when its spec is not built in."""
-    key = header.problem
-    spec = load(key["op"])
-    present = set(key["dtypes"])
-    without = [t.name for t in spec.tensors if t.optional and not {t.name, f"d{t.name}"} & present]
-    inputs = [t.name for t in spec.tensors if t.role.value == "input"]  # a backward pass may read y and dy, and no x
-    first = next(name for n in inputs for name in (n, f"d{n}") if name in present)
-    return problem_for(
-        spec,
-        shape=(key["rows"], key["cols"]),
-        dtype=key["dtypes"][first],
-        dtypes={n: d for n, d in key["dtypes"].items() if n in {t.name for t in spec.tensors}},
-        direction=key["direction"],
-        without=without,
-        pitch=key["pitch"],
-        align=key["align"],
-        stable_parameters=key.get("stable_parameters", False),
-    )
+    spec = load(header.problem["op"])
+    return problem_of(key_of({**header.problem, "spec_sha256": spec.sha256}), spec)  # times outlive a reworded spec
 
 
 def replay(land: Landscape, strategy: str, *, seeds: int, workers: int | None = None) -> Report:

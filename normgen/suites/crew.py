@@ -35,8 +35,7 @@ RESPAWNS = 8  # of one place, over a whole suite
 class Entry(Protocol):
     """One problem of a suite."""
 
-    @property
-    def op(self) -> str: ...
+    def arguments(self) -> dict[str, Any]: ...
     @property
     def problem(self) -> Problem: ...
     @property
@@ -105,25 +104,7 @@ def tasks_of(
     """(label, arguments of `tune`) of each entry, the most bytes first: a long job at the end keeps one GPU busy."""
     ordered = sorted(entries, key=lambda e: (-e.problem.compulsory_bytes, e.label))
     asked = {"trials": trials, "budget_s": budget_s, "seed": seed}
-    return [(e.label, {**tune_arguments(e), **asked}) for e in ordered]
-
-
-def tune_arguments(entry: Entry) -> dict[str, Any]:
-    """What `tune` is asked for an entry, as plain values."""
-    problem = entry.problem
-    named = {t.name for t in problem.spec.tensors if t.name not in problem.absent}
-    return {
-        "op": entry.op,
-        "shape": f"{problem.rows}x{problem.cols}",
-        "dtype": problem.dtype.name,
-        "dtypes": {t.name: t.dtype.name for t in problem.tensors if t.name in named},
-        "direction": problem.direction.value,
-        "without": list(problem.absent),
-        "pitch": problem.pitch,
-        "align": problem.align,
-        "stable_parameters": problem.stable_parameters,
-        "cache": entry.cache.value,
-    }
+    return [(e.label, {**e.arguments(), **asked}) for e in ordered]
 
 
 def suite_id(name: str, tasks: Sequence[tuple[str, Mapping[str, Any]]], device: Device, *, measured: bool) -> str:

@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from normgen.errors import NormgenError, SpecError, UsageError, did_you_mean
-from normgen.problem.problem import Direction, Problem
+from normgen.problem.problem import Problem
+from normgen.problem.question import Direction
 from normgen.program.source import problem_for
 from normgen.records.record import Cache
 from normgen.spec.reader import builtin_folder, load
@@ -48,6 +49,10 @@ class Entry:
     cache: Cache
     dtypes: tuple[tuple[str, str], ...] = ()  # as the suite says them
     line: int = 0
+
+    def arguments(self) -> dict[str, Any]:
+        """What `tune` is asked for the entry, as plain values."""
+        return {"op": self.op, **self.problem.question.arguments(), "cache": self.cache.value}
 
     @property
     def label(self) -> str:

@@ -24,6 +24,7 @@ from normgen.records.record import Cache, Outcome, ProblemKey, Record
 from normgen.records.statistics import Times
 from normgen.records.winners import RecordWriter, gpu_slug, state_folder
 from normgen.schedule.schedule import Schedule
+from normgen.spec.reader import is_built_in
 from normgen.tuning import resume as resuming
 from normgen.tuning.progress import Progress
 
@@ -156,6 +157,7 @@ class Run:
             seed=self.seed,
             created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             reason=candidate.reason,
+            spec="" if is_built_in(self.problem.spec) else self.problem.spec.text,
             **evidence,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -20,7 +20,8 @@ from normgen.errors import UsageError, did_you_mean
 from normgen.export import export_record
 from normgen.files.private import write_atomically
 from normgen.measure.timing import PROTOCOL
-from normgen.problem.problem import Problem, Question
+from normgen.problem.problem import Problem
+from normgen.problem.question import Asked
 from normgen.program.source import problem_for
 from normgen.records.record import Cache, Record
 from normgen.records.winners import adopt, gpu_slug, state_folder
@@ -76,7 +77,7 @@ def tune(
     reuse: bool = True,
     study: Study | None = None,
     storage: str | None = None,
-    **question: Unpack[Question],
+    **question: Unpack[Asked],
 ) -> Result:
     """Find the fastest kernel of a spec for one shape [.., cols], on a GPU or, without one, by prediction.
 
@@ -89,7 +90,7 @@ def tune(
     reuse     times that other runs measured under the same conditions are taken over; finalists are always re-timed
     study     a study in a shared database that gets every candidate too (`suites.shared_study`)
     storage   URL of a database for the study of a measured search, for optuna-dashboard: sqlite:///file.db
-    question  which kernel: dtype="bf16", direction="backward", without, gradients, ...; see `problem.Question`
+    question  which kernel: dtype="bf16", direction="backward", without, gradients, ...; see `problem.Asked`
 
     Errors: UsageError, SpecError; NoDeviceError when the GPU asked for is not there; NothingValidError when no
     candidate compiles and is right; VerificationError when a derived backward is not the derivative of its formula.
@@ -109,9 +110,9 @@ def tune(
     return _tuned(op, shape, _checked(question), terms, device=device, target=target, output=output)
 
 
-def _checked(question: Question) -> Question:
+def _checked(question: Asked) -> Asked:
     """The question. Raises UsageError for an argument that `tune` does not have; Python accepts any keyword."""
-    known = sorted(Question.__annotations__)
+    known = sorted(Asked.__annotations__)
     for name in question:
         if name not in known:
             raise UsageError("tune has no such argument", received=name, hint=did_you_mean(name, known))
@@ -121,7 +122,7 @@ def _checked(question: Question) -> Question:
 def _tuned(
     op: str,
     shape: str | tuple[int, ...],
-    question: Question,
+    question: Asked,
     terms: _Terms,
     *,
     device: int | str | None,
@@ -164,7 +165,7 @@ def _processes(index: int) -> contextlib.AbstractContextManager[Processes]:
     return processes(index)
 
 
-def _problem(op: str, shape: str | tuple[int, ...], question: Question) -> Problem:
+def _problem(op: str, shape: str | tuple[int, ...], question: Asked) -> Problem:
     """The problem of a spec. Raises UsageError, also for a shape that leaves nothing to tune.
 
     A backward that no one wrote by hand is proven here, once for all candidates: VerificationError.
@@ -218,17 +219,10 @@ def environment(*, measured: bool) -> dict[str, str]:
 
 def command_of(op: str, problem: Problem, *, cache: Cache, seed: int, target: Device | None) -> str:
     """The command line that asks for the same again; only what differs from the defaults."""
-    words = ["normgen", "tune", "--shape", f"{problem.rows}x{problem.cols}"]
-    words += ["--op", op] if op != "layernorm" else []
-    words += ["--dtype", problem.dtype.name] if problem.dtype.name != "f32" else []
-    words += ["--direction", problem.direction.value] if problem.direction.value != "forward" else []
-    words += ["--without", ",".join(problem.absent)] if problem.absent else []
-    words += ["--gradients", ",".join(problem.gradients)] if problem.gradients else []
-    words += ["--accumulate"] if problem.accumulate else []
-    words += ["--deterministic"] if problem.deterministic else []
-    words += ["--pitch", str(problem.pitch)] if problem.pitch != problem.cols else []
-    words += ["--align", str(problem.align)] if problem.align != 16 else []
-    words += ["--stable-parameters"] if problem.stable_parameters else []
+    asked = problem.question
+    usual = problem_for(problem.spec, **replace(asked, dtypes=()).arguments()).question.dtypes
+    shape, size, *rest = asked.options(dict(usual))
+    words = ["normgen", "tune", shape, size, *(["--op", op] if op != "layernorm" else []), *rest]
     words += ["--cache", cache.value] if cache is not Cache.COLD else []
     words += ["--seed", str(seed)] if seed else []
     words += ["--device", "cpu", "--target", gpu_slug(target)] if target else []

@@ -30,7 +30,8 @@ from numpy.typing import NDArray
 
 from normgen.dtypes import F32, DType
 from normgen.errors import UsageError, did_you_mean
-from normgen.problem.problem import Direction, Problem, TensorUse
+from normgen.problem.problem import Problem, TensorUse
+from normgen.problem.question import Direction
 from normgen.spec.spec import Kind, Role
 from normgen.verify.interpret import Array, interpret
 from normgen.verify.reference import has_reference, reference

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
-from normgen.problem.problem import Direction, Problem
+from normgen.problem.problem import Problem
+from normgen.problem.question import Direction
 from normgen.spec.spec import Formula
 from normgen.verify.derivative_proof import proven_program
 from normgen.verify.error_model import Bounded, Float32Error

@@ -15,9 +15,9 @@ from typing import Any
 
 from normgen.codegen.emit import emit
 from normgen.codegen.module import Module
-from normgen.export.groups import problem_of
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
+from normgen.records.questions import problem_of
 from normgen.records.winners import read, shipped_folder
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import list_specs, load
@@ -73,7 +73,7 @@ def shape_of(launch: Any) -> str:
 
 def draw() -> list[Case]:
     folder = shipped_folder()
-    shipped = [(problem_of(r, load(r.problem.op)), r.schedule) for r in read(folder / "h200.jsonl").records]
+    shipped = [(problem_of(r.problem, load(r.problem.op)), r.schedule) for r in read(folder / "h200.jsonl").records]
     drawn = [
         case
         for direction, sets in (("forward", SETS), ("backward", BACKWARD_SETS))

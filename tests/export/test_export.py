@@ -19,9 +19,10 @@ from normgen.cuda import nvrtc
 from normgen.cuda.compiler import identity_of
 from normgen.errors import CompileError, NoDeviceError, UsageError
 from normgen.export import Header, headers_of
-from normgen.export.groups import groups_of, problem_of
+from normgen.export.groups import groups_of
 from normgen.measure.cpu_check import check_on_cpu
 from normgen.program.source import problem_for
+from normgen.records.questions import problem_of
 from normgen.records.record import Record, parse_line
 from normgen.records.winners import adopt
 from normgen.schedule.default import fallback_schedule
@@ -65,7 +66,7 @@ def test_what_is_in_generated_is_what_its_records_say() -> None:
 
 @pytest.mark.parametrize("entry", layernorm_records(), ids=lambda r: f"{r.problem.rows}x{r.problem.cols}")
 def test_the_kernel_text_is_the_tuned_text(entry: Record) -> None:
-    module = emit(problem_of(entry, load("layernorm")), entry.schedule)
+    module = emit(problem_of(entry.problem, load("layernorm")), entry.schedule)
     start = module.text.index('extern "C" __global__')
     assert (
         module.text[start:].replace('extern "C" __global__', "NORMGEN_KERNEL").strip()
@@ -130,7 +131,7 @@ def test_measured_records_win_over_predicted_ones_and_cold_ones_over_hot_ones() 
     slow, fast = record(us=20.0, measured=True), record(us=10.0)
     hot = record(us=5.0, measured=True, cache="hot")
     for order in itertools.permutations([slow, fast, hot]):
-        (group,) = groups_of(order, load)
+        (group,) = groups_of(order, lambda r: load(r.problem.op))
         assert [e.record for e in group.entries] == [slow]
 
 

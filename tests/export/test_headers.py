@@ -19,8 +19,9 @@ from normgen.cuda.compiler import compile_module
 from normgen.cuda.cubin import parse_resources
 from normgen.cuda.nvrtc import header_folders
 from normgen.export import headers_of
-from normgen.export.groups import Entry, groups_of, problem_of
+from normgen.export.groups import Entry, groups_of
 from normgen.export.host_part import launch_values
+from normgen.records.questions import problem_of
 from normgen.records.record import Record
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
@@ -100,7 +101,7 @@ def test_a_header_compiles_whose_spec_has_the_headers_own_words_for_names(spec: 
 @pytest.mark.parametrize("records", single_records().values(), ids=single_records().keys())
 def test_nvrtc_takes_the_device_part_without_a_warning(records: list[Record], arch: str) -> None:
     (header,) = headers_of(records)
-    needed = max(emit(problem_of(r, load(r.problem.op)), r.schedule).min_arch for r in records)
+    needed = max(emit(problem_of(r.problem, load(r.problem.op)), r.schedule).min_arch for r in records)
     number = str(needed) if arch == "lowest" else arch
     includes = [f"--include-path={folder}" for folder in header_folders()]
     options = [f"--gpu-architecture=sm_{number}", "-std=c++17", *includes]
@@ -173,7 +174,7 @@ def test_a_headers_kernels_need_the_registers_of_the_tuned_ones() -> None:
     options = ["--gpu-architecture=sm_90", "-std=c++17", "--ptxas-options=-v", "--no-cache", *includes]
     found = parse_resources(nvrtc.compile_text(header.text.encode(), name="header.cu", options=options).log)
     for one in records:
-        module = emit(problem_of(one, load("layernorm")), one.schedule)
+        module = emit(problem_of(one.problem, load("layernorm")), one.schedule)
         tuned = compile_module(module, 90).resources
         for name, figures in tuned.items():  # a neighbour's dynamic shared memory pads static memory to 128 bytes
             padded = -(-figures.static_shared_bytes // 128) * 128
@@ -215,7 +216,7 @@ def expected(entries: tuple[Entry, ...], rows: int, cols: int, align: int, absen
 
 @needs_nvcc
 def test_a_header_selects_by_cols_nearest_rows_alignment_and_null_parameters(program: Path) -> None:
-    (group,) = groups_of(layernorm_records(), load)
+    (group,) = groups_of(layernorm_records(), lambda r: load(r.problem.op))
     drawn = random.Random(0)
     cases = [
         (drawn.choice([0, 1, 63, 64, 724, 725, 8192, 10**6, 2**31 - 1]), cols, align, absent, alike)
@@ -283,7 +284,7 @@ def test_the_workspace_covers_the_general_kernel_and_without_a_gpu_says_nothing_
     general = [(5, 33), (10**6, 33), (1, 1), (0, 100), (-1, 100), (5, 0)]
     assert ask(program, (f"workspace {r} {c}" for r, c in general)) == [128 + 8 * 33] * 2 + [136, 928, 0, 0]
     (tuned,) = backward_records()
-    module = emit(problem_of(tuned, load("layernorm")), tuned.schedule)
+    module = emit(problem_of(tuned.problem, load("layernorm")), tuned.schedule)
     (answer,) = ask(program, ["workspace 4096 1024"])
     sizes = {module.workspace_bytes(rows=4096, sm_count=sms) for sms in range(1, 257)}
     assert answer == 0 or answer in sizes

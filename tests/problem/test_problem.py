@@ -4,7 +4,8 @@ import pytest
 
 from normgen.dtypes import BF16, F16, F32
 from normgen.errors import SpecError, UsageError
-from normgen.problem.problem import Direction, Problem, make_problem
+from normgen.problem.problem import Problem, make_problem
+from normgen.problem.question import Direction
 from normgen.program.source import problem_for
 from normgen.spec.reader import load, parse
 from normgen.spec.spec import Kind

@@ -14,8 +14,7 @@ from normgen.problem.problem import Problem, TensorUse
 from normgen.python.arguments import Expectation, expectations
 from normgen.schedule.schedule import Schedule
 from normgen.spec.spec import Formula, Kind, Role, Spec, Tensor
-
-from ..cuda import modules
+from tests.cuda import modules
 
 COLS = 96
 X = TensorUse(name="x", kind=Kind.ELEM, dtype=BF16, is_written=False)

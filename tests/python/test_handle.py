@@ -22,8 +22,7 @@ from normgen.problem.problem import Problem, TensorUse
 from normgen.python.handle import Kernel, kernel, unaligned
 from normgen.schedule.schedule import Schedule
 from normgen.spec.spec import Formula, Kind, Role, Spec, Tensor
-
-from .cuda import modules
+from tests.cuda import modules
 
 COLS = 96
 SPEC = Spec(

@@ -100,7 +100,7 @@ def test_every_record_fits_the_schema_and_what_is_none_does_not() -> None:
     assert RECORD_SCHEMA["properties"]["schema"]["const"] == SCHEMA
     assert set(RECORD_SCHEMA["required"]) == set(good)
     stable = dataclasses.replace(record().problem, stable_parameters=True, deterministic=True)
-    whole = record(problem=stable, roofs_us={"copy": 14.5, "elementwise": 13.7}).as_dict()
+    whole = record(problem=stable, roofs_us={"copy": 14.5, "elementwise": 13.7}, text="ab", spec="name").as_dict()
     VALIDATOR.validate(whole)
     assert set(whole) == set(RECORD_SCHEMA["properties"])
     for wrong in ({"outcome": "fine"}, {"rows": -1}, {"schedule": {}}, {"times_us": {"n": 3}}, {"more": 1}):

@@ -12,8 +12,8 @@ import pytest
 from normgen.bench.ablation import Ablation, Line
 from normgen.codegen.emit import emit
 from normgen.errors import UsageError
-from normgen.export.groups import problem_of
 from normgen.program.source import problem_for
+from normgen.records.questions import problem_of
 from normgen.records.statistics import Ratio
 from normgen.records.winners import adopt, read, shipped_folder
 from normgen.report.readme import ROOT
@@ -124,7 +124,7 @@ def test_a_measurement_of_something_else_is_no_line_and_is_told_by_what_it_compa
 
 def test_as_many_winners_have_row_barriers_as_have_them_in_their_text() -> None:
     winners = read(shipped_folder() / "h200.jsonl").records
-    texts = [emit(problem_of(r, load(r.problem.op)), r.schedule).text for r in winners]
+    texts = [emit(problem_of(r.problem, load(r.problem.op)), r.schedule).text for r in winners]
     counted = sum("named_barrier(" in text for text in texts)
     assert counted > 0
     assert cells(techniques_part(ROOT), "row_barriers")[0][2] == f"{counted} of {len(winners)}"

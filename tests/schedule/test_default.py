@@ -12,7 +12,7 @@ from normgen.program.source import problem_for
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
-from normgen.studies.replay import problem_of
+from normgen.studies.replay import swept_problem
 from normgen.studies.sweep_file import read_sweep
 
 H200 = target("h200")
@@ -24,7 +24,7 @@ SOFTMAX = sorted((Path(__file__).parents[2] / "generated" / "evidence" / "sweeps
 def test_the_default_reaches_nine_tenths_of_a_sweeps_optimum(path: Path) -> None:
     sweep = read_sweep(path)
     times = {point.schedule: point.us for point in sweep.points if point.us is not None}
-    default = default_schedule(problem_of(sweep.header), Device(**dict(sweep.header.device)))
+    default = default_schedule(swept_problem(sweep.header), Device(**dict(sweep.header.device)))
     near = [us for s, us in times.items() if replace(s, load=default.load, store=default.store) == default]
     assert near, "neither the default nor its siblings with other hints are in the sample"
     assert min(times.values()) >= 0.9 * times.get(default, max(near))

@@ -75,3 +75,9 @@ def test_no_knob_is_compared_with_a_text() -> None:
             if isinstance(node, ast.Compare) and isinstance(node.left, ast.Attribute) and node.left.attr in KNOBS:
                 texts = [c for c in node.comparators if isinstance(c, ast.Constant) and isinstance(c.value, str)]
                 assert not texts, f"{file.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}"
+
+
+def test_the_schema_of_records_lists_the_knobs() -> None:
+    schema = json.loads((PACKAGE / "records" / "schema.json").read_text(encoding="utf-8"))
+    listed = schema["properties"]["schedule"]["properties"]
+    assert listed == {k.name: {"enum": list(k.values)} for k in TABLE}

@@ -13,7 +13,7 @@ from normgen.device import TARGETS
 from normgen.errors import UsageError
 from normgen.records.record import Outcome
 from normgen.schedule.schedule import Schedule
-from normgen.studies.replay import EVALUATIONS, Landscape, exact_random, follow, landscape_of, problem_of, replay
+from normgen.studies.replay import EVALUATIONS, Landscape, exact_random, follow, landscape_of, replay, swept_problem
 from normgen.studies.sweep_file import Point, Sweep, SweepWriter, header_of, read_sweep
 from normgen.tuning import surrogate
 from normgen.tuning.strategies import Random, Surrogate
@@ -171,7 +171,7 @@ def test_a_recorded_file_becomes_a_landscape_of_its_problem(tmp_path: Path) -> N
     sweep: Sweep = read_sweep(tmp_path / "a.jsonl.xz")
     assert sweep.header == header
     assert sweep.points[2].twin == chosen[0]
-    assert problem_of(sweep.header) == asked
+    assert swept_problem(sweep.header) == asked
     land = landscape_of(sweep)
     assert land.us == (2.0, None, 2.5)
     assert land.wrong == (False, True, False)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from normgen.dtypes import F32, dtype
-from normgen.problem.problem import Direction, Problem, TensorUse
+from normgen.problem.problem import Problem, TensorUse
+from normgen.problem.question import Direction
 from normgen.spec.spec import Formula, Kind, Role, Spec, Tensor
 
 

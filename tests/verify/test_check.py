@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from normgen.dtypes import DTYPES
-from normgen.problem.problem import Direction, Problem
+from normgen.problem.problem import Problem
+from normgen.problem.question import Direction
 from normgen.schedule.schedule import Schedule
 from normgen.verify import (
     Inputs,

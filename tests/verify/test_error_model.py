@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from normgen.dtypes import DTYPES, F32
-from normgen.problem.problem import Direction, Problem
+from normgen.problem.problem import Problem
+from normgen.problem.question import Direction
 from normgen.verify import Verdict, check, interpret, make_inputs, make_outputs
 from normgen.verify.error_model import LAMBDA, REARRANGED, Bounded, Float32Error, U, stored
 from normgen.verify.interpret import Evaluation, formula_table

@@ -8,7 +8,8 @@ from flash_attn.ops.triton.layer_norm import layer_norm_fn
 
 from normgen.bench.peers import Call, NotOfferedError, Options, Tensors
 from normgen.bench.peers.common import by_autograd, on_sets, require, scalar, versions_of
-from normgen.problem.problem import Direction, Problem
+from normgen.problem.problem import Problem
+from normgen.problem.question import Direction
 
 
 def versions() -> dict[str, str]:

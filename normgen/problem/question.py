@@ -1,0 +1,124 @@
+"""A question: what is asked for, as plain values. It alone knows how to become a command line, JSON or a file name."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Any, TypedDict
+
+PLAIN_ALIGN = 16  # bytes; what allocators give
+PROMISES = ("accumulate", "deterministic", "stable_parameters")
+
+
+class Direction(StrEnum):
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+    @property
+    def short(self) -> str:
+        return {"forward": "fwd", "backward": "bwd"}[self.value]
+
+
+class Asked(TypedDict, total=False):
+    """What may be asked of a problem besides its spec and shape; what is left out is as in `make_problem`.
+
+    dtype      stored dtype of the first input; `dtypes` (tensor name -> dtype) where others differ
+    direction  forward | backward
+    without    optional tensors that are not there
+    gradients  backward only: the tensors to differentiate with respect to (default: every input and parameter)
+    pitch, align, accumulate, deterministic, stable_parameters   as in `Problem`
+    """
+
+    dtype: str
+    dtypes: Mapping[str, str] | None
+    direction: str
+    without: Collection[str]
+    gradients: Collection[str] | None
+    pitch: int | None
+    align: int
+    accumulate: bool
+    deterministic: bool
+    stable_parameters: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """One kernel that somebody wants.
+
+    op         the spec's name
+    dtype      stored dtype of the first input, and `dtypes` of every tensor of the spec that takes part
+    without    optional tensors that are not there
+    gradients  backward: the tensors to differentiate by, where not all of them are; else None
+    The other fields are those of `Problem`.
+    """
+
+    op: str
+    rows: int
+    cols: int
+    dtype: str
+    dtypes: tuple[tuple[str, str], ...]
+    direction: Direction = Direction.FORWARD
+    without: tuple[str, ...] = ()
+    gradients: tuple[str, ...] | None = None
+    pitch: int
+    align: int = PLAIN_ALIGN
+    any_cols: bool = False
+    accumulate: bool = False
+    deterministic: bool = False
+    stable_parameters: bool = False
+
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments of `problem_for` behind the spec, and of `tune` behind `op`: plain values."""
+        asked: dict[str, Any] = {
+            "shape": f"{self.rows}x{self.cols}",
+            "dtype": self.dtype,
+            "dtypes": dict(self.dtypes),
+            "direction": self.direction.value,
+            "without": list(self.without),
+            "gradients": None if self.gradients is None else list(self.gradients),
+            "pitch": self.pitch,
+            "align": self.align,
+        }
+        asked |= {name: True for name in PROMISES if getattr(self, name)}
+        return asked | ({"any_cols": True} if self.any_cols else {})
+
+    def options(self, usual: Mapping[str, str]) -> list[str]:
+        """The command line's words behind `--op`: only what differs from the defaults.
+
+        usual  the stored dtypes of a question that names its first dtype alone
+        """
+        words = ["--shape", f"{self.rows}x{self.cols}"]
+        words += ["--dtype", self.dtype] if self.dtype != "f32" else []
+        others = [f"{name}={dtype}" for name, dtype in self.dtypes if usual.get(name, dtype) != dtype]
+        words += ["--dtypes", ",".join(others)] if others else []
+        words += ["--direction", self.direction.value] if self.direction is Direction.BACKWARD else []
+        words += ["--without", ",".join(self.without)] if self.without else []
+        words += ["--gradients", ",".join(self.gradients)] if self.gradients else []
+        words += [f"--{name.replace('_', '-')}" for name in PROMISES if getattr(self, name)]
+        words += ["--pitch", str(self.pitch)] if self.pitch != self.cols else []
+        return words + (["--align", str(self.align)] if self.align != PLAIN_ALIGN else [])
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        plain = {f.name: getattr(self, f.name) for f in fields(self)}
+        gradients = None if self.gradients is None else list(self.gradients)
+        lists = {"dtypes": dict(self.dtypes), "without": list(self.without), "gradients": gradients}
+        return plain | lists | {"direction": self.direction.value}
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Question:
+        """The question of `as_dict`. Raises TypeError or ValueError for anything else."""
+        gradients = data["gradients"]
+        changed = {
+            "dtypes": tuple(data["dtypes"].items()),
+            "without": tuple(data["without"]),
+            "gradients": None if gradients is None else tuple(gradients),
+            "direction": Direction(data["direction"]),
+        }
+        return Question(**{**data, **changed})
+
+    @property
+    def file_stem(self) -> str:
+        """layernorm_fwd_bf16_8192x768: how files about the question begin."""
+        return f"{self.op}_{self.direction.short}_{self.dtype}_{self.rows}x{self.cols}"

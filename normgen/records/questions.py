@@ -1,0 +1,52 @@
+"""What a record, or a sweep, was asked: the question and the problem behind the key in its line."""
+
+from __future__ import annotations
+
+from normgen.errors import UsageError
+from normgen.problem.problem import Problem
+from normgen.problem.question import Direction, Question
+from normgen.program.source import problem_for
+from normgen.records.record import ProblemKey
+from normgen.spec.spec import Role, Spec
+
+
+def question_of(key: ProblemKey, spec: Spec) -> Question:
+    """The question of a key, whose dtypes are by the names of the launch's tensors: x, dx, dy."""
+    stored = dict(key.dtypes)
+    backward = key.direction == Direction.BACKWARD
+    names = {t.name: n for t in spec.tensors for n in (f"d{t.name}", t.name) if n in stored}
+    given = [t.name for t in spec.tensors if t.role in (Role.PARAMETER, Role.INPUT)]
+    kept = {*(spec.saved if backward else ()), *(t.name for t in spec.statistics), *given}
+    inputs = [t.name for t in spec.inputs if t.name in names]  # a backward pass may read y and dy, and no x
+    first = inputs[0] if inputs else next(iter(names))
+    return Question(
+        op=key.op,
+        rows=key.rows,
+        cols=key.cols,
+        dtype=stored[names[first]],
+        dtypes=tuple((name, stored[n]) for name, n in names.items()),
+        direction=Direction(key.direction),
+        without=tuple(t.name for t in spec.tensors if t.optional and t.name in kept and t.name not in names),
+        gradients=tuple(name for name in given if f"d{name}" in stored) if backward else None,
+        pitch=key.pitch,
+        align=key.align,
+        any_cols=key.any_cols,
+        accumulate=key.accumulate,
+        deterministic=key.deterministic,
+        stable_parameters=key.stable_parameters,
+    )
+
+
+def problem_of(key: ProblemKey, spec: Spec) -> Problem:
+    """The problem of a key. Raises UsageError if the spec's text, or what it reads and writes, is another one today."""
+    if key.spec_sha256 != spec.sha256:
+        raise UsageError(
+            f"a record of {key.op} must be of the present text of its spec",
+            received=f"{key.rows} x {key.cols} of {key.spec_sha256[:12]}, the spec is {spec.sha256[:12]}",
+        )
+    problem = problem_for(spec, **question_of(key, spec).arguments())
+    if ProblemKey.of(problem) != key:
+        found = ", ".join(t.name for t in problem.tensors)
+        received = ", ".join(key.present)
+        raise UsageError(f"{key.op} {key.direction} takes {found}", received=f"a record of {received}")
+    return problem
