@@ -113,7 +113,7 @@ class Problem:
             op=self.spec.name,
             rows=self.rows,
             cols=self.cols,
-            dtype=self.dtype.name,
+            dtype=first_dtype(self.spec, stored),
             dtypes=tuple((t.name, stored[t.name]) for t in self.spec.tensors if t.name in stored),
             direction=self.direction,
             without=self.absent,
@@ -149,6 +149,23 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.spec.name} {self.direction.value} {self.rows} x {self.cols} {self.dtype.name}"
+
+
+def first_dtype(spec: Spec, stored: Mapping[str, str]) -> str:
+    """The dtype a question names: that of the first input that takes part, else, backward, of the first output."""
+    return next(stored[t.name] for t in (*spec.inputs, *spec.outputs) if t.name in stored)
+
+
+def said_dtypes(spec: Spec, question: Question) -> dict[str, str]:
+    """The stored dtypes that a question must name: those that do not follow from its dtype and the others named."""
+    said: dict[str, DType] = {}
+    first = dtype_named(question.dtype)
+    while True:
+        found = _followed_dtypes(spec, first, said)
+        other = next((pair for pair in question.dtypes if found[pair[0]].name != pair[1]), None)
+        if other is None:
+            return {name: dtype.name for name, dtype in said.items()}
+        said[other[0]] = dtype_named(other[1])
 
 
 _SHAPE = re.compile(r"[0-9]{1,10}(x[0-9]{1,10})*")  # ten digits hold more than 31 bits
@@ -271,8 +288,17 @@ def check_flow(spec: Spec, without: Collection[str]) -> None:
 
 def _stored_dtypes(spec: Spec, first: str, given: Mapping[str, str]) -> dict[str, DType]:
     """Stored dtype of every tensor: given by name, else that of the tensor it follows, else `first`."""
-    chosen = {name: dtype_named(value) for name, value in given.items()}
-    chosen.setdefault(spec.inputs[0].name, dtype_named(first))
+    stored = _followed_dtypes(spec, dtype_named(first), {name: dtype_named(value) for name, value in given.items()})
+    for tensor in spec.tensors:
+        allowed = ("f32",) if tensor.role is Role.STATISTIC else tensor.dtypes
+        if allowed and stored[tensor.name].name not in allowed:
+            rule = f"tensor '{tensor.name}' of spec '{spec.name}' is stored as one of: {', '.join(allowed)}"
+            raise UsageError(rule, received=stored[tensor.name].name)
+    return stored
+
+
+def _followed_dtypes(spec: Spec, first: DType, given: Mapping[str, DType]) -> dict[str, DType]:
+    chosen = {spec.inputs[0].name: first, **given}
 
     def of(tensor: Tensor) -> DType:
         if tensor.name in chosen:
@@ -284,13 +310,7 @@ def _stored_dtypes(spec: Spec, first: str, given: Mapping[str, str]) -> dict[str
         wanted = chosen[spec.inputs[0].name]
         return wanted if not tensor.dtypes or wanted.name in tensor.dtypes else dtype_named(tensor.dtypes[0])
 
-    stored = {tensor.name: of(tensor) for tensor in spec.tensors}
-    for tensor in spec.tensors:
-        allowed = ("f32",) if tensor.role is Role.STATISTIC else tensor.dtypes
-        if allowed and stored[tensor.name].name not in allowed:
-            rule = f"tensor '{tensor.name}' of spec '{spec.name}' is stored as one of: {', '.join(allowed)}"
-            raise UsageError(rule, received=stored[tensor.name].name)
-    return stored
+    return {tensor.name: of(tensor) for tensor in spec.tensors}
 
 
 def _uses(tensors: Iterable[Tensor], stored: Mapping[str, DType], *, is_written: bool) -> tuple[TensorUse, ...]:

@@ -47,7 +47,7 @@ class Question:
     """One kernel that somebody wants.
 
     op         the spec's name
-    dtype      stored dtype of the first input, and `dtypes` of every tensor of the spec that takes part
+    dtype      stored dtype of the first input (`first_dtype`), and `dtypes` of every tensor that takes part
     without    optional tensors that are not there
     gradients  backward: the tensors to differentiate by, where not all of them are; else None
     The other fields are those of `Problem`.
@@ -83,14 +83,14 @@ class Question:
         asked |= {name: True for name in PROMISES if getattr(self, name)}
         return asked | ({"any_cols": True} if self.any_cols else {})
 
-    def options(self, usual: Mapping[str, str]) -> list[str]:
+    def options(self, said: Mapping[str, str]) -> list[str]:
         """The command line's words behind `--op`: only what differs from the defaults.
 
-        usual  the stored dtypes of a question that names its first dtype alone
+        said  the dtypes that must be named: `said_dtypes`
         """
         words = ["--shape", f"{self.rows}x{self.cols}"]
         words += ["--dtype", self.dtype] if self.dtype != "f32" else []
-        others = [f"{name}={dtype}" for name, dtype in self.dtypes if usual.get(name, dtype) != dtype]
+        others = [f"{name}={dtype}" for name, dtype in said.items()]
         words += ["--dtypes", ",".join(others)] if others else []
         words += ["--direction", self.direction.value] if self.direction is Direction.BACKWARD else []
         words += ["--without", ",".join(self.without)] if self.without else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from normgen.errors import UsageError
-from normgen.problem.problem import Problem
+from normgen.problem.problem import Problem, first_dtype
 from normgen.problem.question import Direction, Question
 from normgen.program.source import problem_for
 from normgen.records.record import ProblemKey
@@ -15,19 +15,21 @@ def question_of(key: ProblemKey, spec: Spec) -> Question:
     stored = dict(key.dtypes)
     backward = key.direction == Direction.BACKWARD
     names = {t.name: n for t in spec.tensors for n in (f"d{t.name}", t.name) if n in stored}
+    dtypes = {name: stored[n] for name, n in names.items()}
     given = [t.name for t in spec.tensors if t.role in (Role.PARAMETER, Role.INPUT)]
     kept = {*(spec.saved if backward else ()), *(t.name for t in spec.statistics), *given}
-    inputs = [t.name for t in spec.inputs if t.name in names]  # a backward pass may read y and dy, and no x
-    first = inputs[0] if inputs else next(iter(names))
+    without = tuple(sorted(t.name for t in spec.tensors if t.optional and t.name in kept and t.name not in names))
+    asked_by = tuple(name for name in given if f"d{name}" in stored)
+    by_all = set(given) == {*asked_by, *without}
     return Question(
         op=key.op,
         rows=key.rows,
         cols=key.cols,
-        dtype=stored[names[first]],
-        dtypes=tuple((name, stored[n]) for name, n in names.items()),
+        dtype=first_dtype(spec, dtypes),
+        dtypes=tuple(dtypes.items()),
         direction=Direction(key.direction),
-        without=tuple(t.name for t in spec.tensors if t.optional and t.name in kept and t.name not in names),
-        gradients=tuple(name for name in given if f"d{name}" in stored) if backward else None,
+        without=without,
+        gradients=asked_by if backward and not by_all else None,
         pitch=key.pitch,
         align=key.align,
         any_cols=key.any_cols,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -20,7 +20,7 @@ from normgen.errors import UsageError, did_you_mean
 from normgen.export import export_record
 from normgen.files.private import write_atomically
 from normgen.measure.timing import PROTOCOL
-from normgen.problem.problem import Problem
+from normgen.problem.problem import Problem, said_dtypes
 from normgen.problem.question import Asked
 from normgen.program.source import problem_for
 from normgen.records.record import Cache, Record
@@ -220,8 +220,7 @@ def environment(*, measured: bool) -> dict[str, str]:
 def command_of(op: str, problem: Problem, *, cache: Cache, seed: int, target: Device | None) -> str:
     """The command line that asks for the same again; only what differs from the defaults."""
     asked = problem.question
-    usual = problem_for(problem.spec, **replace(asked, dtypes=()).arguments()).question.dtypes
-    shape, size, *rest = asked.options(dict(usual))
+    shape, size, *rest = asked.options(said_dtypes(problem.spec, asked))
     words = ["normgen", "tune", shape, size, *(["--op", op] if op != "layernorm" else []), *rest]
     words += ["--cache", cache.value] if cache is not Cache.COLD else []
     words += ["--seed", str(seed)] if seed else []

@@ -344,3 +344,29 @@ def test_a_formula_of_several_lines_works_in_every_command(
     given = {"spec": (str(file),), "verify": problem, "tune": (*problem, "--output", str(tmp_path))}[command[0]]
     code, _, err = run(capsys, *command, *given)
     assert (code, "error" in err) == (0, False)
+
+
+OWN = """
+name = "scaled_square"
+summary = "Each row's squares over their sum."
+[tensors]
+x = { role = "input" }
+y = { role = "output", follows = "x" }
+[formulas]
+y = "x**2 / (sum(x**2) + 1)"
+"""
+
+
+def test_the_record_of_an_own_spec_is_exported_without_the_spec(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "scaled_square.toml"
+    own.write_text(OWN, encoding="utf-8")
+    code, _, err = run(capsys, "tune", "--op", str(own), "--shape", "64x256", "--device", "cpu", "--trials", "3")
+    assert code == 0, err
+    (winner,) = (tmp_path / "state").rglob("winner.jsonl")
+    own.unlink()
+    code, out, err = run(capsys, "export", str(winner), "--output", str(tmp_path / "headers"))
+    assert code == 0, err
+    (header,) = (tmp_path / "headers").glob("*.cu")
+    assert "scaled_square_fwd_f32" in header.read_text(encoding="utf-8")

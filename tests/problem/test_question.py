@@ -1,0 +1,89 @@
+"""A question becomes JSON, arguments, a command line or a record's key, and is the same question again."""
+
+from __future__ import annotations
+
+import json
+
+import click
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from normgen.cli.options import problem_options, read_problem
+from normgen.errors import NormgenError
+from normgen.problem.problem import Problem, said_dtypes
+from normgen.problem.question import Question
+from normgen.program.source import problem_for
+from normgen.records.questions import problem_of
+from normgen.records.record import ProblemKey
+from normgen.spec.reader import list_specs, load
+from normgen.spec.spec import Role
+
+DTYPES = ("f32", "f16", "bf16")
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    """Any problem of any built-in spec that is accepted."""
+    spec = load(draw(st.sampled_from(sorted(list_specs()))))
+    backward = draw(st.booleans())
+    sources = [t.name for t in spec.tensors if t.role in (Role.INPUT, Role.PARAMETER)]
+    optional = [t.name for t in spec.tensors if t.optional]
+    some = st.lists(st.sampled_from(sources), unique=True, min_size=1)
+    cols = draw(st.integers(1, 4096))
+    names = st.sampled_from([t.name for t in spec.tensors])
+    try:
+        return problem_for(
+            spec,
+            shape=(draw(st.integers(0, 9999)), cols),
+            dtype=draw(st.sampled_from(DTYPES)),
+            dtypes=draw(st.dictionaries(names, st.sampled_from(DTYPES), max_size=2)),
+            direction="backward" if backward else "forward",
+            without=draw(st.lists(st.sampled_from(optional), unique=True)) if optional else (),
+            gradients=draw(st.none() | some) if backward else None,
+            pitch=cols + draw(st.sampled_from((0, 1, 64))),
+            align=draw(st.sampled_from((2, 4, 8, 16, 32))),
+            accumulate=backward and draw(st.booleans()),
+            deterministic=draw(st.booleans()),
+            stable_parameters=draw(st.booleans()),
+        )
+    except NormgenError:
+        assume(False)
+        raise
+
+
+def from_words(op: str, words: list[str]) -> Problem:
+    """The problem that a command reads from its options."""
+    found: list[Problem] = []
+
+    @click.command()
+    @problem_options
+    def command(**options: object) -> None:
+        found.append(read_problem(options))
+
+    command.main(["--op", op, *words], standalone_mode=False)
+    return found[0]
+
+
+@settings(max_examples=300, deadline=None)
+@given(problems())
+def test_a_question_survives_json_arguments_a_command_line_and_a_records_key(problem: Problem) -> None:
+    asked, spec = problem.question, problem.spec
+    assert Question.from_dict(json.loads(json.dumps(asked.as_dict()))) == asked
+    assert problem_for(spec, **asked.arguments()) == problem
+    assert from_words(spec.name, asked.options(said_dtypes(spec, asked))) == problem
+    assert ProblemKey.of(problem_of(ProblemKey.of(problem), spec)) == ProblemKey.of(problem)
+
+
+def test_the_words_of_a_question_are_those_that_differ_from_the_defaults() -> None:
+    spec = load("layernorm")
+    plain = problem_for(spec, shape="8x768", dtype="bf16", dtypes={"weight": "f32"}, without=["bias"])
+    words = plain.question.options(said_dtypes(spec, plain.question))
+    assert words == ["--shape", "8x768", "--dtype", "bf16", "--dtypes", "weight=f32", "--without", "bias"]
+
+
+@pytest.mark.parametrize("change", [{"rows": None, "more": 1}, {"direction": "sideways"}])
+def test_json_that_is_no_question_is_refused(change: dict[str, object]) -> None:
+    good = problem_for(load("rmsnorm"), shape="8x768").question.as_dict()
+    with pytest.raises((TypeError, ValueError)):
+        Question.from_dict({**good, **change})
