@@ -366,7 +366,7 @@ def test_the_record_of_an_own_spec_is_exported_without_the_spec(
     assert code == 0, err
     (winner,) = (tmp_path / "state").rglob("winner.jsonl")
     own.unlink()
-    code, out, err = run(capsys, "export", str(winner), "--output", str(tmp_path / "headers"))
+    code, _, err = run(capsys, "export", str(winner), "--output", str(tmp_path / "headers"))
     assert code == 0, err
     (header,) = (tmp_path / "headers").glob("*.cu")
     assert "scaled_square_fwd_f32" in header.read_text(encoding="utf-8")
