@@ -24,6 +24,7 @@ LAYERS = (
     ("schedule",),
     ("cost",),
     ("codegen",),
+    ("pipeline",),
     ("cuda", "cpu"),
     ("verify",),
     ("records",),

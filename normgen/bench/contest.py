@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from normgen.bench.entry import CHECKED_ELEMENTS, reason_of
-from normgen.codegen.emit import emit
 from normgen.cuda.cache import CubinCache
 from normgen.cuda.compiler import compile_module
 from normgen.device import Device
@@ -15,6 +14,7 @@ from normgen.measure import timing
 from normgen.measure.gpu import GpuBench
 from normgen.measure.protocol import DeviceLostError, roof_name
 from normgen.measure.replays import CONTEST_REPLAY_US
+from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.records import statistics
 from normgen.records.record import Cache

@@ -13,7 +13,6 @@ from normgen.bench.expected import Expected
 from normgen.bench.peers import NotOfferedError, Options, Peer
 from normgen.bench.result import EntryResult, Provider
 from normgen.bench.table import OURS
-from normgen.codegen.emit import emit
 from normgen.cuda.cache import CubinCache
 from normgen.cuda.compiler import compile_module
 from normgen.device import Device
@@ -22,6 +21,7 @@ from normgen.measure import timing
 from normgen.measure.gpu import COPY, GpuBench
 from normgen.measure.protocol import DeviceLostError, roof_name
 from normgen.measure.replays import CONTEST_REPLAY_US
+from normgen.pipeline import emit
 from normgen.records import statistics
 from normgen.schedule.schedule import Schedule, schedule_from
 from normgen.spec.spec import Kind

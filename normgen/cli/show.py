@@ -17,12 +17,12 @@ from normgen.cli.options import (
     show,
     target_option,
 )
-from normgen.codegen.emit import emit, passes_of
 from normgen.cuda.driver import find_gpu
 from normgen.device import target as named_target
 from normgen.errors import VerificationError
 from normgen.measure.check import check_on_gpu
 from normgen.measure.cpu_check import check_on_cpu
+from normgen.pipeline import emit, programs_of
 from normgen.program.lower import lower
 from normgen.schedule.default import default_schedule
 from normgen.schedule.space import space
@@ -68,7 +68,7 @@ def show_command(target: str, what: str, knobs: str, **options: Any) -> None:
     problem, facts = read_problem(options), named_target(target)
     schedule = read_schedule(problem, facts, knobs)
     if what == "ir":
-        for name, program in passes_of(problem, schedule):
+        for name, program in programs_of(problem, schedule):
             click.echo(f"// {name}\n{program}\n")
     elif what == "schedule":
         for name, value in schedule.as_dict().items():

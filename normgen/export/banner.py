@@ -5,10 +5,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 
-from normgen.codegen.emit import emit
 from normgen.cuda.compiler import identity_of
 from normgen.export.comments import formula_text
 from normgen.export.groups import Entry, Group
+from normgen.pipeline import emit
 from normgen.problem.question import Direction
 from normgen.records.record import Record
 from normgen.schedule.schedule import Schedule

@@ -9,9 +9,10 @@ from itertools import chain, count
 from operator import or_
 
 from normgen.codegen import prelude
-from normgen.codegen.emit import Parts, emit_parts
 from normgen.codegen.module import Kernel
+from normgen.codegen.parts import Parts
 from normgen.codegen.view import State
+from normgen.pipeline import emit_parts
 from normgen.problem.problem import Problem
 from normgen.program.rewrites.reductions import applicable
 from normgen.program.source import written_program

@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from normgen.codegen.emit import emit
 from normgen.codegen.module import Module
 from normgen.cuda.arrays import ArrayView, DeviceArray, view
 from normgen.cuda.cache import CubinCache
@@ -26,6 +25,7 @@ from normgen.cuda.memory import DeviceBuffer
 from normgen.cuda.stream import stream_handle, wait_for_stream
 from normgen.device import Device
 from normgen.errors import NothingValidError, UsageError, did_you_mean
+from normgen.pipeline import emit
 from normgen.problem.problem import Problem, TensorUse
 from normgen.program.source import problem_for
 from normgen.python.arguments import Placed, expectations, misfit

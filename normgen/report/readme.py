@@ -12,9 +12,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from normgen.codegen.emit import emit
 from normgen.device import target
 from normgen.errors import UsageError, did_you_mean
+from normgen.pipeline import emit
 from normgen.program.source import problem_for
 from normgen.records.record import Record
 from normgen.records.winners import read

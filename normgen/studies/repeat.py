@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from normgen.codegen.emit import emit
 from normgen.cuda.driver import find_gpu
 from normgen.device import Device
 from normgen.errors import NothingValidError, UsageError
@@ -25,6 +24,7 @@ from normgen.measure import timing
 from normgen.measure.isolation.bench import WorkerBench
 from normgen.measure.isolation.process import Worker
 from normgen.measure.protocol import Bench
+from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.records import statistics
 from normgen.records.record import Cache

@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from normgen.codegen.emit import emit
 from normgen.cost.model import predicted_us
 from normgen.cuda.driver import device_facts
 from normgen.device import Device
@@ -26,6 +25,7 @@ from normgen.measure.isolation.bench import WorkerBench
 from normgen.measure.isolation.process import Worker
 from normgen.measure.protocol import Bench, DeviceLostError, KernelFaultError
 from normgen.measure.timing import Policy
+from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.records import statistics
 from normgen.records.record import Cache, Outcome, ProblemKey

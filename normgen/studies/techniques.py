@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from normgen.codegen.emit import emit_parts
 from normgen.cost.model import predicted_us
 from normgen.device import Device
+from normgen.pipeline import emit_parts
 from normgen.problem.problem import Problem
 from normgen.schedule.knobs import KNOBS, TABLE
 from normgen.schedule.legality import refusal

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from normgen.codegen.emit import emit
 from normgen.cost.model import predicted_us
 from normgen.cuda.cache import CubinCache
 from normgen.cuda.pool import CompilePool
@@ -21,6 +20,7 @@ from normgen.measure.isolation.bench import WorkerBench
 from normgen.measure.isolation.process import Worker
 from normgen.measure.isolation.turns import device_name, turn
 from normgen.measure.timing import Policy
+from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.records.memory import Memory
 from normgen.records.record import Cache, ProblemKey, Record

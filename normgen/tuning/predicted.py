@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from normgen.codegen.emit import emit
 from normgen.cost.model import predicted_us
 from normgen.cuda.cache import CubinCache
 from normgen.cuda.pool import CompilePool
 from normgen.errors import NormgenError, NothingValidError
 from normgen.measure import cpu_check
+from normgen.pipeline import emit
 from normgen.records.record import Cache, Outcome, Record
 from normgen.schedule.schedule import Schedule
 from normgen.tuning.compile import Builder

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from normgen import verify
-from normgen.codegen.emit import emit
 from normgen.cuda.compiler import nvrtc_version
 from normgen.cuda.driver import driver_version, find_gpu
 from normgen.device import Device
@@ -20,6 +19,7 @@ from normgen.errors import UsageError, did_you_mean
 from normgen.export import export_record
 from normgen.files.private import write_atomically
 from normgen.measure.timing import PROTOCOL
+from normgen.pipeline import emit
 from normgen.problem.problem import Problem, said_dtypes
 from normgen.problem.question import Asked
 from normgen.program.source import problem_for

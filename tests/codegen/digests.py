@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from normgen.codegen.emit import emit
 from normgen.codegen.module import Module
+from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.records.questions import problem_of

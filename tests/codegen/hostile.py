@@ -6,7 +6,7 @@ import random
 import re
 from collections.abc import Iterable, Sequence
 
-from normgen.codegen.emit import emit
+from normgen.pipeline import emit
 from normgen.program.source import problem_for
 from normgen.spec.names import refusal
 from normgen.spec.reader import parse

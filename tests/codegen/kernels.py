@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from normgen.codegen.emit import emit
 from normgen.codegen.module import Module
 from normgen.device import target
+from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.legality import refusal

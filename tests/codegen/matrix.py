@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator, Sequence
 
 from normgen import verify
-from normgen.codegen.emit import emit
+from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.schedule.knobs import DETERMINISTIC_COLUMNS
 from normgen.schedule.plan import column_outputs

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from normgen.codegen.emit import emit
 from normgen.codegen.module import Module
 from normgen.cpu import FaultKind, build, find_compiler
 from normgen.cuda.compiler import compile_module
 from normgen.device import target
+from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.legality import refusal

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from normgen.codegen.emit import emit
 from normgen.cuda.compiler import compile_module, ptx
 from normgen.device import target
 from normgen.errors import NormgenError
+from normgen.pipeline import emit
 from normgen.program.rewrites.reductions import SOFTMAX, VARIANCE, applicable
 from normgen.program.source import problem_for, written_program
 from normgen.schedule.default import default_schedule

@@ -6,12 +6,12 @@ import re
 
 import pytest
 
-from normgen.codegen.emit import emit
 from normgen.codegen.module import Module
 from normgen.cpu import find_compiler
 from normgen.cuda.compiler import compile_module, nvrtc_version, ptx
 from normgen.device import target
 from normgen.errors import NormgenError
+from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.knobs import DependentLaunch

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from normgen.codegen.emit import emit
 from normgen.cpu.build import build
 from normgen.cpu.compiler import find_compiler
 from normgen.device import target
+from normgen.pipeline import emit
 from normgen.program.evaluate import evaluate
 from normgen.program.ir import value_kinds
 from normgen.program.lower import lower

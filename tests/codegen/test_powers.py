@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import sympy as sp
 
-from normgen.codegen.emit import emit
 from normgen.codegen.printer import Printer
 from normgen.cpu import build_many
 from normgen.cuda.compiler import compile_module
 from normgen.cuda.nvrtc import version
 from normgen.device import target
 from normgen.errors import NormgenError
+from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.default import default_schedule

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from normgen.codegen.emit import emit
 from normgen.cpu import find_compiler
 from normgen.device import target
+from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.python.handle import general_schedules

@@ -13,10 +13,10 @@ from dataclasses import replace
 import pytest
 
 from normgen import verify
-from normgen.codegen.emit import emit
 from normgen.cpu import find_compiler
 from normgen.cuda.compiler import compile_module
 from normgen.device import target
+from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.knobs import KNOBS

@@ -8,15 +8,17 @@ from dataclasses import replace
 
 import pytest
 
-from normgen.codegen.emit import emit, marked_parts, passes_of, spelled_parts
 from normgen.codegen.module import Source
+from normgen.codegen.parts import marked_parts, spelled_parts
 from normgen.codegen.spelling import Spelling, mark, marked
 from normgen.cuda import nvrtc
 from normgen.cuda.compiler import compile_module
 from normgen.device import target
 from normgen.errors import NormgenError
+from normgen.pipeline import emit, programs_of
 from normgen.program.source import problem_for
 from normgen.schedule.default import default_schedule, fallback_schedule
+from normgen.schedule.plan import plan_of
 from normgen.schedule.schedule import Schedule
 from normgen.spec.names import refusal
 from normgen.spec.reader import parse
@@ -41,8 +43,8 @@ def test_over_all_knobs_marks_become_identifiers_that_nothing_else_in_the_text_h
     changed = 0
     for spec in (HOSTILE[0], HOSTILE[4], HOSTILE[-1]):
         for problem, schedule in covering(spec, ["32x96", "40x101"], direction):
-            program = passes_of(problem, schedule)[-1][1]
-            parts = marked_parts(*marked(problem, program), schedule)
+            program = programs_of(problem, schedule)[-1][1]
+            parts = marked_parts(plan_of(*marked(problem, program), schedule))
             before = TOKEN.findall(code(parts.kernels_text))
             after = TOKEN.findall(code(spelled_parts(parts).kernels_text))
             assert len(before) == len(after)

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from normgen import verify
-from normgen.codegen.emit import emit, passes_of
 from normgen.codegen.printer import Printer
 from normgen.cpu import build, find_compiler
 from normgen.device import target
+from normgen.pipeline import emit, programs_of
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.default import default_schedule
@@ -155,7 +155,7 @@ def written(tree: Expression, values: dict[str, Any]) -> Any:
 def printed(spec: Spec, values: dict[str, Any], direction: str = "forward") -> dict[str, Any]:
     """The emitted expressions, read back as text and computed in float32: + - * / are alike in C and Python."""
     problem = problem_for(spec, shape="8x96", direction=direction)
-    program = passes_of(problem, Schedule())[-1][1]
+    program = programs_of(problem, Schedule())[-1][1]
     known = dict(values)
     for statement in program.maps:
         text = Printer({name: name for name in known}).text(statement.expr)

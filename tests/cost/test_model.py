@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from normgen.codegen.emit import emit
 from normgen.cost.constants import Constants, constants_from, constants_of, read_constants, write_constants
 from normgen.cost.model import Cost, estimated_registers, predict
 from normgen.device import TARGETS
 from normgen.errors import UsageError
+from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for, stages_of
 from normgen.schedule.default import default_schedule

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from normgen.codegen.emit import emit
 from normgen.codegen.module import Launch
 from normgen.cuda.arrays import DeviceArray
 from normgen.cuda.compiler import compile_module
@@ -20,6 +19,7 @@ from normgen.cuda.stream import Graph, Stream
 from normgen.device import Device, target
 from normgen.dtypes import F32
 from normgen.errors import CompileError
+from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.python.handle import kernel

@@ -13,7 +13,6 @@ from click.testing import CliRunner
 
 from normgen import export
 from normgen.cli.main import cli
-from normgen.codegen.emit import emit
 from normgen.cpu import find_compiler
 from normgen.cuda import nvrtc
 from normgen.cuda.compiler import identity_of
@@ -21,6 +20,7 @@ from normgen.errors import CompileError, NoDeviceError, UsageError
 from normgen.export import Header, headers_of
 from normgen.export.groups import groups_of
 from normgen.measure.cpu_check import check_on_cpu
+from normgen.pipeline import emit
 from normgen.program.source import problem_for
 from normgen.records.questions import problem_of
 from normgen.records.record import Record, parse_line

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from normgen.codegen.emit import emit
 from normgen.codegen.module import Launch
 from normgen.cuda import nvrtc
 from normgen.cuda.compiler import compile_module
@@ -21,6 +20,7 @@ from normgen.cuda.nvrtc import header_folders
 from normgen.export import headers_of
 from normgen.export.groups import Entry, groups_of
 from normgen.export.host_part import launch_values
+from normgen.pipeline import emit
 from normgen.records.questions import problem_of
 from normgen.records.record import Record
 from normgen.schedule.schedule import Schedule

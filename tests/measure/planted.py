@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from normgen.codegen.emit import emit
 from normgen.codegen.module import Module
+from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.schedule.schedule import Schedule
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from normgen.codegen.emit import emit
 from normgen.codegen.module import Kernel, Launch, Module
 from normgen.cost.model import predicted_us
 from normgen.cuda.compiler import compile_module
@@ -22,6 +21,7 @@ from normgen.device import TARGETS, Device
 from normgen.measure.isolation.bench import Patience, WorkerBench
 from normgen.measure.isolation.process import Worker
 from normgen.measure.timing import Policy
+from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.records.record import Cache, Outcome, Record

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from normgen.codegen.emit import emit
 from normgen.cuda.compiler import compile_module
 from normgen.cuda.driver import find_gpu
 from normgen.errors import NormgenError
 from normgen.measure import timing
+from normgen.pipeline import emit
 from normgen.program.source import problem_for
 from normgen.records import statistics
 from normgen.records.record import Cache

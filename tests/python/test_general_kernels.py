@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from normgen import cpu
-from normgen.codegen.emit import emit
 from normgen.codegen.module import Module
 from normgen.cuda.arrays import ArrayView
 from normgen.device import target
 from normgen.dtypes import DTYPES
+from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.python.arguments import expectations, misfit

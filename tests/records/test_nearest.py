@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from normgen.codegen.emit import emit
 from normgen.cpu import find_compiler
 from normgen.device import TARGETS
 from normgen.measure.cpu_check import check_on_cpu
+from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.records.nearest import FARTHEST, Neighbour, distance, fitted, is_trusted, nearest, neighbours

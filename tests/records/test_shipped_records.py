@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from normgen import verify
-from normgen.codegen.emit import emit
 from normgen.cpu import find_compiler
+from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.records.record import Record

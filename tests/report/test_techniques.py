@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from normgen.bench.ablation import Ablation, Line
-from normgen.codegen.emit import emit
 from normgen.errors import UsageError
+from normgen.pipeline import emit
 from normgen.program.source import problem_for
 from normgen.records.questions import problem_of
 from normgen.records.statistics import Ratio

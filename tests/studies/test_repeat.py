@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from normgen.cli import main as cli
-from normgen.codegen.emit import emit
 from normgen.cuda.compiler import compile_module
 from normgen.device import TARGETS
 from normgen.errors import NothingValidError, UsageError
+from normgen.pipeline import emit
 from normgen.program.source import problem_for
 from normgen.records.record import Cache, Outcome
 from normgen.schedule.schedule import Schedule

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from normgen.codegen.emit import emit
 from normgen.device import TARGETS
+from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.knobs import KNOBS, TABLE

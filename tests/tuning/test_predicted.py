@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from normgen.codegen.emit import emit
 from normgen.device import TARGETS
 from normgen.errors import NothingValidError, UsageError
 from normgen.measure import cpu_check
+from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.records.record import Cache, Outcome

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from normgen import verify
-from normgen.codegen.emit import emit
 from normgen.cpu import build, find_compiler
 from normgen.device import target
+from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.default import default_schedule

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import sympy as sp
 
@@ -41,32 +40,6 @@ from normgen.spec.spec import Kind
 
 VARIANCE = ("two_pass", "sum_of_squares", "shifted", "welford")
 SOFTMAX = ("two_pass", "online")
-
-
-class Choices(Protocol):
-    """What of a Schedule decides the rewrites."""
-
-    @property
-    def variance(self) -> str: ...
-
-    @property
-    def softmax(self) -> str: ...
-
-
-def passes(program: RowProgram, schedule: Choices) -> list[tuple[str, RowProgram]]:
-    """The program as lowered and after each pass: (pass name, program), every one checked."""
-    steps = [("lower", check(program))]
-    for name, rewrite, choice in (
-        ("variance", variance, schedule.variance),
-        ("softmax", softmax, schedule.softmax),
-    ):
-        steps.append((f"{name}={choice}", rewrite(steps[-1][1], choice)))
-    return steps
-
-
-def rewritten(program: RowProgram, schedule: Choices) -> RowProgram:
-    """The program after every pass: what the emitter gets."""
-    return passes(program, schedule)[-1][1]
 
 
 def applicable(program: RowProgram) -> dict[str, tuple[str, ...]]:

@@ -1,8 +1,7 @@
-"""problem x schedule -> CUDA text: the pipeline, one line a step."""
+"""Plan -> the pieces of a CUDA text: kernels, vector accesses, states, trees."""
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, replace
 
 from normgen.codegen import prelude
@@ -13,11 +12,6 @@ from normgen.codegen.spelling import Spelling, marked, unmarked
 from normgen.codegen.view import State
 from normgen.problem.problem import Problem
 from normgen.program.ir import RowProgram
-from normgen.program.rewrites import reductions
-from normgen.program.rewrites.approximate import approximate_exponentials
-from normgen.program.rewrites.hoist import hoist_row_divisions
-from normgen.program.source import written_program
-from normgen.schedule.knobs import Arithmetic, Softmax, Variance
 from normgen.schedule.plan import Place, Plan, plan_of
 from normgen.schedule.schedule import Schedule
 
@@ -68,39 +62,8 @@ def kernel_name(problem: Problem, schedule: Schedule) -> str:
     return f"{problem.name}_{cols}{absent}_{schedule.strategy}_{schedule.key[:6]}"
 
 
-def passes_of(problem: Problem, schedule: Schedule) -> list[tuple[str, RowProgram]]:
-    """The program after every pass, named: what `normgen show --ir` prints."""
-    return list(_passes(problem, schedule.variance, schedule.softmax, schedule.arithmetic))
-
-
-@functools.lru_cache(maxsize=32)
-def _passes(
-    problem: Problem, variance: Variance, softmax: Softmax, arithmetic: Arithmetic
-) -> tuple[tuple[str, RowProgram], ...]:
-    """Thousands of schedules share a few programs, and a program takes four times as long as its text."""
-    steps = reductions.passes(written_program(problem), Schedule(variance=variance, softmax=softmax))
-    steps.append(("hoist row divisions", hoist_row_divisions(steps[-1][1])))
-    if arithmetic is Arithmetic.APPROXIMATE:
-        steps.append(("approximate exponentials", approximate_exponentials(steps[-1][1])))
-    return tuple(steps)
-
-
-def emit(problem: Problem, schedule: Schedule) -> Module:
-    """CUDA text for a problem under a schedule."""
-    return emit_parts(problem, schedule).module()
-
-
-def emit_parts(problem: Problem, schedule: Schedule) -> Parts:
-    """As `emit`, with the pieces of the text still apart."""
-    return program_parts(problem, passes_of(problem, schedule)[-1][1], schedule)
-
-
-def emit_program(problem: Problem, program: RowProgram, schedule: Schedule) -> Module:
-    """The module of a program that is already rewritten for `schedule`."""
-    return program_parts(problem, program, schedule).module()
-
-
-def program_parts(problem: Problem, program: RowProgram, schedule: Schedule) -> Parts:
+def parts_of(problem: Problem, program: RowProgram, schedule: Schedule) -> Parts:
+    """The pieces of the text of a program that is already rewritten for `schedule`."""
     return spelled_parts(marked_parts(plan_of(*marked(problem, program), schedule)))
 
 

@@ -1,0 +1,52 @@
+"""The page: how a question becomes a kernel. Everything else is reached from here.
+
+    spec, question -> Problem        what is asked            spec/, problem/
+    Problem        -> RowProgram     what is computed         program/: lowered; backward: derived from that
+    RowProgram     -> RowProgram     a pass at a time         program/rewrites/
+    with Schedule  -> Plan           all that follows         schedule/
+    Plan           -> Module         the CUDA text            codegen/
+
+What is done with a module stands in `tuning/tuner.py`: compile, check, race, record, export.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from normgen.codegen.module import Module
+from normgen.codegen.parts import Parts, parts_of
+from normgen.problem.problem import Problem
+from normgen.program.ir import RowProgram
+from normgen.program.rewrites.passes import passed
+from normgen.program.source import written_program
+from normgen.schedule.knobs import Arithmetic, Softmax, Variance
+from normgen.schedule.schedule import Schedule
+
+
+def emit(problem: Problem, schedule: Schedule) -> Module:
+    """The kernel of a problem under a schedule: CUDA text, arguments, launch, workspace.
+
+    The program says what is computed and nothing about threads; the schedule says how, and never changes the answer
+    beyond rounding; the plan is what follows from both; only the emitter writes text.
+    """
+    return emit_parts(problem, schedule).module()
+
+
+def emit_parts(problem: Problem, schedule: Schedule) -> Parts:
+    """As `emit`, with the pieces of the text still apart: a header merges those of many kernels."""
+    program = programs_of(problem, schedule)[-1][1]
+    return parts_of(problem, program, schedule)
+
+
+def programs_of(problem: Problem, schedule: Schedule) -> list[tuple[str, RowProgram]]:
+    """The program as its author wrote it and after every pass, named: what `normgen show --ir` prints."""
+    return list(_programs(problem, schedule.variance, schedule.softmax, schedule.arithmetic))
+
+
+@lru_cache(maxsize=32)
+def _programs(
+    problem: Problem, variance: Variance, softmax: Softmax, arithmetic: Arithmetic
+) -> tuple[tuple[str, RowProgram], ...]:
+    """Thousands of schedules share a few programs, and a program takes four times as long as its text."""
+    choices = Schedule(variance=variance, softmax=softmax, arithmetic=arithmetic)
+    return tuple(passed(written_program(problem), choices))

@@ -1,0 +1,46 @@
+"""The passes: what is rewritten in a program before a kernel is planned for it, in this order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from normgen.program.ir import RowProgram, check
+from normgen.program.rewrites.approximate import approximate_exponentials
+from normgen.program.rewrites.hoist import hoist_row_divisions
+from normgen.program.rewrites.reductions import softmax, variance
+from normgen.schedule.knobs import Arithmetic, Softmax, Variance
+
+
+class Choices(Protocol):
+    """What of a Schedule decides the passes."""
+
+    @property
+    def variance(self) -> Variance: ...
+
+    @property
+    def softmax(self) -> Softmax: ...
+
+    @property
+    def arithmetic(self) -> Arithmetic: ...
+
+
+def passes(choices: Choices) -> list[tuple[str, Callable[[RowProgram], RowProgram]]]:
+    """(name, pass), first to last."""
+    listed: list[tuple[str, Callable[[RowProgram], RowProgram]]] = [
+        (f"variance={choices.variance}", partial(variance, method=choices.variance)),
+        (f"softmax={choices.softmax}", partial(softmax, method=choices.softmax)),
+        ("hoist row divisions", hoist_row_divisions),
+    ]
+    if choices.arithmetic is Arithmetic.APPROXIMATE:
+        listed.append(("approximate exponentials", approximate_exponentials))
+    return listed
+
+
+def passed(program: RowProgram, choices: Choices) -> list[tuple[str, RowProgram]]:
+    """The program as lowered and after each pass, every one checked: what `normgen show --ir` prints."""
+    steps = [("lower", check(program))]
+    for name, rewrite in passes(choices):
+        steps.append((name, check(rewrite(steps[-1][1]))))
+    return steps
