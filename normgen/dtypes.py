@@ -13,17 +13,30 @@ from normgen.errors import UsageError, did_you_mean
 
 @dataclass(frozen=True, kw_only=True)
 class DType:
-    """A stored number format.
+    """A stored number format: all that anything here knows of it, but the instructions that convert it.
 
-    `unit_roundoff` is half the distance from 1 to the next number (u = 2^-p for p significant bits);
-    `smallest_normal` bounds from where on that relative error no longer holds.
+    cuda_ctype, header  its name in the public signature of an exported header, and the CUDA header that has it
+    ctype, word         its name in emitted CUDA text; and in vectors of specs and banners: half in half8
+    elements, packs     16 bits: expressions of the element in the low and the high half of a register, `%s`, as
+                        float; functions that make a register of one float and of two
+    scalar_type         the numpy (or ml_dtypes) scalar with the same bits; `torch` is torch's name of it
+    dlpack              type code and bits
+    unit_roundoff       half the distance from 1 to the next number: u = 2^-p for p significant bits
+    smallest_normal     from where on that relative error no longer holds
     """
 
     name: str
-    bytes: int
-    ctype: str  # its name in emitted CUDA text
-    cuda_ctype: str  # its name in the public signature of an exported header
     aliases: tuple[str, ...]
+    bytes: int
+    ctype: str
+    word: str
+    cuda_ctype: str
+    header: str = ""
+    elements: tuple[str, str] = ("", "")
+    packs: tuple[str, str] = ("", "")
+    scalar_type: type
+    torch: str
+    dlpack: tuple[int, int]
     unit_roundoff: float
     largest: float
     smallest_normal: float
@@ -31,9 +44,8 @@ class DType:
 
     @property
     def numpy(self) -> Any:
-        """The numpy (or ml_dtypes) dtype with the same bits."""
-        scalar_types: dict[str, Any] = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
-        return np.dtype(scalar_types[self.name])
+        """The numpy dtype with the same bits."""
+        return np.dtype(self.scalar_type)
 
     def __str__(self) -> str:
         return self.name
@@ -41,10 +53,14 @@ class DType:
 
 F32 = DType(
     name="f32",
+    aliases=("float32", "float"),
     bytes=4,
     ctype="float",
+    word="float",
     cuda_ctype="float",
-    aliases=("float32", "float"),
+    scalar_type=np.float32,
+    torch="float32",
+    dlpack=(2, 32),
     unit_roundoff=2.0**-24,
     largest=float(np.finfo(np.float32).max),
     smallest_normal=2.0**-126,
@@ -52,10 +68,20 @@ F32 = DType(
 )
 F16 = DType(
     name="f16",
+    aliases=("float16", "half"),
     bytes=2,
     ctype="float16",
+    word="half",
     cuda_ctype="__half",
-    aliases=("float16", "half"),
+    header="cuda_fp16.h",
+    elements=(
+        "half_to_float(static_cast<unsigned short>(%s))",
+        "half_to_float(static_cast<unsigned short>((%s >> 16)))",
+    ),
+    packs=("float_to_half", "floats_to_half2"),
+    scalar_type=np.float16,
+    torch="float16",
+    dlpack=(2, 16),
     unit_roundoff=2.0**-11,
     largest=65504.0,
     smallest_normal=2.0**-14,
@@ -63,10 +89,17 @@ F16 = DType(
 )
 BF16 = DType(
     name="bf16",
+    aliases=("bfloat16",),
     bytes=2,
     ctype="bfloat16",
+    word="bfloat16",
     cuda_ctype="__nv_bfloat16",
-    aliases=("bfloat16",),
+    header="cuda_bf16.h",
+    elements=("__uint_as_float(%s << 16)", "__uint_as_float(%s & 0xffff0000u)"),
+    packs=("float_to_bfloat16", "floats_to_bfloat162"),
+    scalar_type=ml_dtypes.bfloat16,
+    torch="bfloat16",
+    dlpack=(4, 16),
     unit_roundoff=2.0**-8,
     largest=(2 - 2.0**-7) * 2.0**127,
     smallest_normal=2.0**-126,

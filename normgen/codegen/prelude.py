@@ -10,6 +10,7 @@ from functools import cache
 import jinja2
 
 from normgen.codegen.view import State
+from normgen.dtypes import DTYPES
 
 LOAD_BUILTINS = {"default": "*address", "streaming": "__ldcs(address)", "cache_global": "__ldcg(address)"}
 STORE_BUILTINS = {
@@ -143,6 +144,7 @@ class Vectors:
             .get_template("vectors.cu.j2")
             .render(
                 ctypes=self.ctypes,
+                halves=[d for d in DTYPES.values() if d.bytes == 2 and d.ctype in self.ctypes],
                 reads=self.reads,
                 writes=self.writes,
                 slot_copies=self.slot_copies,

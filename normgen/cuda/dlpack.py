@@ -10,6 +10,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
+from normgen.dtypes import DTYPES
 from normgen.errors import UsageError
 
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
@@ -54,8 +55,7 @@ _dying_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ch
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
 
-_CODES = {(2, 16): "f16", (2, 32): "f32", (2, 64): "float64", (4, 16): "bf16"}
-_CODE_OF = {"f16": (2, 16), "f32": (2, 32), "bf16": (4, 16)}
+_NAMES = {d.dlpack: d.name for d in DTYPES.values()}
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 
 
@@ -77,7 +77,7 @@ def read(capsule: Any) -> Read:
         raise UsageError("__dlpack__ must give an unused 'dltensor' capsule", received=repr(capsule))
     tensor = ctypes.cast(_capsule_pointer(capsule, _NAME), ctypes.POINTER(_Managed)).contents.tensor
     code, bits = int(tensor.code), int(tensor.bits)
-    name = _CODES.get((code, bits), f"{_KINDS.get(code, f'code{code}')}{bits}")
+    name = _NAMES.get((code, bits), f"{_KINDS.get(code, f'code{code}')}{bits}")
     return Read(
         pointer=(tensor.data or 0) + tensor.byte_offset,
         shape=tuple(tensor.shape[i] for i in range(tensor.ndim)),
@@ -106,7 +106,7 @@ _release, _drop_capsule = _Deleter(_forget), _Destructor(_drop)
 
 def export(*, pointer: int, shape: tuple[int, ...], dtype: str, device_type: int, device_id: int, owner: object) -> Any:
     """A capsule over contiguous memory; `owner` is kept alive until the consumer is done with it."""
-    code, bits = _CODE_OF[dtype]
+    code, bits = DTYPES[dtype].dlpack
     sizes = (ctypes.c_int64 * max(len(shape), 1))(*shape)
     steps = (ctypes.c_int64 * max(len(shape), 1))(*contiguous_strides(shape))
     number = next(_numbers)

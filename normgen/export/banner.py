@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 
 from normgen.cuda.compiler import identity_of
+from normgen.dtypes import DTYPES
 from normgen.export.comments import formula_text
 from normgen.export.groups import Entry, Group
 from normgen.pipeline import emit
@@ -16,7 +17,6 @@ from normgen.spec.checks import absent_key, parse_all
 from normgen.spec.spec import Kind
 
 WIDTH = 116
-_VECTOR_NAMES = {"f32": "float", "f16": "half", "bf16": "bfloat16"}
 PREDICTED = "predicted, not measured"
 
 
@@ -117,10 +117,10 @@ def _emitted_anew(entries: Sequence[Entry]) -> list[str]:
 
 def vector_name(schedule: Schedule, dtype: str) -> str:
     """float4, half2, bfloat16 (one element)."""
-    name = _VECTOR_NAMES[dtype]
+    name = DTYPES[dtype].word
     if schedule.vector == 1:
         return name
-    return f"{name} x {schedule.vector}" if name == "bfloat16" else f"{name}{schedule.vector}"
+    return f"{name} x {schedule.vector}" if name[-1].isdigit() else f"{name}{schedule.vector}"
 
 
 _HEAD = (

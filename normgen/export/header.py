@@ -10,14 +10,13 @@ import jinja2
 
 from normgen.codegen.prelude import tidy
 from normgen.codegen.spelling import Spelling
+from normgen.dtypes import DTYPES
 from normgen.export.banner import WIDTH, banner
 from normgen.export.comments import comment_text
 from normgen.export.device_part import device_part
 from normgen.export.groups import Group
 from normgen.export.host_part import HostPart, host_part
 from normgen.schedule.default import fallback_schedule
-
-_TYPE_HEADERS = {"f16": "cuda_fp16.h", "bf16": "cuda_bf16.h"}
 
 
 @cache
@@ -66,7 +65,7 @@ def header_text(group: Group) -> str:
             min_arch=device.min_arch,
             name=group.name,
             device_headers=device.headers,
-            type_headers=[_TYPE_HEADERS[name] for name in dtypes if name in _TYPE_HEADERS],
+            type_headers=[DTYPES[name].header for name in dtypes if DTYPES[name].header],
             device=device.text,
             host=_spelled(group, host_part(group, device.kernels[: len(tuned)], device.kernels[len(tuned) :])),
         )

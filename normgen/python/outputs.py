@@ -6,16 +6,14 @@ import sys
 from typing import Any
 
 from normgen.cuda.arrays import DeviceArray, is_torch
-from normgen.dtypes import DType
-
-_TORCH_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+from normgen.dtypes import BF16, DType
 
 
 def new_like(array: Any, shape: tuple[int, ...], dtype: DType, device: int) -> Any:
     """An uninitialised array: a torch tensor for torch, a cupy array for cupy, else a DeviceArray."""
     if is_torch(array) and "torch" in sys.modules:
-        return array.new_empty(shape, dtype=getattr(sys.modules["torch"], _TORCH_NAMES[dtype.name]))
-    if _is_cupy(array) and dtype.name != "bf16":  # cupy has no bfloat16 arrays
+        return array.new_empty(shape, dtype=getattr(sys.modules["torch"], dtype.torch))
+    if _is_cupy(array) and dtype is not BF16:  # cupy has no bfloat16 arrays
         cupy = sys.modules["cupy"]
         with cupy.cuda.Device(device):
             return cupy.empty(shape, dtype=dtype.numpy)

@@ -27,7 +27,7 @@ from normgen.spec.toml_lines import KeyPath, key_lines, parse_toml
 _TOP_KEYS = ("name", "summary", "paper", "tensors", "scalars", "formulas", "space", "backward", "accuracy")
 _BACKWARD = "backward"  # within [space]: what is searched for backward kernels
 _TENSOR_KEYS = ("role", "optional", "absent", "dtypes", "follows", "doc")
-_VECTOR_NAME = re.compile(r"(?:float|half|bfloat16)(2|4|8|16)?")
+_VECTOR_NAME = re.compile(rf"(?:{'|'.join(d.word for d in DTYPES.values())})(2|4|8|16)?")
 
 
 def builtin_folder() -> Path:
