@@ -10,18 +10,17 @@ answer.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from normgen.device import Device
-from normgen.files.private import cache_root, make_private, private_folder, to_stderr, write_atomically
+from normgen.files.private import cache_root, make_private, private_folder, to_stderr
+from normgen.records.lines import append, aside_of, parsed, set_damaged_aside
 from normgen.records.record import Outcome, ProblemKey, Record, parse_line
 from normgen.records.winners import gpu_slug
 from normgen.schedule.schedule import Schedule
@@ -105,20 +104,18 @@ class Results:
             return
         whole, newline, _ = data.rpartition(b"\n")
         self._offset += len(whole) + len(newline)
-        damaged = [line for line in whole.split(b"\n") if line.strip() and not self._take(line)]
-        if damaged:
+        lines = parsed(whole, parse_line, path=self.path)
+        for record in lines.found:
+            self._take(record)
+        if lines.damaged:
             self._set_damaged_aside()
 
-    def _take(self, line: bytes) -> bool:
-        record = _parse(line)
-        if isinstance(record, str):
-            return False
+    def _take(self, record: Record) -> None:
         difference = environment_of(record).difference(self.here)
         if difference:
             self._misses[record.schedule] = difference
         elif record.outcome in _LASTING:
             self._hits[record.schedule] = record
-        return True
 
     def get(self, schedule: Schedule) -> Record | None:
         """The last result of a schedule in this environment; whether its text is today's, the asker must see."""
@@ -144,61 +141,23 @@ class Results:
         """Add a result that lasts; the lines of others stay."""
         if record.outcome not in _LASTING:
             return
-        data = record.line().encode()
         try:
             make_private(self.path.parent)
-            with _locked_file(self.path) as fd:
-                size = os.fstat(fd).st_size
-                if size and os.pread(fd, 1, size - 1) != b"\n":
-                    data = b"\n" + data  # close off what a killed process left
-                while data:
-                    data = data[os.write(fd, data) :]
+            append(self.path, record.line(), durable=False)  # what a power cut takes is measured again
         except OSError as error:
             if self._is_writable:
                 self._report(f"results cannot be kept in {self.path} ({error}); the run goes on without")
             self._is_writable = False
 
     def _set_damaged_aside(self) -> None:
-        """Move lines that are no records to `<name>.damaged`; the rest stays as it is."""
-        aside = self.path.with_name(self.path.name + ".damaged")
         try:
-            with _locked_file(self.path) as fd:
-                data = os.pread(fd, os.fstat(fd).st_size, 0)
-                lines = [line for line in data.split(b"\n") if line.strip()]
-                wrong = {line: why for line in lines if isinstance(why := _parse(line), str)}
-                if not wrong:
-                    return
-                with aside.open("ab") as file:
-                    file.writelines(line + b"\n" for line in wrong)
-                good = b"".join(line + b"\n" for line in lines if line not in wrong)
-                write_atomically(self.path, good.decode())
+            damaged = set_damaged_aside(self.path, parse_line)
         except OSError as error:
             self._report(f"{self.path} is damaged and cannot be repaired: {error}")
             return
-        why = next(iter(wrong.values()))
-        self._report(f"{self.path}: {len(wrong)} damaged lines ({why}) set aside in {aside}")
-
-
-def _parse(line: bytes) -> Record | str:
-    try:
-        return parse_line(line.decode())
-    except ValueError as error:  # UnicodeDecodeError is one
-        return str(error)
-
-
-@contextlib.contextmanager
-def _locked_file(path: Path) -> Iterator[int]:
-    """The file under that name, locked; one that was replaced while waiting for the lock is opened again."""
-    while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            with contextlib.suppress(FileNotFoundError):
-                if os.stat(path).st_ino == os.fstat(fd).st_ino:
-                    yield fd
-                    return
-        finally:
-            os.close(fd)
+        if damaged:
+            aside = aside_of(self.path)
+            self._report(f"{self.path}: {len(damaged)} damaged lines ({damaged[0].why}) set aside in {aside}")
 
 
 def _short(text: str) -> str:

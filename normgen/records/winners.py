@@ -7,13 +7,10 @@ generated/records/<gpu>.jsonl                the winners that ship
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 
 from normgen.device import TARGETS, Device
 from normgen.errors import UsageError
@@ -21,22 +18,11 @@ from normgen.files.names import Part, name_part
 from normgen.files.private import write_atomically
 from normgen.files.shipped import shipped
 from normgen.problem.problem import Problem
+from normgen.records.lines import Damaged, keep_aside, locked
+from normgen.records.lines import read as read_lines
 from normgen.records.nearest import Neighbour, nearest, searched_today
 from normgen.records.record import Cache, ProblemKey, Record, is_better, parse_line
 from normgen.schedule.schedule import Schedule
-
-
-@dataclass(frozen=True, kw_only=True)
-class Damaged:
-    """A line that is no record: where it stands and what is wrong with it."""
-
-    path: Path
-    line: int
-    why: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.line}: set aside: {self.why}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,58 +74,10 @@ def gpu_slug(device: Device) -> str:
     return name_part(Part.GPU, device.name)
 
 
-class RecordWriter:
-    """Appends records to a file, line by line, durable when `append` returns; several processes may write one file.
-
-    A line left half-written by a process that died is closed off before the next one, so it costs only itself.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-
-    def append(self, record: Record) -> None:
-        data = record.line().encode()
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
-        try:
-            size = os.fstat(self._fd).st_size
-            if size and os.pread(self._fd, 1, size - 1) != b"\n":
-                data = b"\n" + data
-            while data:
-                data = data[os.write(self._fd, data) :]
-            os.fsync(self._fd)
-        finally:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-    def __enter__(self) -> RecordWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
 def read(path: Path) -> Reading:
     """Every record of a file; lines that are none come back as `damaged`. A missing file is empty."""
-    records: list[Record] = []
-    damaged: list[Damaged] = []
-    try:
-        text = path.read_bytes().decode(errors="replace")
-    except FileNotFoundError:
-        return Reading(records=(), damaged=())
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            records.append(parse_line(line))
-        except ValueError as error:
-            damaged.append(Damaged(path=path, line=number, why=str(error), text=line))
-    return Reading(records=tuple(records), damaged=tuple(damaged))
+    lines = read_lines(path, parse_line)
+    return Reading(records=lines.found, damaged=lines.damaged)
 
 
 def read_whole(path: Path) -> tuple[Record, ...]:
@@ -166,17 +104,14 @@ def adopt(
     """
     path = folder / f"{gpu_slug(device)}.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
-    with _locked(path):
+    with locked(path):
         reading = read(path)
         slots = {_slot(r): r for r in reading.records}
         old = slots.get(_slot(record))
         if not (force or is_better(record, old, text_now=text_now)):
             return False
         slots[_slot(record)] = record
-        if reading.damaged:
-            aside = path.with_name(path.name + ".damaged")
-            with aside.open("a", encoding="utf-8") as file:
-                file.writelines(d.text + "\n" for d in reading.damaged)
+        keep_aside(path, reading.damaged)
         write_atomically(path, "".join(slots[slot].line() for slot in sorted(slots)))
     return True
 
@@ -245,10 +180,3 @@ def _why_missing(key: ProblemKey, found: Sequence[Record], device: Device) -> st
         return f"the records of {key.op} are of another text of its spec ({same_op[0].spec_sha256[:12]})"
     near = f"near enough to {key.rows}x{key.cols}, legal there and expected to beat the default schedule"
     return f"no record of {key.op} of these dtypes is {near}"
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.with_name(f".{path.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -104,7 +104,9 @@ def first_right(run: Run, ranked: list[Candidate]) -> list[Candidate]:
         run.keep(candidate)
         # What is wrong with one kernel is mostly the way it computes the statistics: try another way next.
         left.sort(key=lambda c: way(c) == way(candidate))
-    raise NothingValidError("no kernel passed the CPU executor", received=f"{run.counts}", hint=str(run.writer.path))
+    raise NothingValidError(
+        "no kernel passed the CPU executor", received=f"{run.counts}", hint=str(run.candidates_path)
+    )
 
 
 def is_right(run: Run, candidate: Candidate) -> bool:

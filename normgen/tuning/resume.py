@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from normgen.files.private import write_atomically
-from normgen.records.record import Record
+from normgen.records.lines import set_damaged_aside
+from normgen.records.record import Record, parse_line
 from normgen.records.winners import read
 
 
@@ -73,12 +74,5 @@ def recover(path: Path) -> tuple[tuple[Record, ...], int]:
 
     Only under the folder's lock: the file is replaced by one without the damaged lines.
     """
-    reading = read(path)
-    if reading.damaged:
-        with path.with_name(path.name + ".damaged").open("a", encoding="utf-8") as file:
-            file.writelines(d.text + "\n" for d in reading.damaged)
-        wrong = {d.line for d in reading.damaged}
-        lines = path.read_bytes().decode(errors="replace").split("\n")
-        good = [line for number, line in enumerate(lines, start=1) if number not in wrong and line.strip()]
-        write_atomically(path, "".join(line + "\n" for line in good))
-    return reading.records, len(reading.damaged)
+    damaged = set_damaged_aside(path, parse_line) if path.exists() else ()
+    return read(path).records, len(damaged)

@@ -19,10 +19,11 @@ from normgen.device import Device
 from normgen.files.private import make_private
 from normgen.files.shipped import VERSION
 from normgen.problem.problem import Problem
+from normgen.records.lines import append
 from normgen.records.memory import Memory
 from normgen.records.record import Cache, Outcome, ProblemKey, Record
 from normgen.records.statistics import Times
-from normgen.records.winners import RecordWriter, gpu_slug, state_folder
+from normgen.records.winners import gpu_slug, state_folder
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import is_built_in
 from normgen.tuning import resume as resuming
@@ -121,7 +122,6 @@ class Run:
     command: str
     versions: Mapping[str, str]
     folder: Path
-    writer: RecordWriter = field(init=False)
     measured: bool = False
     reuse: bool = True
     recorded: tuple[Record, ...] = ()  # what the run's file held when it was resumed
@@ -130,6 +130,11 @@ class Run:
     storage: str | None = None
     counts: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def candidates_path(self) -> Path:
+        """The file of this run's records."""
+        return self.folder / "candidates.jsonl"
 
     def note(self, text: str) -> None:
         """Say it now and keep it for the result."""
@@ -197,7 +202,7 @@ class Run:
             self.counts["reused"] += 1
         self.counts[record.outcome.value] += 1
         if known is None or not self.memory.is_own(known):
-            self.writer.append(record)
+            append(self.candidates_path, record.line())
             if self.study is not None:
                 self.study.add(record)
         return record
@@ -207,7 +212,7 @@ class Run:
         here = {r.schedule for r in self.recorded}
         others = [r for r in records if r.schedule not in here]
         for record in others:
-            self.writer.append(record)
+            append(self.candidates_path, record.line())
         self.recorded = (*self.recorded, *others)
         self.memory = Memory(own=self.recorded)
         if others:
@@ -277,10 +282,9 @@ def open_run(
     )
     lock = _folder_of(run, resume=resume)
     try:
-        with RecordWriter(run.folder / "candidates.jsonl") as run.writer:
-            if study is not None:
-                run.take_over(study.records())
-            yield run
+        if study is not None:
+            run.take_over(study.records())
+        yield run
     finally:
         os.close(lock)
 
@@ -310,7 +314,7 @@ def _go_on(run: Run) -> int:
         run.note(f"nothing to resume: {found.reason}; a new run begins")
         return -1
     run.folder = found.folder
-    run.recorded, damaged = resuming.recover(found.folder / "candidates.jsonl")
+    run.recorded, damaged = resuming.recover(run.candidates_path)
     run.memory = Memory(own=run.recorded)
     aside = f"; {damaged} damaged lines were set aside" if damaged else ""
     run.note(f"resumed {found.folder.name} with {len(run.recorded)} recorded candidates{aside}")

@@ -182,10 +182,10 @@ def conclude(run: Run, records: tuple[Record, ...], *, interrupted: bool, output
     winner = records[0]
     record_path = run.folder / "winner.jsonl"
     write_atomically(record_path, winner.line())
-    text_now = partial(text_of, run.problem, emit=emit)
-    adopted = adopt(winner, state_folder() / "records", run.device, text_now=text_now)
     with run.clock.phase("export"):
         header = export_record(winner, output or run.folder, spec=run.problem.spec)
+    text_now = partial(text_of, run.problem, emit=emit)
+    adopted = adopt(winner, state_folder() / "records", run.device, text_now=text_now)
     run.finish()
     default = default_schedule(run.problem, run.device)
     return Result(
@@ -196,7 +196,7 @@ def conclude(run: Run, records: tuple[Record, ...], *, interrupted: bool, output
         finalists=records,
         counts=dict(sorted(run.counts.items())),
         phases_s=run.clock.shares_s(),
-        candidates_path=run.writer.path,
+        candidates_path=run.candidates_path,
         record_path=record_path,
         header_path=header,
         adopted=adopted,

@@ -204,7 +204,7 @@ def tune_planted(
         progress=KillsTheWorker(pids, kills), command="test", versions={"normgen": "0.1.0"},
     ) as run:  # fmt: skip
         records, _ = measured.measure_on_gpu(run, using)
-        return records[0], list(read(run.writer.path).records), run.notes
+        return records[0], list(read(run.candidates_path).records), run.notes
 
 
 @pytest.mark.gpu

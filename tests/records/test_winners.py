@@ -11,8 +11,9 @@ import pytest
 from normgen.device import TARGETS, Device
 from normgen.errors import UsageError
 from normgen.records import winners
+from normgen.records.lines import append
 from normgen.records.record import Cache, Outcome, ProblemKey
-from normgen.records.winners import RecordWriter, adopt, best_record, lookup, read
+from normgen.records.winners import adopt, best_record, lookup, read
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from tests.measure.simulated import problem
@@ -22,9 +23,8 @@ H200 = TARGETS["h200"]
 
 
 def write_many(path: Path, seed: int) -> None:
-    with RecordWriter(path) as writer:
-        for _ in range(25):
-            writer.append(record(seed=seed, reason="x" * 9000))
+    for _ in range(25):
+        append(path, record(seed=seed, reason="x" * 9000).line())
 
 
 def test_lines_of_several_processes_do_not_mix(tmp_path: Path) -> None:
@@ -44,8 +44,7 @@ def test_lines_of_several_processes_do_not_mix(tmp_path: Path) -> None:
 def test_a_half_written_line_costs_only_itself(tmp_path: Path) -> None:
     path = tmp_path / "candidates.jsonl"
     path.write_text(record(seed=1).line() + record(seed=2).line()[:300])
-    with RecordWriter(path) as writer:
-        writer.append(record(seed=3))
+    append(path, record(seed=3).line())
     reading = read(path)
     assert [r.seed for r in reading.records] == [1, 3]
     assert [d.line for d in reading.damaged] == [2]

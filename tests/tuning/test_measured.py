@@ -65,7 +65,7 @@ def tune_once(monkeypatch: pytest.MonkeyPatch, storage: str | None = None) -> tu
     ) as run:  # fmt: skip
         records, interrupted = measured.measure_on_gpu(run, using)
         assert not interrupted
-        return records, run.writer.path
+        return records, run.candidates_path
 
 
 def test_a_run_over_real_kernels_confirms_a_winner_and_keeps_every_candidate(

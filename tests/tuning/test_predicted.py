@@ -52,7 +52,7 @@ def test_the_winner_is_predicted_compiled_and_checked_on_the_cpu(run: Run) -> No
     assert all(0 <= share <= 1 for share in winner.error.values())
     assert winner.resources[0]["registers"] > 0
     assert any("verified on the CPU executor at 42 rows" in note for note in run.notes)
-    kept = read(run.writer.path)
+    kept = read(run.candidates_path)
     assert not kept.damaged
     assert len(kept.records) + run.counts["same_code"] == 6
 
@@ -68,7 +68,7 @@ def test_what_cannot_be_launched_does_not_win(run: Run) -> None:
     run.device = replace(H200, registers_per_sm=512)  # not even one warp fits
     with pytest.raises(NothingValidError, match="no schedule compiled and fits"):
         predicted.predict_without_gpu(run)
-    reasons = [r.reason for r in read(run.writer.path).records if r.outcome is Outcome.ILLEGAL]
+    reasons = [r.reason for r in read(run.candidates_path).records if r.outcome is Outcome.ILLEGAL]
     assert reasons
     assert all("registers exceed 512" in reason for reason in reasons)
 

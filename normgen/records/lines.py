@@ -1,0 +1,119 @@
+"""Files of lines that several processes append to and that outlive any of them.
+
+A line is appended whole: a process that dies leaves at most the file's last line torn, and the next one to write closes
+that off, so that it costs only itself. A line that cannot be read is set aside in `<name>.damaged`, not lost. A file is
+replaced by one rename.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from normgen.files.private import write_atomically
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Damaged:
+    """A line that cannot be read: where it stands and what is wrong with it."""
+
+    path: Path
+    line: int
+    why: str
+    text: bytes
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: set aside: {self.why}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lines(Generic[T]):
+    """What the lines of a file hold, and those that hold nothing."""
+
+    found: tuple[T, ...]
+    damaged: tuple[Damaged, ...]
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[int]:
+    """The file under that name, made if it is not there, locked for appending.
+
+    One that was replaced while this process waited for the lock is opened again. Raises OSError.
+    """
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):
+                if os.stat(path).st_ino == os.fstat(fd).st_ino:
+                    yield fd
+                    return
+        finally:
+            os.close(fd)
+
+
+def append(path: Path, line: str, *, durable: bool = True) -> None:
+    """Add a line, which ends with its line end; durable: it is on disk when this returns. Raises OSError."""
+    data = line.encode()
+    with locked(path) as fd:
+        size = os.fstat(fd).st_size
+        if size and os.pread(fd, 1, size - 1) != b"\n":
+            data = b"\n" + data
+        while data:
+            data = data[os.write(fd, data) :]
+        if durable:
+            os.fsync(fd)
+
+
+def parsed(data: bytes, parse: Callable[[str], T], *, path: Path) -> Lines[T]:
+    """Every line of a file's bytes by `parse`, which raises ValueError for what is none of its lines."""
+    found: list[T] = []
+    damaged: list[Damaged] = []
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            found.append(parse(line.decode()))
+        except ValueError as error:  # UnicodeDecodeError is one
+            damaged.append(Damaged(path=path, line=number, why=str(error), text=line))
+    return Lines(found=tuple(found), damaged=tuple(damaged))
+
+
+def read(path: Path, parse: Callable[[str], T]) -> Lines[T]:
+    """As `parsed`; a missing file is empty."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return Lines(found=(), damaged=())
+    return parsed(data, parse, path=path)
+
+
+def aside_of(path: Path) -> Path:
+    return path.with_name(path.name + ".damaged")
+
+
+def keep_aside(path: Path, damaged: Sequence[Damaged]) -> None:
+    """Add lines of a file to those set aside; under its lock. Raises OSError."""
+    if damaged:
+        with aside_of(path).open("ab") as file:
+            file.writelines(d.text + b"\n" for d in damaged)
+
+
+def set_damaged_aside(path: Path, parse: Callable[[str], object]) -> tuple[Damaged, ...]:
+    """Move the lines that `parse` refuses to `<name>.damaged`; the rest stays as it is. Raises OSError."""
+    with locked(path) as fd:
+        data = os.pread(fd, os.fstat(fd).st_size, 0)
+        damaged = parsed(data, parse, path=path).damaged
+        if damaged:
+            keep_aside(path, damaged)
+            wrong = {d.line for d in damaged}
+            lines = enumerate(data.split(b"\n"), start=1)
+            write_atomically(path, b"".join(ln + b"\n" for n, ln in lines if n not in wrong and ln.strip()))
+    return damaged
