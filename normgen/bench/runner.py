@@ -190,20 +190,7 @@ def schedule_for(
     if wish.tune_budget_s is not None and not _is_exact(found, entry):
         try:
             result = tune(
-                entry.op,
-                shape=entry.shape,
-                dtype=entry.problem.dtype.name,
-                dtypes=dict(entry.dtypes),
-                device=index,
-                cache=entry.cache.value,
-                budget_s=wish.tune_budget_s,
-                seed=wish.seed,
-                direction=entry.problem.direction.value,
-                without=entry.problem.absent,
-                pitch=entry.problem.pitch,
-                align=entry.problem.align,
-                stable_parameters=entry.problem.stable_parameters,
-                progress=progress,
+                **entry.arguments(), device=index, budget_s=wish.tune_budget_s, seed=wish.seed, progress=progress
             )
         except NothingValidError as error:
             progress.note(f"{entry.label}: {error.rule}")
