@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -13,6 +14,7 @@ import pytest
 import normgen
 
 PACKAGE = Path(normgen.__file__).parent
+ROOT = Path(__file__).parents[1]
 # From the top; what stands in one line is one layer, whose modules may import each other.
 LAYERS = (
     ("errors", "text"),
@@ -129,3 +131,14 @@ def test_codegen_and_everything_above_it_import_without_cuda_and_optuna() -> Non
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_map_in_the_docs_names_every_folder_in_the_order_of_imports() -> None:
+    """Each row of the map stands below those that it may import: the first name of a row gives its place."""
+    rows = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").partition("## The folders")[2]
+    table = [line.split("|")[1] for line in rows.partition("\n## ")[0].splitlines() if line.startswith("| `")]
+    places = [[name.removesuffix("/").removesuffix(".py") for name in re.findall(r"`([^`]+)`", row)] for row in table]
+    named = [name for place in places for name in place]
+    assert sorted(named) == sorted({name.split(".")[0] for name in RANK} - {"text", "schedule.knobs", "__main__"})
+    ranks = [RANK[place[-1]] for place in places[1:]]
+    assert ranks == sorted(ranks)
