@@ -8,7 +8,6 @@ of an expression can take apart. Products and quotients keep their order and the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import sympy as sp
@@ -16,12 +15,12 @@ import sympy as sp
 from normgen.errors import SpecError, UsageError, did_you_mean
 from normgen.program.cleanup import without_dead_code
 from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Statement, Store, check
-from normgen.program.monoid import ABSMAX, MAX, SUM, Monoid, symbol
+from normgen.program.monoid import MONOIDS, SUM, Monoid, symbol
 from normgen.program.ordered import is_product, opened, product, quotient, settled
-from normgen.spec.formula import Binary, Call, Expression, Name, Number, Power, names_in, parse_formula
+from normgen.spec.formula import REDUCTIONS, Binary, Call, Expression, Name, Number, Power, names_in, parse_formula
 from normgen.spec.spec import Formula, Kind, Spec, Tensor, join
 
-_MONOIDS = {"sum": SUM, "mean": SUM, "max": MAX, "absmax": ABSMAX}
+_MONOIDS = {name: SUM if name == "mean" else MONOIDS[name] for name in REDUCTIONS}
 
 
 def lower(spec: Spec, *, present: frozenset[str] | None = None) -> RowProgram:
@@ -251,13 +250,16 @@ class _Lowering:
 
 def _is_reduction(tree: Expression) -> bool:
     """Is the whole formula one reduction, without a factor?"""
-    return isinstance(tree, Call) and tree.function in ("sum", "max", "absmax")
+    return isinstance(tree, Call) and tree.function in REDUCTIONS - {"mean"}
 
 
 def _of_constant(function: str, value: sp.Expr) -> sp.Expr:
     """The reduction of a value that is the same in every column."""
-    results: Mapping[str, sp.Expr] = {"sum": COLS * value, "absmax": sp.Abs(value)}
-    return results.get(function, value)
+    if function == "mean":
+        return value
+    monoid = _MONOIDS[function]
+    one = monoid.lift.results[0].subs(symbol(monoid.args[0]), value)
+    return one if monoid.is_idempotent else COLS * one
 
 
 def _bases(expr: sp.Expr) -> frozenset[sp.Expr]:

@@ -63,6 +63,13 @@ class Monoid:
     vector_step: VectorStep | None = None
     doc: str = field(default="", compare=False)
 
+    @property
+    def is_idempotent(self) -> bool:
+        """Whether a state combined with itself is itself, as the maximum's is: equal elements count once."""
+        same = {symbol(f"b_{component}"): symbol(f"a_{component}") for component in self.state}
+        states = tuple(symbol(f"a_{component}") for component in self.state)
+        return not self.combine.lets and tuple(e.subs(same) for e in self.combine.results) == states
+
 
 _a, _b, _x = symbol("a_value"), symbol("b_value"), symbol("x")
 _value = symbol("value")

@@ -8,6 +8,8 @@ from __future__ import annotations
 import keyword
 import re
 
+from normgen.spec.formula import FUNCTIONS
+
 
 def _words(text: str, reason: str) -> dict[str, str]:
     return dict.fromkeys(text.split(), reason)
@@ -17,9 +19,7 @@ def _words(text: str, reason: str) -> dict[str, str]:
 RESERVED: dict[str, str] = {
     **dict.fromkeys(keyword.kwlist, "it is a keyword of Python, whose syntax formulas have"),
     **_words("cols", "it is the number of columns"),
-    **_words(
-        "exp log sqrt rsqrt abs sigmoid tanh erf minimum maximum max absmax", "it is a function of the formula language"
-    ),
+    **dict.fromkeys(FUNCTIONS.keys() - {"sum", "mean"}, "it is a function of the formula language"),
     **_words("stream", "a call of a kernel takes its stream under this name"),
 }
 

@@ -57,7 +57,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normgen.dtypes import F32, DType
-from normgen.verify.interpret import Array, Float64, spread_over_row
+from normgen.verify.interpret import EXTREMA, Array, Float64, spread_over_row
 
 U = F32.unit_roundoff
 HALF_SUBNORMAL = F32.smallest_subnormal / 2
@@ -243,9 +243,10 @@ class Float32Error:
     def reduce(self, name: str, arg: Bounded) -> Bounded:
         t = spread_over_row(arg.value, self.cols)
         e = None if arg.error is None else spread_over_row(arg.error, self.cols)
-        if name in ("max", "absmax"):
-            top = np.abs(t) if name == "absmax" else t
-            return Bounded(top.max(axis=1, keepdims=True), None if e is None else e.max(axis=1, keepdims=True))
+        if name in EXTREMA:
+            of, extremum = EXTREMA[name]
+            top = np.asarray(extremum(of(t), axis=1, keepdims=True))
+            return Bounded(top, None if e is None else e.max(axis=1, keepdims=True))
         size = np.abs(t).sum(axis=1, keepdims=True)
         error = self._summation(t, size)
         total = t.sum(axis=1, keepdims=True)

@@ -23,7 +23,12 @@ from normgen.spec.spec import Formula, Spec
 Array = NDArray[np.float64]
 V = TypeVar("V")
 
-REDUCTIONS = ("sum", "mean", "max", "absmax")  # over the row, one argument
+# Of a row: what is compared of each element, and which of them it is.
+EXTREMA: Mapping[str, tuple[Callable[[Array], Array], Callable[..., Array]]] = {
+    "max": (np.asarray, np.max),
+    "absmax": (np.abs, np.max),
+}
+REDUCTIONS = ("sum", "mean", *EXTREMA)  # over the row, one argument
 FUNCTIONS = {
     "exp": 1,
     "log": 1,
@@ -127,8 +132,9 @@ class Float64:
 
     def reduce(self, name: str, arg: Array) -> Array:
         row = spread_over_row(arg, self.cols)
-        if name in ("max", "absmax"):
-            return np.asarray((np.abs(row) if name == "absmax" else row).max(axis=-1, keepdims=True))
+        if name in EXTREMA:
+            of, extremum = EXTREMA[name]
+            return np.asarray(extremum(of(row), axis=-1, keepdims=True))
         total = row.sum(axis=-1, keepdims=True)
         return np.asarray(total / self.cols if name == "mean" else total)
 

@@ -218,7 +218,7 @@ class _Reverse:
         cotangents = [self.cotangents.get(n) for n in statement.names]
         if not any(cotangents) or not self.active & set(statement.names):
             return
-        if statement.monoid.name in ("max", "absmax"):
+        if statement.monoid.is_idempotent:
             raise ProgramError(
                 f"the gradient of {statement.monoid.name} is supported only where it cancels, as in softmax",
                 received=f"{statement.names[0]} = {statement.monoid.name}({statement.args[0]})",
@@ -226,7 +226,7 @@ class _Reverse:
             )
         if statement.monoid.name != "sum":
             raise ProgramError(
-                "only sum, max and absmax are differentiated",
+                "sums are differentiated, and extrema whose gradient cancels",
                 received=statement.monoid.name,
                 hint="differentiate the program as written, before rewrites such as welford or online",
             )
