@@ -1,11 +1,13 @@
-"""The derived parts of README.md and docs: `python -m normgen.report.readme` rewrites them, `--check` compares.
+"""The derived parts of README.md, docs and the records' schema: `python -m normgen.report.readme` rewrites them.
 
-A part stands between `<!-- derived: NAME -->` and `<!-- end -->`; everything else is written by hand.
+With `--check` it compares. A part of a document stands between `<!-- derived: NAME -->` and `<!-- end -->`; the knobs of
+the schema are those of the table. Everything else is written by hand.
 """
 
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from normgen.records.record import Record
 from normgen.records.winners import read
 from normgen.report.techniques import markdown_table, techniques_part
 from normgen.schedule.default import default_schedule
+from normgen.schedule.knobs import TABLE
 from normgen.spec.reader import list_specs, load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,6 +90,7 @@ PARTS: dict[str, Callable[[Path], str]] = {
     "techniques": techniques_part,
 }
 DOCUMENTS = ("README.md", "docs/techniques.md")
+SCHEMA = "normgen/records/schema.json"
 
 
 def rendered(text: str, root: Path = ROOT) -> str:
@@ -101,13 +105,20 @@ def rendered(text: str, root: Path = ROOT) -> str:
     return _PART.sub(part, text)
 
 
+def with_knobs(schema: str) -> str:
+    """The schema of records with the values that each knob may have."""
+    plain = json.loads(schema)
+    plain["properties"]["schedule"]["properties"] = {knob.name: {"enum": list(knob.values)} for knob in TABLE}
+    return json.dumps(plain, indent=2, ensure_ascii=False) + "\n"
+
+
 def main(arguments: list[str]) -> int:
-    """Rewrite the documents; with --check say what would change and return 1 if anything would."""
+    """Rewrite the files; with --check say what would change and return 1 if anything would."""
     changed = 0
-    for name in DOCUMENTS:
+    for name in (*DOCUMENTS, SCHEMA):
         path = ROOT / name
         old = path.read_text(encoding="utf-8")
-        new = rendered(old)
+        new = with_knobs(old) if name == SCHEMA else rendered(old)
         if "--check" in arguments:
             diff = difflib.unified_diff(old.splitlines(), new.splitlines(), name, "derived", lineterm="")
             print("\n".join(diff))
