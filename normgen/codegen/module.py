@@ -46,7 +46,7 @@ class Launch:
     shared_bytes: int = 0  # dynamic shared memory
     blocks: int = 0  # a fixed grid, whatever rows is; 0: by rows
     dependent: bool = False  # may start while the kernel before it ends; its text waits before it reads (sm_90)
-    period: int = 1  # a persistent grid that loops has a multiple of so many blocks: its rows shift alike, trip by trip
+    period: int = 1  # the blocks of a persistent grid are a multiple of it: a thread's rows all start at one alignment
     min_blocks: int = 0  # blocks to launch even for 0 rows: column sums of nothing are zeros, and must be written
 
     @property

@@ -1,7 +1,7 @@
 """The derived parts of README.md, docs and the records' schema: `python -m normgen.report.readme` rewrites them.
 
-With `--check` it compares. A part of a document stands between `<!-- derived: NAME -->` and `<!-- end -->`; the knobs of
-the schema are those of the table. Everything else is written by hand.
+With `--check` it compares. A part of a document stands between `<!-- derived: NAME -->` and `<!-- end -->`; in the
+schema the knobs are derived. Everything else is written by hand.
 """
 
 from __future__ import annotations
