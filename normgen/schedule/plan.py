@@ -453,7 +453,7 @@ class Plan:
 
     @property
     def period(self) -> int:
-        """The blocks of a persistent grid are a multiple of this: a thread's rows then all start at the same alignment."""
+        """The blocks of a persistent grid are a multiple of this: a thread's rows all start at one alignment."""
         return self.schedule.vector // math.gcd(self.schedule.vector, self.rows_per_tile) if self.one_shift else 1
 
     @property
