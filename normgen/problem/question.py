@@ -1,9 +1,9 @@
-"""A question: what is asked for, as plain values. It alone knows how to become a command line, JSON or a file name."""
+"""A question: what is asked for, as plain values. It alone becomes arguments, a command line, a file name."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypedDict
 
@@ -69,7 +69,7 @@ class Question:
     stable_parameters: bool = False
 
     def arguments(self) -> dict[str, Any]:
-        """The keyword arguments of `problem_for` behind the spec, and of `tune` behind `op`: plain values."""
+        """The keyword arguments of `problem_for` behind the spec, and of `tune` behind `op`: values that JSON has."""
         asked: dict[str, Any] = {
             "shape": f"{self.rows}x{self.cols}",
             "dtype": self.dtype,
@@ -98,25 +98,6 @@ class Question:
         words += [f"--{name.replace('_', '-')}" for name in PROMISES if getattr(self, name)]
         words += ["--pitch", str(self.pitch)] if self.pitch != self.cols else []
         return words + (["--align", str(self.align)] if self.align != PLAIN_ALIGN else [])
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON values."""
-        plain = {f.name: getattr(self, f.name) for f in fields(self)}
-        gradients = None if self.gradients is None else list(self.gradients)
-        lists = {"dtypes": dict(self.dtypes), "without": list(self.without), "gradients": gradients}
-        return plain | lists | {"direction": self.direction.value}
-
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> Question:
-        """The question of `as_dict`. Raises TypeError or ValueError for anything else."""
-        gradients = data["gradients"]
-        changed = {
-            "dtypes": tuple(data["dtypes"].items()),
-            "without": tuple(data["without"]),
-            "gradients": None if gradients is None else tuple(gradients),
-            "direction": Direction(data["direction"]),
-        }
-        return Question(**{**data, **changed})
 
     @property
     def file_stem(self) -> str:

@@ -298,8 +298,7 @@ def _folder_of(run: Run, *, resume: bool) -> int:
 def _begin(run: Run) -> int:
     """A fresh folder, locked."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
-    problem = run.problem
-    name = f"{stamp}-{problem.name}-{problem.rows}x{problem.cols}-{gpu_slug(run.device)}-{os.getpid()}"
+    name = f"{stamp}-{run.problem.question.file_stem}-{gpu_slug(run.device)}-{os.getpid()}"
     run.folder = state_folder() / "runs" / name
     make_private(run.folder)
     lock = resuming.take(run.folder)
