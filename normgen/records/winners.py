@@ -144,13 +144,6 @@ def lookup(
     return Lookup(record=None, schedule=None, exact=False, reason=_why_missing(key, found, device))
 
 
-def best_record(
-    problem: Problem, device: Device, *, cache: Cache = Cache.COLD, folders: Sequence[Path] | None = None
-) -> Record | None:
-    """`lookup(...)`'s record: the exact problem's, else the nearest one's whose schedule fits, else None."""
-    return lookup(problem, device, cache=cache, folders=folders).record
-
-
 def _of_problem(key: ProblemKey, records: Iterable[Record]) -> list[Record]:
     return [r for r in records if r.serves(key) and r.outcome.is_usable]
 

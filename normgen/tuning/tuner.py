@@ -135,7 +135,7 @@ def _tuned(
         gpu = find_gpu(device)
         facts = gpu[1] if gpu else named_target(target)
     with contextlib.ExitStack() as stack:
-        using = stack.enter_context(_processes(gpu[0])) if gpu else None
+        using = stack.enter_context(processes(gpu[0])) if gpu else None
         with clock.phase("read the spec"):
             problem = _problem(op, shape, question)
         run = stack.enter_context(
@@ -157,12 +157,7 @@ def _finalists(run: Run, using: Processes | None) -> tuple[tuple[Record, ...], b
     """Measured where there are processes for it, else predicted; and whether Ctrl-C ended it."""
     if using is None:
         return predict_without_gpu(run)
-
     return measure_on_gpu(run, using)
-
-
-def _processes(index: int) -> contextlib.AbstractContextManager[Processes]:
-    return processes(index)
 
 
 def _problem(op: str, shape: str | tuple[int, ...], question: Asked) -> Problem:

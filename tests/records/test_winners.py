@@ -13,7 +13,7 @@ from normgen.errors import UsageError
 from normgen.records import winners
 from normgen.records.lines import append
 from normgen.records.record import Cache, Outcome, ProblemKey
-from normgen.records.winners import adopt, best_record, lookup, read
+from normgen.records.winners import adopt, lookup, read
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from tests.measure.simulated import problem
@@ -107,7 +107,7 @@ def test_lookup_prefers_measured_records_and_the_asked_cache_policy(tmp_path: Pa
     adopt(record(us=14.0), shipped, H200)
     adopt(record(us=12.0, cache=Cache.HOT), shipped, H200)
     for cache, us in ((Cache.COLD, 14.0), (Cache.HOT, 12.0)):
-        found = best_record(problem(), H200, cache=cache, folders=[user, shipped])
+        found = lookup(problem(), H200, cache=cache, folders=[user, shipped]).record
         assert found is not None
         assert found.us == us
 
