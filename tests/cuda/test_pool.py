@@ -79,7 +79,8 @@ def test_the_pool_stores_in_the_cache_and_takes_from_it(tmp_path: Path) -> None:
 
 
 SCRIPT = """\
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # the background jobs of a shell ignore it
 from normgen.cuda.pool import CompilePool
 from tests.cuda import modules
 pool = CompilePool(2)
