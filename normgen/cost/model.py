@@ -27,7 +27,6 @@ from normgen.problem.problem import Problem
 from normgen.program.source import stages_of
 from normgen.schedule.knobs import Columns, Copy, Edges, Hold, Load, Params, ReduceWith, Softmax, Store, Variance
 from normgen.schedule.plan import (
-    column_outputs,
     held_bytes_per_thread,
     last_tiles,
     param_bytes_per_thread,
@@ -116,7 +115,7 @@ def row_looks(s: Schedule, stages: int, writes: bool) -> int:
 
 def _issue_us(problem: Problem, s: Schedule, device: Device, looks: int, blocks: int, c: Constants) -> float:
     """Warp instructions over the busy SMs' issue rate: some an element and look, reads and writes by vector."""
-    per_element = 2.0 * looks + 3.0 + 2.0 * column_outputs(problem)
+    per_element = 2.0 * looks + 3.0 + 2.0 * problem.column_outputs
     per_element += 6.0 if s.variance is Variance.WELFORD else 0.0
     # A maximum of the vector first, then one more exponential a vector, which rescales the sum so far.
     per_element += 2.0 + 10.0 / s.vector if s.softmax is Softmax.ONLINE else 0.0
@@ -189,7 +188,7 @@ def _memory_us(
 
 def _columns_us(problem: Problem, s: Schedule, device: Device, blocks: float, c: Constants) -> float:
     """What sums over rows add beside the row loop: atomics, partial rows, the finish."""
-    sums = column_outputs(problem) * problem.cols
+    sums = problem.column_outputs * problem.cols
     if not sums:
         return 0.0
     if s.columns in ROW_ATOMICS:
@@ -219,7 +218,7 @@ def _factor(problem: Problem, s: Schedule, device: Device, c: Constants, *, hot:
             factor *= c.load_evict_last if pays and problem.compulsory_bytes > 2 * device.l2_bytes else 1.0
         elif s.load is not Load.DEFAULT and s.hold is not Hold.RELOAD:
             factor *= c.load_past_l1 if streams == 1 else c.load_streams_past_l1
-        factor *= c.store_streaming if s.store is Store.STREAMING and not column_outputs(problem) else 1.0
+        factor *= c.store_streaming if s.store is Store.STREAMING and not problem.column_outputs else 1.0
         factor *= {"early": c.params_early, "kept": c.params_kept, "packed": c.params_kept}.get(s.params, 1.0)
     lanes = s.threads_per_row * s.row_blocks * steps_per_lane(problem, s) * s.vector
     factor *= float((lanes / problem.cols) ** c.idle_exponent)

@@ -117,11 +117,10 @@ def finish(job: Job, compiled: nvrtc.Compiled) -> Cubin:
 
 def refused(job: Job, compiled: nvrtc.Compiled) -> CompileError:
     """The error for text NVRTC does not take: its first complaint, and the whole log."""
-    complaints = [line for line in compiled.log.splitlines() if "error" in line or "fatal" in line]
     return CompileError(
         f"NVRTC must accept {job.name} for sm_{job.arch}",
         log=compiled.log,
-        received=f"{compiled.error}: {complaints[0].strip() if complaints else 'no log'}",
+        received=f"{compiled.error}: {compiled.complaint or 'no log'}",
     )
 
 

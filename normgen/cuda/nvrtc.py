@@ -33,6 +33,11 @@ class Compiled:
     seconds: float
     error: str = ""
 
+    @property
+    def complaint(self) -> str:
+        """The first line of the log that says what is wrong; empty if none does."""
+        return next((line.strip() for line in self.log.splitlines() if "error" in line or "fatal" in line), "")
+
 
 @functools.cache
 def _nvrtc() -> Any:

@@ -25,6 +25,5 @@ def check_compiles(text: str, *, name: str, arch: int) -> None:
         to_stderr(f"{name}: not compiled ({error.rule}: {error.received})")
         return
     if compiled.error:
-        complaints = [line for line in compiled.log.splitlines() if "error" in line]
-        first = complaints[0].strip() if complaints else compiled.error
-        raise CompileError(f"a header that is kept must compile for sm_{arch}", log=compiled.log, received=first)
+        received = compiled.complaint or compiled.error
+        raise CompileError(f"a header that is kept must compile for sm_{arch}", log=compiled.log, received=received)

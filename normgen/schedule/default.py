@@ -27,16 +27,13 @@ from normgen.schedule.knobs import (
 )
 from normgen.schedule.legality import refusal
 from normgen.schedule.plan import (
-    column_outputs,
     held_bytes_per_thread,
     held_register_limit,
     param_bytes_per_thread,
     steps_per_lane,
     sums_in_registers,
 )
-from normgen.schedule.policy import (
-    CHAINED_BYTES,
-)
+from normgen.schedule.policy import CHAINED_BYTES
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import is_approximate
 from normgen.spec.spec import Kind
@@ -53,7 +50,7 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
 
     Raises NothingValidError if no schedule is legal, which would be a hole in the space.
     """
-    if column_outputs(problem):
+    if problem.column_outputs:
         candidates = _with_columns(problem, device)
     else:
         candidates = itertools.chain(_long_rows(problem, device), _without_columns(problem, device))
@@ -99,7 +96,7 @@ def _accesses(problem: Problem, *, few: bool) -> Iterator[tuple[int, Edges]]:
     """
     size = problem.dtype.bytes
     widths = [v for v in (16, 8, 4, 2, 1) if v * size <= 16]
-    least = 4 if few or column_outputs(problem) else 8
+    least = 4 if few or problem.column_outputs else 8
     yield from ((v, Edges.EXACT) for v in widths if v > 1 and v * size >= least)
     yield from itertools.product(widths, (Edges.EXACT, Edges.MASKED, Edges.PEEL))
 
@@ -247,12 +244,12 @@ def _thread_preference(problem: Problem, vector: int, cluster: int, *, few: bool
     16 bytes, in blocks of 128 rather than more (4096x6144 bf16: 128 threads 20 % ahead of 256) and of 1024 only where
     nothing else is left; 512 in a cluster, whose blocks start together; 256 where blocks are fewer than SMs.
     """
-    aim = 2 if column_outputs(problem) else 4
+    aim = 2 if problem.column_outputs else 4
     width = min(16, vector * problem.dtype.bytes) / 16
 
     def distance(threads: int) -> tuple[float, int]:
         steps = steps_per_lane(problem, Schedule(threads_per_row=threads, vector=vector, cluster=cluster))
-        if column_outputs(problem):
+        if problem.column_outputs:
             idle = threads * cluster * steps * vector / problem.cols - 1
             return ((abs(steps * width - aim) if steps >= 2 else 1.5) + 4 * idle + 8 * (threads == 1024), threads)
         if few or cluster > 1:

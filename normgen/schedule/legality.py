@@ -12,7 +12,6 @@ from normgen.device import Device
 from normgen.problem.problem import Problem, TensorUse
 from normgen.schedule.knobs import Columns, Copy, DependentLaunch, Edges, Hold, Load, Params, ReduceWith
 from normgen.schedule.plan import (
-    column_outputs,
     held_bytes_per_thread,
     held_register_limit,
     param_bytes_per_thread,
@@ -128,7 +127,7 @@ def _hybrid(problem: Problem, s: Schedule) -> str | None:
         return f"the {kept} vectors that fit the registers of a thread are its whole row: hold = registers"
     if s.params is not Params.LATE:
         return "a row that fills the registers leaves none for parameters: params = late"
-    if column_outputs(problem) and s.columns not in (Columns.ATOMIC, Columns.SHARED_ATOMIC):
+    if problem.column_outputs and s.columns not in (Columns.ATOMIC, Columns.SHARED_ATOMIC):
         return "column sums in registers leave none for part of a row: hold = registers, shared or reload"
     return None
 
@@ -162,7 +161,7 @@ def _cluster(problem: Problem, s: Schedule, device: Device) -> str | None:
         return "clusters combine with shuffles and distributed shared memory"
     if problem.any_cols:
         return "a cluster shares rows of a fixed length: cols is a run-time value"
-    if column_outputs(problem) and s.columns is Columns.SHARED_ATOMIC:
+    if problem.column_outputs and s.columns is Columns.SHARED_ATOMIC:
         return (
             "a block of a cluster meets a part of the columns: its row of sums in shared memory would be mostly zeros"
         )
@@ -177,7 +176,7 @@ def persistent(problem: Problem, s: Schedule, device: Device) -> str | None:
             return "several rows in flight need a persistent grid"
         return None
     tiles = -(-problem.rows // s.rows_per_block)
-    columns = column_outputs(problem) > 0
+    columns = problem.column_outputs > 0
     if (
         tiles <= max(1, s.persistent * device.sm_count // s.cluster)
         and not problem.any_cols
@@ -195,10 +194,10 @@ def dependent_launch(problem: Problem, s: Schedule, device: Device) -> str | Non
         return None
     if device.arch < 90:
         return "programmatic dependent launch needs sm_90"
-    if s.dependent_launch is DependentLaunch.ON and (not column_outputs(problem) or not s.columns.has_two_kernels):
+    if s.dependent_launch is DependentLaunch.ON and (not problem.column_outputs or not s.columns.has_two_kernels):
         return "there is no second kernel to start early"
     if s.dependent_launch is DependentLaunch.LOADS and (
-        s.persistent or column_outputs(problem) or s.hold is Hold.RELOAD
+        s.persistent or problem.column_outputs or s.hold is Hold.RELOAD
     ):
         return (
             "the next kernel starts after the loads of a row that is read as a whole and is the only one of its block"
@@ -249,7 +248,7 @@ def _bulk(problem: Problem, s: Schedule) -> str | None:
 
 
 def _columns(problem: Problem, s: Schedule, _: Device) -> str | None:
-    if not column_outputs(problem):
+    if not problem.column_outputs:
         return "there are no column reductions to sum" if s.columns != _NO_COLUMNS else None
     if problem.any_cols and s.columns is not Columns.ATOMIC:
         return "cols is a run-time value: column sums go straight to memory (columns = atomic)"
@@ -288,7 +287,7 @@ def unroll(problem: Problem, s: Schedule, _: Device) -> str | None:
         return f"unroll {s.unroll} exceeds the {steps} steps of a thread"
     if s.unroll == 0 and steps > 16:
         return f"{steps} steps are too many to unroll completely"
-    if s.unroll == 0 and steps in (1, 2, 4, 8) and not column_outputs(problem):
+    if s.unroll == 0 and steps in (1, 2, 4, 8) and not problem.column_outputs:
         return f"unroll 0 is unroll {steps} here"
     return None
 

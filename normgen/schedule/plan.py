@@ -79,16 +79,11 @@ def param_bytes_per_thread(problem: Problem, s: Schedule) -> int:
     return steps_per_lane(problem, s) * s.vector * problem.parameter_bytes
 
 
-def column_outputs(problem: Problem) -> int:
-    """Column reductions of a backward problem: dweight, dbias, ..."""
-    return problem.column_outputs
-
-
 def sums_in_registers(problem: Problem, s: Schedule) -> int:
     """Registers of a thread that hold its column sums over rows."""
     if s.columns in (Columns.ATOMIC, Columns.SHARED_ATOMIC):
         return 0
-    return column_outputs(problem) * steps_per_lane(problem, s) * s.vector
+    return problem.column_outputs * steps_per_lane(problem, s) * s.vector
 
 
 def sums_pitch(problem: Problem) -> int:
@@ -98,18 +93,18 @@ def sums_pitch(problem: Problem) -> int:
 
 def last_tile_sums(problem: Problem) -> int:
     """Cells of a column tile that a last arriver adds: 128 at a time, and at most 8 tiles to visit."""
-    return max(128, -(-column_outputs(problem) * sums_pitch(problem) // (8 * 128)) * 128)
+    return max(128, -(-problem.column_outputs * sums_pitch(problem) // (8 * 128)) * 128)
 
 
 def last_tiles(problem: Problem) -> int:
-    return -(-column_outputs(problem) * sums_pitch(problem) // last_tile_sums(problem))
+    return -(-problem.column_outputs * sums_pitch(problem) // last_tile_sums(problem))
 
 
 def sums_shared_bytes(problem: Problem, s: Schedule) -> int:
     """Shared memory of a block's column sums: its row groups side by side; then the warps of a last arriver."""
-    if not column_outputs(problem):
+    if not problem.column_outputs:
         return 0
-    row = column_outputs(problem) * sums_pitch(problem) * 4
+    row = problem.column_outputs * sums_pitch(problem) * 4
     if s.columns is Columns.SHARED_ATOMIC:
         return row
     groups = s.rows_per_block if s.edges is Edges.PEEL else s.threads // max(32, s.threads_per_row)

@@ -22,7 +22,7 @@ from normgen.schedule.knobs import (
     Variance,
 )
 from normgen.schedule.legality import Rule, dependent_launch, hints, params_registers, persistent, unroll
-from normgen.schedule.plan import column_outputs, held_bytes_per_thread, steps_per_lane
+from normgen.schedule.plan import held_bytes_per_thread, steps_per_lane
 from normgen.schedule.schedule import Schedule
 
 CHAINED_BYTES = 768 << 20  # an early start gains 0.2 % at 16384x8192 bf16, 1 to 5 % from there down (H200)
@@ -30,17 +30,17 @@ CHAINED_BYTES = 768 << 20  # an early start gains 0.2 % at 16384x8192 bf16, 1 to
 
 def searched_tile(problem: Problem, s: Schedule, _: Device) -> str | None:
     """Search policy for structural knobs: legal, but not worth a measurement."""
-    limit = 512 if column_outputs(problem) else 256  # row groups of a block share one row of column sums
+    limit = 512 if problem.column_outputs else 256  # row groups of a block share one row of column sums
     if s.rows_per_block > 1 and s.threads > limit:
         return f"not searched: several rows side by side beyond {limit} threads a block"
-    forward = not column_outputs(problem)
+    forward = not problem.column_outputs
     keeps = _wide_parameters(problem)
     least = 512 if s.edges is Edges.PEEL or keeps else 1024
     if forward and s.persistent and s.cluster == 1 and not least <= s.persistent * s.threads <= 1024:
         return "not searched: a persistent grid with less than 512 or more than 1024 threads an SM"
     if forward and s.stages > 1 and s.edges is not Edges.PEEL and s.cluster == 1 and not keeps:
         return "not searched: the next row in registers, of aligned rows that leave no column sums"
-    if column_outputs(problem) and s.persistent * s.threads > 768 and s.hold is Hold.REGISTERS:
+    if problem.column_outputs and s.persistent * s.threads > 768 and s.hold is Hold.REGISTERS:
         return "not searched: more than 768 resident threads an SM, with column sums in registers"
     return None
 
@@ -54,7 +54,7 @@ def searched_cluster(problem: Problem, s: Schedule, device: Device) -> str | Non
         return None
     if s.threads_per_row < 128:
         return "not searched: clusters of blocks below 128 threads"
-    if column_outputs(problem):
+    if problem.column_outputs:
         if problem.cols * problem.dtype.bytes < 8192 and problem.rows >= 4 * device.sm_count:
             return "not searched: column sums over clusters for rows below 8 KiB, unless there are few rows"
         if not s.persistent:
@@ -79,7 +79,7 @@ def searched_columns(problem: Problem, s: Schedule, _: Device) -> str | None:
 
 def searched_place(problem: Problem, s: Schedule, _: Device) -> str | None:
     """Search policy: copies past the registers pay for long rows, of which registers hold too few bytes under way."""
-    columns = column_outputs(problem) > 0
+    columns = problem.column_outputs > 0
     if s.copy is Copy.DIRECT:
         if columns and s.hold is Hold.SHARED:
             return "not searched: column sums of rows that wait in shared memory without asynchronous copies"
@@ -108,7 +108,7 @@ def _wide_parameters(problem: Problem) -> bool:
 
 def searched_hint(problem: Problem, s: Schedule, _: Device) -> str | None:
     """Search policy: rows that leave column sums are read past L1 only where they meet windows of parameters."""
-    if column_outputs(problem) and s.load is Load.NO_ALLOCATE and s.edges is not Edges.PEEL:
+    if problem.column_outputs and s.load is Load.NO_ALLOCATE and s.edges is not Edges.PEEL:
         return "not searched: aligned rows read past L1, with column sums"
     return None
 
@@ -121,7 +121,7 @@ def searched_launch(problem: Problem, s: Schedule, device: Device) -> str | None
     room before (2048x65536 bf16: 1 % over long chains). With column sums an early start never loses (8192x768 to
     4096x4096): only that is searched.
     """
-    if s.columns is Columns.PARTIALS_TWO_KERNELS and column_outputs(problem):
+    if s.columns is Columns.PARTIALS_TWO_KERNELS and problem.column_outputs:
         if device.arch >= 90 and not s.chained and problem.compulsory_bytes < CHAINED_BYTES:
             return "not searched: two kernels without an early start"
         return None
@@ -155,7 +155,7 @@ def plain_only(problem: Problem, s: Schedule) -> str | None:
     a corner), not a subspace of their own.
     """
     extras = "hints, early parameters or a persistent grid"
-    if column_outputs(problem) and s.columns is not Columns.PARTIALS_TWO_KERNELS:
+    if problem.column_outputs and s.columns is not Columns.PARTIALS_TWO_KERNELS:
         return "not searched: column sums by atomics or last arrivers, with " + extras
     if s.reduce_with is not ReduceWith.SHUFFLE or s.threads_per_row == 1:
         return "not searched: thread per row, shared_tree, cooperative_groups with " + extras

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -131,6 +132,12 @@ class Run:
     counts: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
 
+    @cached_property
+    def own_spec(self) -> str:
+        """The text of a spec that does not come with normgen."""
+        spec = self.problem.spec
+        return "" if is_built_in(spec) else spec.text
+
     @property
     def candidates_path(self) -> Path:
         """The file of this run's records."""
@@ -162,7 +169,7 @@ class Run:
             seed=self.seed,
             created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             reason=candidate.reason,
-            spec="" if is_built_in(self.problem.spec) else self.problem.spec.text,
+            spec=self.own_spec,
             **evidence,
         )
 

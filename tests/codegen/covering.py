@@ -11,7 +11,6 @@ from normgen.device import Device
 from normgen.problem.problem import Problem
 from normgen.schedule.knobs import KNOBS
 from normgen.schedule.legality import refusal
-from normgen.schedule.plan import column_outputs
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import space
 
@@ -51,7 +50,7 @@ def features(case: Case) -> set[tuple[object, ...]]:
 
 def pool(problem: Problem, device: Device, rng: random.Random) -> list[Case]:
     """Part of the problem's space that shows every value of every knob which the whole shows."""
-    if column_outputs(problem):
+    if problem.column_outputs:
         return drawn(problem, device, rng)
     legal = list(space(problem, device).legal)
     rng.shuffle(legal)

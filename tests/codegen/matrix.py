@@ -10,7 +10,6 @@ from normgen import verify
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.schedule.knobs import DETERMINISTIC_COLUMNS
-from normgen.schedule.plan import column_outputs
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from normgen.verify import default_families
@@ -78,7 +77,7 @@ def wrong_backward(cases: Sequence[Case], executor: Executor, *, seed: int) -> I
 
 
 def is_deterministic(problem: Problem, schedule: Schedule) -> bool:
-    return not column_outputs(problem) or schedule.columns in DETERMINISTIC_COLUMNS or problem.deterministic
+    return not problem.column_outputs or schedule.columns in DETERMINISTIC_COLUMNS or problem.deterministic
 
 
 def calls(kernel: Built, inputs: verify.Inputs, deterministic: bool, *, chain: int, seed: int) -> list[str]:

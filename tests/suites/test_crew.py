@@ -15,7 +15,6 @@ import pytest
 
 from normgen.device import TARGETS
 from normgen.errors import UsageError
-from normgen.schedule.plan import column_outputs
 from normgen.suites.crew import Plan, share_of_cores, tasks_of, tune_suite
 from normgen.suites.jobs import JobStore
 from normgen.suites.suite import load_suite
@@ -117,4 +116,4 @@ def test_the_scaling_suite_has_sixteen_problems_none_of_which_outweighs_its_shar
     assert len({label for label, _ in tasks}) == 16
     sizes = [e.problem.compulsory_bytes for e in suite.entries]
     assert max(sizes) < 4 * sum(sizes) / 16, "a fourth of the suite must not hang on one problem"
-    assert {bool(column_outputs(e.problem)) for e in suite.entries} == {True, False}
+    assert {bool(e.problem.column_outputs) for e in suite.entries} == {True, False}

@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 from normgen.codegen.access import Site
-from normgen.codegen.columns.sums import Cells, Finish, SecondKernel
+from normgen.codegen.columns.sums import Finish, Gather
 from normgen.codegen.module import Param, Source
 from normgen.codegen.view import SectionList
 from normgen.schedule.plan import TICKET_BYTES
 
 
-class Straight:
+class Straight(Gather):
     """atomic: every row adds straight to the workspace (the plain kernel of the literature)."""
 
     base = "sums"
 
-    def __init__(self, cells: Cells, finish: Finish) -> None:
-        self.cells = cells
-        self.finish = finish
-
-    def constants(self) -> list[tuple[str, str, str]]:
-        return []
-
-    def prologue(self, out: SectionList) -> None:
-        pass
-
     def add_line(self, index: int, term: str, site: Site) -> str:
         column = site.at if site.at == "edge" else f"{site.at} + i"
         return f"atomicAdd({self.base} + {self.cells.start(index)}{column}, {term});"
-
-    def epilogue(self, out: SectionList) -> None:
-        pass
 
 
 class SharedRow(Straight):
@@ -56,13 +43,8 @@ class SharedRow(Straight):
         )
 
 
-class Ticket:
+class Ticket(Finish):
     """The last block to arrive converts the sums, and zeroes the workspace again."""
-
-    uses_scratch = False
-
-    def __init__(self, cells: Cells) -> None:
-        self.cells = cells
 
     def params(self) -> list[Param]:
         return [
@@ -70,10 +52,7 @@ class Ticket:
             Param(name="sums", ctype="float*", source=Source.WORKSPACE, offset=TICKET_BYTES),
         ]
 
-    def constants(self) -> list[tuple[str, str, str]]:
-        return []
-
-    def hand_on(self, index: int, cell: str, value: str, *, walker: str) -> str:  # noqa: ARG002
+    def hand_on(self, index: int, cell: str, value: str, *, walker: str) -> str:
         return f"atomicAdd(sums + {self.cells.start(index)}{cell}, {value});"
 
     def epilogue(self, out: SectionList) -> None:
@@ -96,6 +75,3 @@ class Ticket:
             lines.append(f"    sums[{cells.start(index)}cell] = 0.0f;")
             lines += ["    " + line for line in cells.write_lines(store, f"{name}_total")]
         out.lines(*lines, "  }", "  if (threadIdx.x == 0) *ticket = 0;", "}")
-
-    def second_kernel(self, name: str) -> SecondKernel | None:  # noqa: ARG002
-        return None

@@ -32,5 +32,5 @@ class ClusterRegisters(Registers):
         template = environment().get_template("cluster_partials.cu.j2")
         out.lines(*template.render(width=self._width, starts=starts).splitlines())
 
-    def total_lines(self, index: int, name: str, cells: list[str]) -> list[str]:  # noqa: ARG002
+    def total_lines(self, index: int, name: str, cells: list[str]) -> list[str]:
         return [f"  {cells[0]} = {' + '.join(cells)};"]

@@ -7,20 +7,17 @@ last one adds nearly all (layernorm 4096x4096, 8192x768 and 4096x1024, rmsnorm 4
 from __future__ import annotations
 
 from normgen.codegen.columns.partials import partial_row_line
-from normgen.codegen.columns.sums import Cells, SecondKernel
+from normgen.codegen.columns.sums import Finish
 from normgen.codegen.module import Param, Source
 from normgen.codegen.prelude import environment
 from normgen.codegen.view import SectionList
 from normgen.schedule.plan import TICKET_BYTES, last_tile_sums, last_tiles
 
 
-class LastTile:
+class LastTile(Finish):
     """partials_last_tile."""
 
     uses_scratch = True
-
-    def __init__(self, cells: Cells) -> None:
-        self.cells = cells
 
     def params(self) -> list[Param]:
         behind = self.cells.sums.fixed_bytes
@@ -54,6 +51,3 @@ class LastTile:
             )
         )
         out.lines(*text.splitlines())
-
-    def second_kernel(self, name: str) -> SecondKernel | None:  # noqa: ARG002
-        return None

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from normgen.codegen.chain import declare
-from normgen.codegen.columns.sums import Cells, SecondKernel
+from normgen.codegen.columns.sums import Cells, Finish, SecondKernel
 from normgen.codegen.module import Kernel, Launch, Param, Source
-from normgen.codegen.view import SectionList
 from normgen.schedule.knobs import DependentLaunch
 
 FINISH_THREADS = 512
@@ -18,25 +17,14 @@ def partial_row_line(cells: Cells, index: int, cell: str, value: str, walker: st
     return f"partials[{row} + {cells.start(index)}{cell}] = {value};"
 
 
-class TwoKernels:
+class TwoKernels(Finish):
     """partials_two_kernels, and cluster_partials behind the clusters' own sums."""
-
-    uses_scratch = False
-
-    def __init__(self, cells: Cells) -> None:
-        self.cells = cells
 
     def params(self) -> list[Param]:
         return [Param(name="partials", ctype="float*", source=Source.WORKSPACE)]
 
-    def constants(self) -> list[tuple[str, str, str]]:
-        return []
-
     def hand_on(self, index: int, cell: str, value: str, *, walker: str) -> str:
         return partial_row_line(self.cells, index, cell, value, walker)
-
-    def epilogue(self, out: SectionList) -> None:
-        pass
 
     def second_kernel(self, name: str) -> SecondKernel:
         cells, plan = self.cells, self.cells.plan

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 from normgen.codegen.access import Site
-from normgen.codegen.columns.sums import Cells, Finish
+from normgen.codegen.columns.sums import Gather
 from normgen.codegen.view import Loop, SectionList
 from normgen.schedule.plan import WARP
 
 
-class Registers:
+class Registers(Gather):
     """register_atomic, partials_two_kernels, partials_last_tile."""
-
-    def __init__(self, cells: Cells, finish: Finish) -> None:
-        self.cells = cells
-        self.access = cells.access
-        self.plan = cells.plan
-        self.sums = cells.sums
-        self.finish = finish
-
-    def constants(self) -> list[tuple[str, str, str]]:
-        return []
 
     def prologue(self, out: SectionList) -> None:
         names = self.cells.names

@@ -9,7 +9,6 @@ are coalesced and meet no bank twice.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from normgen.codegen.access import Access, Site
 from normgen.codegen.module import Kernel, Param
@@ -61,31 +60,52 @@ class SecondKernel:
     view: dict[str, object]
 
 
-class Finish(Protocol):
-    """Who adds the sums of all blocks, and what a block hands on."""
+class Finish:
+    """Who adds the sums of all blocks, and what a block hands on. A technique overrides what it does."""
 
-    uses_scratch: bool  # whether it needs the block's row of shared memory too
+    uses_scratch = False  # whether it needs the block's row of shared memory too
 
-    def params(self) -> list[Param]: ...
+    def __init__(self, cells: Cells) -> None:
+        self.cells = cells
 
-    def constants(self) -> list[tuple[str, str, str]]: ...
+    def params(self) -> list[Param]:
+        """Its part of the workspace."""
+        raise NotImplementedError
+
+    def constants(self) -> list[tuple[str, str, str]]:
+        return []
 
     def hand_on(self, index: int, cell: str, value: str, *, walker: str) -> str:
         """The line that gives a block's sum of one cell away; `walker` is the number of its partial row."""
-        ...
+        raise NotImplementedError
 
-    def epilogue(self, out: SectionList) -> None: ...
+    def epilogue(self, out: SectionList) -> None:
+        """After the row loop."""
 
-    def second_kernel(self, name: str) -> SecondKernel | None: ...
+    def second_kernel(self, name: str) -> SecondKernel | None:
+        """The kernel that finishes the call; `name` is that of the first one."""
+        return None
 
 
-class Gather(Protocol):
-    """Where a block adds the terms of its rows."""
+class Gather:
+    """Where a block adds the terms of its rows. A technique overrides what it does."""
 
-    def prologue(self, out: SectionList) -> None: ...
+    def __init__(self, cells: Cells, finish: Finish) -> None:
+        self.cells = cells
+        self.access = cells.access
+        self.plan = cells.plan
+        self.sums = cells.sums
+        self.finish = finish
 
-    def add_line(self, index: int, term: str, site: Site) -> str: ...
+    def constants(self) -> list[tuple[str, str, str]]:
+        return []
 
-    def constants(self) -> list[tuple[str, str, str]]: ...
+    def prologue(self, out: SectionList) -> None:
+        """Before the row loop."""
 
-    def epilogue(self, out: SectionList) -> None: ...
+    def add_line(self, index: int, term: str, site: Site) -> str:
+        """What one element adds to the sum of column output `index`."""
+        raise NotImplementedError
+
+    def epilogue(self, out: SectionList) -> None:
+        """After the row loop."""

@@ -20,10 +20,10 @@ class Block(Exchange):
         twice = "[2]" if self.plan.double_slots else ""
         return self.declare(states, f"{twice}[{self.plan.schedule.rows_per_block}][kWarpsPerRow]")
 
-    def set_up(self, states: list[State]) -> list[str]:  # noqa: ARG002
+    def set_up(self, states: list[State]) -> list[str]:
         return ["int parity = 0;"] if self.plan.double_slots else []
 
-    def combine(self, state: State, *, is_first: bool) -> list[str]:  # noqa: ARG002
+    def combine(self, state: State, *, is_first: bool) -> list[str]:
         slots = f"{state.variable}_slots[parity][slot]" if self.plan.double_slots else f"{state.variable}_slots[slot]"
         own_barrier = ", slot" if self.plan.row_barriers else ""
         return [f"{state.variable} = {self.function}<kWarpsPerRow>({state.variable}, {slots}{own_barrier});"]

@@ -46,7 +46,7 @@ class ClusterWalk(Exchange):
     def settle(self) -> list[str]:
         return ["cluster_wait();"]
 
-    def combine(self, state: State, *, is_first: bool) -> list[str]:  # noqa: ARG002
+    def combine(self, state: State, *, is_first: bool) -> list[str]:
         variable = state.variable
         places = f"{variable}_slots[trip % 2], &{variable}_full[trip % 2], trip / 2 % 2"
         return [f"{variable} = exchange_cluster<kWarps, kCluster>({variable}, {places});"]

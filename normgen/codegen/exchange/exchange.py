@@ -25,11 +25,11 @@ class Exchange:
     def constants(self) -> list[tuple[str, str, str]]:
         return []
 
-    def slots(self, states: list[State]) -> tuple[str, ...]:  # noqa: ARG002
+    def slots(self, states: list[State]) -> tuple[str, ...]:
         """Shared memory."""
         return ()
 
-    def set_up(self, states: list[State]) -> list[str]:  # noqa: ARG002
+    def set_up(self, states: list[State]) -> list[str]:
         """Before the row loop."""
         return []
 
@@ -41,7 +41,7 @@ class Exchange:
         """Within a row, before the first look."""
         return []
 
-    def combine(self, state: State, *, is_first: bool) -> list[str]:  # noqa: ARG002
+    def combine(self, state: State, *, is_first: bool) -> list[str]:
         """The thread's state becomes the row's."""
         return []
 

@@ -11,5 +11,5 @@ class Lanes(Exchange):
 
     function = "reduce_lanes"
 
-    def combine(self, state: State, *, is_first: bool) -> list[str]:  # noqa: ARG002
+    def combine(self, state: State, *, is_first: bool) -> list[str]:
         return [f"{state.variable} = {self.function}<kThreadsPerRow>({state.variable});"]

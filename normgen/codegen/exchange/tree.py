@@ -19,6 +19,6 @@ class Tree(Exchange):
     def slots(self, states: list[State]) -> tuple[str, ...]:
         return self.declare(states, f"[{self.plan.schedule.rows_per_block}][kThreadsPerRow]")
 
-    def combine(self, state: State, *, is_first: bool) -> list[str]:  # noqa: ARG002
+    def combine(self, state: State, *, is_first: bool) -> list[str]:
         variable = state.variable
         return [f"{variable} = reduce_tree<kThreadsPerRow>({variable}, {variable}_slots[slot]);"]

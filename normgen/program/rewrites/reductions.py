@@ -36,10 +36,11 @@ from normgen.program.ir import (
 )
 from normgen.program.monoid import MAX, ONLINE_SOFTMAX, SUM, WELFORD, symbol
 from normgen.program.ordered import square
+from normgen.schedule.knobs import Softmax, Variance
 from normgen.spec.spec import Kind
 
-VARIANCE = ("two_pass", "sum_of_squares", "shifted", "welford")
-SOFTMAX = ("two_pass", "online")
+VARIANCE: tuple[str, ...] = tuple(Variance)
+SOFTMAX: tuple[str, ...] = tuple(Softmax)
 
 
 def applicable(program: RowProgram) -> dict[str, tuple[str, ...]]:
