@@ -24,7 +24,6 @@ from normgen.measure.replays import CONTEST_REPLAY_US
 from normgen.pipeline import emit
 from normgen.records import statistics
 from normgen.schedule.schedule import Schedule, schedule_from
-from normgen.spec.spec import Kind
 from normgen.suites.suite import Entry
 
 if TYPE_CHECKING:
@@ -127,7 +126,7 @@ def _ours(bench: GpuBench, entry: Entry, schedule: Schedule, expected: Expected,
 
 def _read_ours(bench: GpuBench, expected: Expected, name: str) -> Any:
     use = expected.tensors[name].use
-    chunks = expected.chunks if use.kind is not Kind.COL else expected.chunks[:1]
+    chunks = expected.chunks if use.kind.by_row else expected.chunks[:1]
     return np.concatenate([bench.read(use, chunk) for chunk in chunks]).astype(np.float64)
 
 

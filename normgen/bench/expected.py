@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from normgen import verify
 from normgen.problem.problem import Problem, TensorUse
-from normgen.spec.spec import Kind
 from normgen.verify import Buffer, Inputs
 
 Array = NDArray[np.float64]
@@ -49,7 +48,7 @@ class Expected:
         self.problem = problem
         self.chunks = chunks_of(problem, seed=seed)
         picked = np.concatenate([np.arange(start, stop) for start, stop in self.chunks])
-        columns = [t for t in problem.tensors if t.is_written and t.kind is Kind.COL]
+        columns = [t for t in problem.tensors if t.is_row_sum]
         found = _by_rows(problem, sample, picked)
         found |= _by_columns(sample, problem.rows) if columns else {}
         self.tensors: Mapping[str, Wanted] = {
@@ -77,7 +76,7 @@ class Expected:
 
     def missing(self, results: Mapping[str, Any]) -> tuple[str, ...]:
         """Written tensors that a result lacks and must have: all but the statistics."""
-        return tuple(n for n, w in self.tensors.items() if n not in results and w.use.kind is not Kind.ROW)
+        return tuple(n for n, w in self.tensors.items() if n not in results and w.use.kind.by_col)
 
 
 def chunks_of(problem: Problem, *, seed: int) -> tuple[Chunk, ...]:
@@ -98,16 +97,16 @@ def _by_rows(problem: Problem, sample: Inputs, picked: NDArray[np.intp]) -> dict
     rows = replace(sample.problem, rows=len(picked), pitch=problem.cols)
     buffers = {}
     for name, buffer in sample.buffers.items():
-        by_row = problem.tensor(name).kind in (Kind.ELEM, Kind.ROW)
+        by_row = problem.tensor(name).kind.by_row
         array = np.ascontiguousarray(buffer.array[source] if by_row else buffer.array)
         buffers[name] = Buffer(array=array, storage=array.view(np.uint8).reshape(-1), offset=0)
     families = tuple(sample.families[i] for i in source)
     inputs = Inputs(problem=rows, seed=sample.seed, families=families, scalars=sample.scalars, buffers=buffers)
-    return _gathered(tuple(t for t in rows.tensors if not (t.is_written and t.kind is Kind.COL)), rows, inputs, None)
+    return _gathered(tuple(t for t in rows.tensors if not t.is_row_sum), rows, inputs, None)
 
 
 def _by_columns(sample: Inputs, rows: int) -> dict[str, tuple[Array, Array]]:
-    tensors = tuple(t for t in sample.problem.tensors if not t.is_written or t.kind is Kind.COL)
+    tensors = tuple(t for t in sample.problem.tensors if not t.is_written or t.is_row_sum)
     return _gathered(tensors, sample.problem, sample, rows)
 
 

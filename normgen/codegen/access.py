@@ -13,7 +13,6 @@ from normgen.codegen.view import State
 from normgen.problem.problem import TensorUse
 from normgen.program.ir import COLS, Load
 from normgen.schedule.plan import Place, Plan
-from normgen.spec.spec import Kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,16 +64,14 @@ class Access:
         kinds = self.plan.kinds
         state_text = {n: f"{st.variable}.{n}" for st in self.states for n in st.components}
         for name, kind in kinds.items():
-            if kind is Kind.ELEM:
+            if kind.is_elem:
                 names[name] = f"{name}_i"
         for name, kind in kinds.items():
-            if kind is Kind.ROW:
-                names[name] = state_text.get(name) or self.row_name(name)
-            elif kind is Kind.SCALAR:
-                names[name] = name
+            if not kind.by_col:
+                names[name] = (state_text.get(name) or self.row_name(name)) if kind.by_row else name
         names[COLS.name] = self.cols
         for name, kind in kinds.items():
-            if kind is Kind.COL:
+            if kind.by_col and not kind.by_row:
                 names[name] = f"{name}_i"
         return names
 

@@ -19,7 +19,6 @@ from normgen.program.ir import Load, Map
 from normgen.schedule.knobs import Columns as Way
 from normgen.schedule.knobs import DependentLaunch, Params
 from normgen.schedule.plan import Place, Plan
-from normgen.spec.spec import Kind
 
 
 def _used(view: KernelView) -> tuple[tuple[str, str, str], ...]:
@@ -78,9 +77,9 @@ class KernelText:
         lines = []
         names, printer = self.access.names, Printer(self.access.names)
         for statement in self.plan.program.statements:
-            if isinstance(statement, Load) and statement.kind is Kind.ROW and stage == 0:
+            if isinstance(statement, Load) and not statement.kind.by_col and stage == 0:
                 lines.append(f"const float {names[statement.name]} = {self.row_load(statement)};")
-            narrow = isinstance(statement, Map) and statement.kind in (Kind.ROW, Kind.SCALAR)
+            narrow = isinstance(statement, Map) and not statement.kind.by_col
             if narrow and isinstance(statement, Map) and self.plan.stages[statement.name] == stage:
                 lines.append(f"const float {names[statement.name]} = {printer.text(statement.expr)};")
         return lines
@@ -88,11 +87,11 @@ class KernelText:
     def row_load(self, load: Load) -> str:
         if not load.first_of:
             return self.transport.row_value(load)
-        of_row = self.plan.kinds[load.first_of] is Kind.ELEM
+        of_row = self.plan.kinds[load.first_of].is_elem
         return f"element(read_default<1>({load.first_of}{'_row' if of_row else ''}), 0)"
 
     def row_store_lines(self) -> list[str]:
-        stores = [s for s in self.plan.program.stores if s.kind is Kind.ROW]
+        stores = [s for s in self.plan.program.stores if not s.kind.by_col]
         if not stores:
             return []
         lines = []

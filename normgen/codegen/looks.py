@@ -16,7 +16,6 @@ from normgen.codegen.transport.transport import Transport
 from normgen.codegen.view import Loop, SectionList
 from normgen.program.ir import Load, Map, Store, names_of, used_names
 from normgen.schedule.plan import Place
-from normgen.spec.spec import Kind
 
 
 class Looks:
@@ -109,7 +108,7 @@ class Looks:
     def vector_of(self, load: Load, look: int, head: list[str], site: Site, place: Place) -> str:
         """C text of the access that holds this load in this look; appends its read to `head` where needed."""
         tensor = load.name
-        if load.kind is Kind.COL:
+        if not load.kind.by_row:
             if load in self.plan.early_params:
                 return site.of(tensor)
             read = self.access.read_param(tensor, site)

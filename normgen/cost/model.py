@@ -36,7 +36,6 @@ from normgen.schedule.plan import (
 )
 from normgen.schedule.plan import shared_bytes as dynamic_shared_bytes
 from normgen.schedule.schedule import Schedule
-from normgen.spec.spec import Kind
 
 REGISTERS_PER_SM = 65536  # of every GPU since compute capability 5.0
 L1_BYTES = 128 << 10  # of an SM, beside some shared memory
@@ -276,7 +275,7 @@ def predict(
     """
     c = constants or constants_of(device)
     hot = hot and problem.compulsory_bytes <= device.l2_bytes
-    looks = row_looks(s, stages, any(t.is_written and t.kind is Kind.ELEM for t in problem.tensors))
+    looks = row_looks(s, stages, any(t.is_written and t.kind.is_elem for t in problem.tensors))
     spilled = spill_bytes / 8
     if registers is None:
         registers, spilled = estimated_registers(problem, s, c)

@@ -14,7 +14,6 @@ from normgen.problem.question import Direction
 from normgen.records.record import Record
 from normgen.schedule.schedule import Schedule
 from normgen.spec.checks import absent_key, parse_all
-from normgen.spec.spec import Kind
 
 WIDTH = 116
 PREDICTED = "predicted, not measured"
@@ -66,7 +65,7 @@ def _formulas(group: Group) -> list[str]:
 
 def _order_of_sums(group: Group) -> list[str]:
     """Whether sums over rows come out the same in every run."""
-    sums = ", ".join(t.name for t in group.problem.tensors if t.is_written and t.kind is Kind.COL)
+    sums = ", ".join(t.name for t in group.problem.tensors if t.is_row_sum)
     if not sums:
         return []
     if group.problem.deterministic:

@@ -14,7 +14,6 @@ from normgen.export.device_part import Compiled
 from normgen.export.groups import Entry, Group
 from normgen.problem.problem import Problem, TensorUse
 from normgen.problem.question import Direction
-from normgen.spec.spec import Kind
 
 CALL = "k::"  # the detail namespace inside the launch functions
 
@@ -182,8 +181,8 @@ def launch_values(s: Launch) -> str:
 
 def _bits(problem: Problem) -> list[str]:
     """Terms whose common power of two is the alignment of every vector access."""
-    terms = [f"k::address({mark(t.name)})" for t in problem.tensors if t.kind is Kind.ELEM]
-    terms += [f"k::address({mark(t.name)})" for t in problem.tensors if t.kind is Kind.COL and not t.is_written]
+    terms = [f"k::address({mark(t.name)})" for t in problem.tensors if t.kind.is_elem]
+    terms += [f"k::address({mark(t.name)})" for t in problem.tensors if t.is_parameter]
     return terms + [f"k::pitch_bytes({mark(t.name)}_pitch, {t.dtype.bytes})" for t in problem.elem_tensors]
 
 
@@ -199,7 +198,7 @@ def _alike(problem: Problem) -> str:
 def _required(group: Group) -> list[tuple[str, bool]]:
     """Tensors that are always there: all but optional parameters, their gradients and nullable statistics."""
     free = {*group.optional, *(f"d{n}" for n in group.optional), *group.nullable}
-    return [(mark(t.name), t.kind is not Kind.COL) for t in group.problem.tensors if t.name not in free]
+    return [(mark(t.name), t.kind.by_row) for t in group.problem.tensors if t.name not in free]
 
 
 def _paired(group: Group) -> list[tuple[str, str]]:
@@ -289,11 +288,10 @@ def _workspace_lines(tuned: Sequence[Compiled]) -> list[WorkspaceLine]:
 def _doc(group: Group, workspace: bool) -> list[str]:
     """The comment of the launch function, in paragraphs."""
     problem = group.problem
-    shapes = {Kind.ELEM: "[rows, cols]", Kind.ROW: "[rows]", Kind.COL: "[cols]"}
+    kinds = sorted({t.kind for t in problem.tensors}, key=lambda kind: (not kind.is_elem, not kind.by_row))
     listed = [
-        f"{', '.join(mark(t.name) for t in problem.tensors if t.kind is kind)} {shape}"
-        for kind, shape in shapes.items()
-        if any(t.kind is kind for t in problem.tensors)
+        f"{', '.join(mark(t.name) for t in problem.tensors if t.kind is kind)} [{', '.join(kind.axes)}]"
+        for kind in kinds
     ]
     null = [mark(name) for name in (*group.optional, *group.nullable)]
     said = [f"{'; '.join(listed)}: device pointers, row-major, contiguous; what is written overlaps nothing else."]

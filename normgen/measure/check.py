@@ -15,7 +15,6 @@ from normgen.cuda.memory import DeviceBuffer
 from normgen.cuda.stream import Stream
 from normgen.device import Device
 from normgen.problem.problem import Problem
-from normgen.spec.spec import Kind
 from normgen.verify import FAMILY_ROWS, Buffer, Expectation, Verdict
 
 CHECKED_ELEMENTS = 1 << 17  # of every candidate
@@ -110,7 +109,7 @@ class DeviceCheck:
             self._mirrors[name].restore(stream)
         bound.set(
             pointers={name: mirror.pointer for name, mirror in self._mirrors.items()},
-            pitches={t.name: self.problem.pitch for t in self.problem.tensors if t.kind is Kind.ELEM},
+            pitches={t.name: self.problem.pitch for t in self.problem.tensors if t.kind.is_elem},
             rows=self.problem.rows,
             cols=self.problem.cols,
             scalars=self._inputs.scalars,

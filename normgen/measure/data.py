@@ -8,7 +8,6 @@ from normgen import verify
 from normgen.cuda.memory import DeviceBuffer, copy
 from normgen.measure.replays import extent
 from normgen.problem.problem import Problem
-from normgen.spec.spec import Kind
 from normgen.verify import Inputs
 
 FILL_ELEMENTS = 1 << 22  # random numbers a tensor; further rows repeat them
@@ -34,7 +33,7 @@ def filled_sets(
         buffer = inputs.buffers[tensor.name]
         size = extent(tensor, sample)
         first.write(buffer.storage[buffer.offset : buffer.offset + size], offset=offsets[tensor.name])
-        if tensor.kind in (Kind.ELEM, Kind.ROW):
+        if tensor.kind.by_row:
             _repeat(first, offsets[tensor.name], filled=size, size=extent(tensor, problem))
     sets = [first]
     for _ in range(count - 1):

@@ -26,7 +26,6 @@ from normgen.measure.replays import REPLAY_US, ROUND_OVER_L2, Plan, layout, plan
 from normgen.measure.roof import VECTOR_BYTES, roof_module
 from normgen.problem.problem import Problem, TensorUse
 from normgen.records.record import Cache, Outcome
-from normgen.spec.spec import Kind
 
 WARM_UP_S = 0.003
 HOPELESS = 20  # times the best so far: a kernel that takes longer is not worth its replays
@@ -158,11 +157,11 @@ class GpuBench:
         start, stop = rows
         size, pitch, cols = tensor.dtype.bytes, self.problem.pitch, self.problem.cols
         offset = self._offsets[tensor.name]
-        if tensor.kind is Kind.COL:
+        if not tensor.kind.by_row:
             return self._sets[0].read((cols,), tensor.dtype, offset=offset)
-        width = pitch if tensor.kind is Kind.ELEM else 1
+        width = pitch if tensor.kind.is_elem else 1
         found = self._sets[0].read((stop - start, width), tensor.dtype, offset=offset + start * width * size)
-        return found[:, :cols] if tensor.kind is Kind.ELEM else found[:, 0]
+        return found[:, :cols] if tensor.kind.is_elem else found[:, 0]
 
     def close(self) -> None:
         """Free everything this bench holds on the device, without waiting for the garbage collector."""
@@ -233,7 +232,7 @@ class GpuBench:
     def _launcher(self, loaded: _Loaded) -> Callable[[int], None]:
         """Queues launch i, which uses set i % sets."""
         bound = self._bind(loaded).set(
-            pitches={t.name: self.problem.pitch for t in self.problem.tensors if t.kind is Kind.ELEM},
+            pitches={t.name: self.problem.pitch for t in self.problem.tensors if t.kind.is_elem},
             rows=self.problem.rows,
             cols=self.problem.cols,
             scalars=self._scalars,

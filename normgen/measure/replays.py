@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from normgen.problem.problem import Problem, TensorUse
 from normgen.records.record import Cache
-from normgen.spec.spec import Kind
 
 REPLAY_US = 1000.0  # 0.3 to 1 ms a replay is the custom; its end matters less the longer it is
 # Between libraries, longer: a replay leaves up to an L2 of dirty lines, which whoever runs next writes back. In 0.5 ms
@@ -55,13 +54,8 @@ def plan_of(set_bytes: int, *, l2_bytes: int, cache: Cache, replay_us: float = R
 
 def extent(tensor: TensorUse, problem: Problem) -> int:
     """Bytes from a tensor's first element to the end of its last row, pitch included."""
-    count = {
-        Kind.ELEM: problem.rows * problem.pitch,
-        Kind.ROW: problem.rows,
-        Kind.COL: problem.cols,
-        Kind.SCALAR: 1,
-    }
-    return count[tensor.kind] * tensor.dtype.bytes
+    width = problem.pitch if tensor.kind.is_elem else problem.cols
+    return math.prod(tensor.kind.shape(problem.rows, width)) * tensor.dtype.bytes
 
 
 def layout(problem: Problem) -> tuple[dict[str, int], int]:

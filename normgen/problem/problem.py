@@ -27,6 +27,16 @@ class TensorUse:
     of: str = ""
     nullable: bool = False  # a written row statistic the caller may pass as null
 
+    @property
+    def is_parameter(self) -> bool:
+        """Read, and the same for every row."""
+        return not self.is_written and not self.kind.by_row
+
+    @property
+    def is_row_sum(self) -> bool:
+        """Written, and summed over the rows: the gradient of a parameter."""
+        return self.is_written and not self.kind.by_row
+
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
@@ -68,7 +78,7 @@ class Problem:
 
     @cached_property
     def elem_tensors(self) -> tuple[TensorUse, ...]:
-        return tuple(t for t in self.tensors if t.kind is Kind.ELEM)
+        return tuple(t for t in self.tensors if t.kind.is_elem)
 
     @cached_property
     def row_input_bytes(self) -> int:
@@ -78,7 +88,7 @@ class Problem:
     @cached_property
     def parameter_bytes(self) -> int:
         """Bytes that one element of every column parameter takes together."""
-        return sum(t.dtype.bytes for t in self.tensors if t.kind is Kind.COL and not t.is_written)
+        return sum(t.dtype.bytes for t in self.tensors if t.is_parameter)
 
     @property
     def searched_knobs(self) -> Mapping[str, tuple[Any, ...]]:
@@ -88,7 +98,7 @@ class Problem:
     @cached_property
     def column_outputs(self) -> int:
         """Column reductions of a backward problem: dweight, dbias, ..."""
-        return sum(t.is_written and t.kind is Kind.COL for t in self.tensors)
+        return sum(t.is_row_sum for t in self.tensors)
 
     @cached_property
     def dtype(self) -> DType:
@@ -129,14 +139,13 @@ class Problem:
     @cached_property
     def stable_tensors(self) -> frozenset[str]:
         """The column parameters, where they are promised not to change."""
-        columns = (t.name for t in self.tensors if t.kind is Kind.COL and not t.is_written)
+        columns = (t.name for t in self.tensors if t.is_parameter)
         return frozenset(columns) if self.stable_parameters else frozenset()
 
     @property
     def compulsory_bytes(self) -> int:
         """Bytes that must move: every elem, row and col tensor once."""
-        count = {Kind.ELEM: self.rows * self.cols, Kind.ROW: self.rows, Kind.COL: self.cols, Kind.SCALAR: 1}
-        return sum(count[t.kind] * t.dtype.bytes for t in self.tensors)
+        return sum(math.prod(t.kind.shape(self.rows, self.cols)) * t.dtype.bytes for t in self.tensors)
 
     @property
     def name(self) -> str:
@@ -240,7 +249,7 @@ def make_problem(
         align=align,
         any_cols=any_cols,
         accumulate=accumulate,
-        deterministic=deterministic and any(t.is_written and t.kind is Kind.COL for t in tensors),
+        deterministic=deterministic and any(t.is_row_sum for t in tensors),
         stable_parameters=stable_parameters,
         absent=tuple(sorted(without)),
     )

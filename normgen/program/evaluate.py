@@ -87,17 +87,16 @@ class _Run:
         return np.asarray(np.broadcast_to(tensor[:, :1], (self.rows, 1)))
 
     def shape(self, kind: Kind) -> tuple[int, ...]:
-        return {Kind.ELEM: (self.rows, self.cols), Kind.ROW: (self.rows, 1), Kind.COL: (1, self.cols)}[kind]
+        return kind.broadcast_shape(self.rows, self.cols)
 
     def full(self, value: Array, kind: Kind) -> Array:
         """The value at its tensor's shape: elem [rows, cols], row [rows], col [cols]."""
-        broadcast = np.broadcast_to(value, self.shape(kind)).copy()
-        return broadcast if kind is Kind.ELEM else broadcast.reshape(-1)
+        return np.broadcast_to(value, self.shape(kind)).copy().reshape(kind.shape(self.rows, self.cols))
 
     def reduce(self, statement: Reduce) -> None:
         args = [evaluate_expr(arg, self.values) for arg in statement.args]
         elems = [np.broadcast_to(arg, (self.rows, self.cols)) for arg in args]
-        axis = 1 if statement.kind is Kind.ROW else 0
+        axis = 1 if statement.kind.by_row else 0
         for name, result in zip(statement.names, reduce_axis(statement.monoid, elems, axis), strict=True):
             self.values[symbol(name)] = result
 
@@ -110,7 +109,7 @@ def _find(known: Mapping[str, Any], name: str, noun: str) -> Any:
 
 def _size(program: RowProgram, inputs: Mapping[str, npt.ArrayLike]) -> tuple[int, int]:
     for load in program.loads:
-        if load.kind is Kind.ELEM:
+        if load.kind.is_elem:
             rows, cols = np.shape(_find(inputs, load.name, "tensor"))
             return rows, cols
     raise ProgramError("a program needs an elem load to know its size", received=program.name)

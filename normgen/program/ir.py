@@ -92,17 +92,17 @@ class RowProgram:
 
     @property
     def row_reduces(self) -> tuple[Reduce, ...]:
-        return tuple(r for r in self.reduces if r.kind is Kind.ROW)
+        return tuple(r for r in self.reduces if is_row_reduce(r))
 
     @property
     def col_reduces(self) -> tuple[Reduce, ...]:
-        return tuple(r for r in self.reduces if r.kind is Kind.COL)
+        return tuple(r for r in self.reduces if not is_row_reduce(r))
 
     @property
     def col_terms(self) -> tuple[tuple[Store, sp.Expr], ...]:
         """What every column output sums over all rows, in the order of the stores; what is no sum is 0."""
         sums = {s.names[0]: s.args[0] for s in self.col_reduces}
-        return tuple((s, sums.get(s.value, sp.Integer(0))) for s in self.stores if s.kind is Kind.COL)
+        return tuple((s, sums.get(s.value, sp.Integer(0))) for s in self.stores if not s.kind.by_row)
 
     @property
     def maps(self) -> tuple[Map, ...]:
@@ -162,17 +162,21 @@ def stage_of(program: RowProgram) -> dict[str, int]:
     stages: dict[str, int] = dict.fromkeys(program.scalars, 0)
     for statement in program.statements:
         need = max((stages[n] for n in used_names(statement)), default=0)
-        is_row_reduce = isinstance(statement, Reduce) and statement.kind is Kind.ROW
         for name in defined_names(statement):
-            stages[name] = need + (1 if is_row_reduce else 0)
+            stages[name] = need + is_row_reduce(statement)
     return stages
+
+
+def is_row_reduce(statement: Statement) -> bool:
+    """Whether it reduces the columns of each row; a reduction that does not sums over the rows."""
+    return isinstance(statement, Reduce) and statement.kind.by_row
 
 
 def looks(program: RowProgram) -> int:
     """How often the row must be looked at: its stages, plus one if elem or col results need them."""
     stages = stage_of(program)
     row_stages = max((stages[n] for r in program.row_reduces for n in r.names), default=0)
-    needs_final = any(s.kind is Kind.ELEM for s in program.stores) or bool(program.col_terms)
+    needs_final = any(s.kind.is_elem for s in program.stores) or bool(program.col_terms)
     return row_stages + (1 if needs_final else 0)
 
 
@@ -194,7 +198,7 @@ def check(program: RowProgram) -> RowProgram:
             kinds[name] = statement.kind
     sums = {name for r in program.col_reduces for name in r.names} | {m.name for m in program.maps if m.expr == 0}
     for store in program.stores:
-        if store.kind is Kind.COL and store.value not in sums:
+        if not store.kind.by_row and store.value not in sums:
             raise ProgramError("a column output is a sum over the rows, or 0", received=show_statement(store))
     stored = [s.tensor for s in program.stores]
     if len(stored) != len(set(stored)):
@@ -205,38 +209,38 @@ def check(program: RowProgram) -> RowProgram:
 def _broken_rules(statement: Statement, read: Kind) -> Iterator[str]:
     match statement:
         case Reduce(names=names, kind=kind, monoid=monoid, args=args):
-            if kind not in (Kind.ROW, Kind.COL):
+            if kind.by_row is kind.by_col:
                 yield "a reduction gives a row or a col value"
             if len(names) != len(monoid.state) or len(args) != len(monoid.args):
                 wants = f"{len(monoid.args)} argument(s) and gives {len(monoid.state)} value(s)"
                 yield f"monoid '{monoid.name}' takes {wants}"
-            if kind is Kind.COL and monoid.name != "sum":
+            if not kind.by_row and monoid.name != "sum":
                 yield "column reductions are sums"
-            if kind is Kind.COL and read not in (Kind.ELEM, Kind.ROW):
+            if not (kind.by_row or read.by_row):
                 yield "a column reduction reads elem or row values"
         case Map(kind=kind):
-            if read is not kind and not (read is Kind.SCALAR or kind is Kind.ELEM):
-                yield f"this map's kind is {read.value}"
+            if read is not kind and not (read is Kind.SCALAR or kind.is_elem):
+                yield f"this map's kind is {read}"
         case Store(kind=kind):
             if read is not kind:
-                yield f"a store has its value's kind, here {read.value}"
+                yield f"a store has its value's kind, here {read}"
         case Load(kind=kind):
             if kind is Kind.SCALAR:
                 yield "scalars are not loaded; they are arguments"
-            if statement.first_of and kind is not Kind.ROW:
+            if statement.first_of and not kind.is_row:
                 yield "the first element of a row is a row value"
 
 
 def show_statement(statement: Statement) -> str:
     match statement:
         case Load(name=name, kind=kind, first_of=first_of):
-            return f"  load   {name} : {kind.value}" + (f" = {first_of}[0]" if first_of else "")
+            return f"  load   {name} : {kind}" + (f" = {first_of}[0]" if first_of else "")
         case Reduce(names=names, kind=kind, monoid=monoid, args=args):
-            suffix = "_rows" if kind is Kind.COL else ""
+            suffix = "" if kind.by_row else "_rows"
             listed = ", ".join(map(show_expr, args))
-            return f"  reduce {', '.join(names)} : {kind.value} = {monoid.name}{suffix}({listed})"
+            return f"  reduce {', '.join(names)} : {kind} = {monoid.name}{suffix}({listed})"
         case Map(name=name, kind=kind, expr=expr):
-            return f"  map    {name} : {kind.value} = {show_expr(expr)}"
+            return f"  map    {name} : {kind} = {show_expr(expr)}"
         case Store(tensor=tensor, value=value, accumulate=accumulate):
             if accumulate:
                 return f"  store  {tensor} += {value}"

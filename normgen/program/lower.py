@@ -144,7 +144,7 @@ class _Lowering:
         """The value of a formula, under the author's name unless it is a constant or is stored with a larger kind."""
         written = {t.name: t.kind for t in self.spec.tensors if t.role.is_written}.get(name)
         if isinstance(tree, Call) and _is_reduction(tree):
-            expr = self.reduction(name, tree, wish=None if written is Kind.ELEM else name)
+            expr = self.reduction(name, tree, wish=None if written is not None and written.by_col else name)
         else:
             expr = settled(self.expr(name, tree))
         if expr == symbol(name) or expr.is_number:
@@ -225,9 +225,9 @@ class _Lowering:
         """The symbol of a row reduction's result (for `mean`: over cols); equal reductions are one."""
         arg, monoid = settled(self.expr(owner, call.args[0])), _MONOIDS[call.function]
         kind = self.kind_of(arg)
-        if kind is Kind.COL:
+        if kind.by_col and not kind.by_row:
             raise self.error(owner, f"{call.function} reduces a row, so it reads a row input")
-        if kind is not Kind.ELEM:
+        if not kind.by_col:
             return _of_constant(call.function, arg)
         key = (monoid.name, arg)
         if key not in self.shared:

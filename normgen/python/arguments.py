@@ -12,7 +12,6 @@ from normgen.errors import UsageError
 from normgen.problem.problem import Problem, TensorUse
 from normgen.schedule.plan import tensor_alignment
 from normgen.schedule.schedule import Schedule
-from normgen.spec.spec import Kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,20 +45,16 @@ class Expectation:
     def place(self, view: ArrayView, *, device: int) -> Placed:
         """Check one array. Raises UsageError with what was expected and what came."""
         self._check_kind(view, device)
-        match self.tensor.kind:
-            case Kind.ELEM:
-                return self._place_elem(view)
-            case Kind.ROW:
-                rows = math.prod(view.shape)
-                self._check_contiguous(view)
-                return Placed(rows=rows, pitch=1, misfit=self._misaligned(view.pointer if rows else 0, 0))
-            case Kind.COL:
-                if view.shape != (self.cols,):
-                    raise self._wrong("shape", f"[cols] = ({self.cols},)", str(view.shape))
-                self._check_contiguous(view)
-                return Placed(rows=None, pitch=1, misfit=self._misaligned(view.pointer, 0))
-            case _:
-                raise self._wrong("kind", "elem, row or col", self.tensor.kind.value)
+        if self.tensor.kind.is_elem:
+            return self._place_elem(view)
+        if self.tensor.kind.by_row:
+            rows = math.prod(view.shape)
+            self._check_contiguous(view)
+            return Placed(rows=rows, pitch=1, misfit=self._misaligned(view.pointer if rows else 0, 0))
+        if view.shape != (self.cols,):
+            raise self._wrong("shape", f"[cols] = ({self.cols},)", str(view.shape))
+        self._check_contiguous(view)
+        return Placed(rows=None, pitch=1, misfit=self._misaligned(view.pointer, 0))
 
     def _check_kind(self, view: ArrayView, device: int) -> None:
         if view.device != device:

@@ -36,7 +36,7 @@ from normgen.schedule.knobs import Columns, Hold
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
-from normgen.spec.spec import Kind, Spec
+from normgen.spec.spec import Spec
 
 _DEFAULT_STREAM = 1  # how arrays name stream 0
 
@@ -82,7 +82,7 @@ class Kernel:
         self._expected = expectations(problem, schedule, module)
         self._reads = tuple(t for t in problem.tensors if not t.is_written)
         self._writes = tuple(t for t in problem.tensors if t.is_written)
-        self._first_output = next((t.name for t in self._writes if t.kind is Kind.ELEM), self._writes[0].name)
+        self._first_output = next((t.name for t in self._writes if t.kind.is_elem), self._writes[0].name)
         self._plans: dict[tuple[Any, ...], _Plan] = {}
         self._workspaces: dict[int, DeviceBuffer] = {}
         self._captured: dict[tuple[int, int], DeviceBuffer] = {}
@@ -201,10 +201,11 @@ class Kernel:
             raise UsageError(
                 "an accumulating kernel adds to gradients that the caller gives", received=f"no {gradients}"
             )
-        shape = next((views[t.name].shape for t in self._reads if t.kind is Kind.ELEM), ())
+        shape = next((views[t.name].shape for t in self._reads if t.kind.is_elem), ())
 
         def size_of(tensor: TensorUse) -> tuple[int, ...]:
-            return {Kind.ELEM: shape, Kind.ROW: shape[:-1], Kind.COL: (self.problem.cols,)}[tensor.kind]
+            leading = shape[:-1] if tensor.kind.by_row else ()
+            return (*leading, self.problem.cols) if tensor.kind.by_col else leading
 
         return [(t.name, new_like(first, size_of(t), t.dtype, self.device)) for t in self._writes]
 

@@ -36,7 +36,6 @@ from normgen.schedule.plan import (
 from normgen.schedule.policy import CHAINED_BYTES
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import is_approximate
-from normgen.spec.spec import Kind
 
 L1_ALONE = 28 << 10  # of an SM's L1, what shared memory cannot have (compute capability 8.0 to 9.0)
 EARLY_BYTES = 128  # of parameters a thread may hold beside its row
@@ -195,7 +194,7 @@ def _crowded(problem: Problem, s: Schedule, *, more: bool) -> bool:
 
 
 def _has_parameters(problem: Problem) -> bool:
-    return any(t.kind is Kind.COL and not t.is_written for t in problem.tensors)
+    return any(t.is_parameter for t in problem.tensors)
 
 
 def _with_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
@@ -232,7 +231,7 @@ def fallback_schedule(problem: Problem) -> Schedule:
     A block owns a row, reads it once a look and element by element; formulas as written. Where sums of columns must be
     deterministic, that one block walks all rows.
     """
-    writes_columns = any(t.is_written and t.kind is Kind.COL for t in problem.tensors)
+    writes_columns = any(t.is_row_sum for t in problem.tensors)
     columns = Columns.ATOMIC if writes_columns else Schedule().columns
     return Schedule(threads_per_row=256, vector=1, hold=Hold.RELOAD, columns=columns)
 

@@ -23,7 +23,6 @@ from normgen.schedule.plan import (
     vectors_per_row,
 )
 from normgen.schedule.schedule import Schedule
-from normgen.spec.spec import Kind
 
 _NO_COLUMNS = Schedule().columns
 Rule = Callable[[Problem, Schedule, Device], str | None]
@@ -141,7 +140,7 @@ def params_registers(problem: Problem, s: Schedule, device: Device) -> str | Non
         return None
     if param_bytes_per_thread(problem, s) == 0:
         return "there are no column parameters to load early"
-    if s.params is Params.PACKED and all(t.dtype.bytes > 2 for t in problem.tensors if t.kind is Kind.COL):
+    if s.params is Params.PACKED and all(t.dtype.bytes > 2 for t in problem.tensors if not t.kind.by_row):
         return "column parameters of 32 bits are kept as they are stored: params = kept"
     if s.hold is not Hold.REGISTERS and param_bytes_per_thread(problem, s) // 4 > held_register_limit(s, device):
         return "the column parameters of a thread do not fit its registers"

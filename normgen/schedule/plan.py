@@ -37,7 +37,7 @@ def tensor_alignment(problem: Problem, s: Schedule, tensor: TensorUse) -> int:
     """The alignment of one tensor that the text was emitted for; element by element, an element's own is enough."""
     if s.vector == 1 and s.copy is Copy.DIRECT:
         return tensor.dtype.bytes
-    return problem.row_alignment(tensor) if tensor.kind is Kind.ELEM else problem.align
+    return problem.row_alignment(tensor) if tensor.kind.is_elem else problem.align
 
 
 def held_register_limit(s: Schedule, device: Device) -> int:
@@ -220,18 +220,18 @@ class Plan:
 
     @cached_property
     def elem_stores(self) -> tuple[Store, ...]:
-        return tuple(s for s in self.program.stores if s.kind is Kind.ELEM)
+        return tuple(s for s in self.program.stores if s.kind.is_elem)
 
     def elementwise(self, roots: set[str]) -> tuple[list[Load], list[Map]]:
         """The loads and elem-level maps a loop must run to have `roots`, in program order."""
         found = set(roots)
         maps: list[Map] = []
         for statement in reversed(self.program.statements):
-            wide = isinstance(statement, Map) and statement.kind in (Kind.ELEM, Kind.COL)
+            wide = isinstance(statement, Map) and statement.kind.by_col
             if wide and isinstance(statement, Map) and statement.name in found:
                 found |= used_names(statement)
                 maps.insert(0, statement)
-        loads = [ld for ld in self.program.loads if ld.name in found and ld.kind in (Kind.ELEM, Kind.COL)]
+        loads = [ld for ld in self.program.loads if ld.name in found and ld.kind.by_col]
         return loads, maps
 
     def look_roots(self, look: int) -> set[str]:
@@ -251,7 +251,7 @@ class Plan:
         if self.schedule.hold is Hold.RELOAD:
             return ()
         wanted = {ld.name for loads in self.look_loads for ld in loads}
-        return tuple(ld for ld in self.program.loads if ld.kind is Kind.ELEM and ld.name in wanted)
+        return tuple(ld for ld in self.program.loads if ld.kind.is_elem and ld.name in wanted)
 
     @cached_property
     def early_params(self) -> tuple[Load, ...]:
@@ -259,12 +259,12 @@ class Plan:
         if self.schedule.params is Params.LATE:
             return ()
         wanted = {ld.name for loads in self.look_loads for ld in loads}
-        return tuple(ld for ld in self.program.loads if ld.kind is Kind.COL and ld.name in wanted)
+        return tuple(ld for ld in self.program.loads if not ld.kind.by_row and ld.name in wanted)
 
     @cached_property
     def fetched_rows(self) -> tuple[Load, ...]:
         """Row values that are read with their row."""
-        return tuple(ld for ld in self.program.loads if ld.kind is Kind.ROW and not ld.first_of)
+        return tuple(ld for ld in self.program.loads if not ld.kind.by_col and not ld.first_of)
 
     # ---- the row among threads ---------------------------------------------------------------------------------
 

@@ -34,7 +34,6 @@ from normgen.schedule.policy import (
     searched_tile,
 )
 from normgen.schedule.schedule import Schedule
-from normgen.spec.spec import Kind
 
 # What a spec that says nothing searches. Knobs that are not listed keep their plain value.
 DEFAULT_KNOBS: dict[str, tuple[Any, ...]] = {k.name: k.forward for k in TABLE if k.forward}
@@ -110,7 +109,7 @@ def _params_values(problem: Problem) -> tuple[str, ...]:
     """Values of `params` that mean something: 32-bit parameters have no packed form."""
     if not problem.parameter_bytes:
         return (Params.LATE,)
-    narrow = any(t.dtype.bytes < 4 for t in problem.tensors if t.kind is Kind.COL and not t.is_written)
+    narrow = any(t.dtype.bytes < 4 for t in problem.tensors if t.is_parameter)
     return (
         (Params.LATE, Params.EARLY, Params.KEPT, Params.PACKED) if narrow else (Params.LATE, Params.EARLY, Params.KEPT)
     )

@@ -140,16 +140,16 @@ def _check_kinds(spec: Spec, trees: Mapping[str, Expression], order: tuple[str, 
             kind = join([kinds[tree.name]] if isinstance(tree, Name) else [kind_of(c) for c in children(tree)])
             if not (isinstance(tree, Call) and tree.function in REDUCTIONS):
                 return kind
-            if kind is not Kind.ELEM:
+            if not (kind.by_row and kind.by_col):
                 rule = f"{tree.function} reduces a row, so it reads a row input (column {tree.column + 1})"
                 raise SpecError(rule, file=spec.file, line=formula.line, received=formula.text)
-            return Kind.ROW
+            return kind & ~Kind.COL
 
         kind = kind_of(trees[key])
         if key == formula.name:
             kinds[key] = kind
     for tensor in spec.statistics:
-        if kinds[tensor.name] not in (Kind.ROW, Kind.SCALAR):
-            rule = f"statistic '{tensor.name}' has one value per row, but its formula is {kinds[tensor.name].value}"
+        if kinds[tensor.name].by_col:
+            rule = f"statistic '{tensor.name}' has one value per row, but its formula is {kinds[tensor.name]}"
             hint = "reduce it with sum, mean, max or absmax, or make it an output"
             raise SpecError(rule, file=spec.file, line=formulas[tensor.name].line, hint=hint)

@@ -4,25 +4,60 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Flag, StrEnum, auto
+from functools import reduce
+from operator import or_
 from typing import Any
 
 
-class Kind(StrEnum):
-    """The shape of a value: elem [rows, cols], row [rows], col [cols], scalar []."""
+class Kind(Flag):
+    """The axes a value varies along: elem [rows, cols], row [rows], col [cols], scalar [].
 
-    ELEM = "elem"
-    ROW = "row"
-    COL = "col"
-    SCALAR = "scalar"
+    Joining values unites their axes, a reduction drops one. Code asks for an axis, not for a kind's name, so that
+    one more axis is one more member here.
+    """
+
+    SCALAR = 0
+    ROW = auto()
+    COL = auto()
+    ELEM = ROW | COL
+
+    @property
+    def by_row(self) -> bool:
+        return bool(self._value_ & Kind.ROW._value_)
+
+    @property
+    def by_col(self) -> bool:
+        return bool(self._value_ & Kind.COL._value_)
+
+    @property
+    def is_elem(self) -> bool:
+        """A value for each row and column: a tensor of this kind has a pitch."""
+        return self is Kind.ELEM
+
+    @property
+    def is_row(self) -> bool:
+        """A value for each row, constant along it."""
+        return self is Kind.ROW
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return ("rows",) * self.by_row + ("cols",) * self.by_col
+
+    def shape(self, rows: int, cols: int) -> tuple[int, ...]:
+        return (rows,) * self.by_row + (cols,) * self.by_col
+
+    def broadcast_shape(self, rows: int, cols: int) -> tuple[int, int]:
+        """The shape with length 1 for an axis the value does not vary along."""
+        return rows if self.by_row else 1, cols if self.by_col else 1
+
+    def __str__(self) -> str:
+        return str(self.name).lower()
 
 
 def join(kinds: Iterable[Kind]) -> Kind:
     """The kind of an expression over values of these kinds: row with col gives elem."""
-    seen = set(kinds) - {Kind.SCALAR}
-    if not seen:
-        return Kind.SCALAR
-    return seen.pop() if len(seen) == 1 else Kind.ELEM
+    return reduce(or_, kinds, Kind.SCALAR)
 
 
 class Role(StrEnum):

@@ -13,7 +13,6 @@ from normgen.dtypes import DType
 from normgen.errors import UsageError
 from normgen.problem.problem import Problem, TensorUse
 from normgen.schedule.schedule import Schedule
-from normgen.spec.spec import Kind
 from normgen.verify.error_model import Bounded, ColumnSum, Float32Error, stored
 from normgen.verify.interpret import Array
 from normgen.verify.program_walk import Walk
@@ -189,7 +188,7 @@ def prepare(
 
 def column_parts(problem: Problem, inputs: Inputs) -> dict[str, ColumnSum]:
     """What the sums over rows of the column outputs hold, with what bounds them."""
-    tensors = [t for t in _written(problem) if t.kind is Kind.COL]
+    tensors = [t for t in _written(problem) if not t.kind.by_row]
     with np.errstate(all="ignore"):
         return _model(problem, inputs, {}, None, None).column_sums(tensors, problem.rows)[0]
 
@@ -215,12 +214,12 @@ def _parts(
 ) -> Iterator[Part]:
     """The expected values of the written tensors, a block of rows at a time, column outputs last."""
     with np.errstate(all="ignore"):
-        by_row = [t for t in written if t.kind is not Kind.COL]
+        by_row = [t for t in written if t.kind.by_row]
         for block in _blocks(picked, model.problem.cols):
             for tensor, want, bound in model.rows(block, by_row):
                 yield Part(tensor=tensor, rows=block, want=want, bound=bound)
         total = model.problem.rows if repeated_to is None else repeated_to
-        for tensor, want, bound in model.columns([t for t in written if t.kind is Kind.COL], total):
+        for tensor, want, bound in model.columns([t for t in written if not t.kind.by_row], total):
             yield Part(tensor=tensor, rows=np.array([-1]), want=want, bound=bound)
 
 
@@ -242,7 +241,7 @@ def _judged(
         for part in parts:
             if part.tensor.name in tallies:
                 array = np.asarray(arrays[part.tensor.name])
-                got = array[None, :] if part.tensor.kind is Kind.COL else array[_span(part.rows)]
+                got = array[_span(part.rows)] if part.tensor.kind.by_row else array[None, :]
                 tallies[part.tensor.name].add(part.rows, got, part.want, part.bound)
     return Verdict(
         problem=problem,
@@ -318,8 +317,7 @@ class _Model:
         wanted = self._reference(values)
         for tensor in tensors:
             found = self._accumulated(tensor, evaluation.value(tensor.name), block)
-            width = self.problem.cols if tensor.kind is Kind.ELEM else 1
-            shape = (len(block), width)
+            shape = (len(block), self._width(tensor))
             want = wanted.get(tensor.name)
             if want is None:
                 want = found.value
@@ -365,10 +363,8 @@ class _Model:
         values: dict[str, Array] = {}
         for name, array in self.inputs.arrays.items():
             kind = self.problem.tensor(name).kind
-            taken = array[block] if kind in (Kind.ELEM, Kind.ROW) else array
-            value = taken.astype(np.float64)
-            shape = {Kind.ROW: (len(block), 1), Kind.COL: (1, self.problem.cols), Kind.SCALAR: ()}
-            values[name] = value.reshape(shape.get(kind, value.shape))
+            taken = array[block] if kind.by_row else array
+            values[name] = taken.astype(np.float64).reshape(kind.broadcast_shape(len(block), self.problem.cols))
         known = {name: Bounded(value) for name, value in values.items()}
         known |= {name: Bounded(np.asarray(value)) for name, value in self.inputs.scalars.items()}
         known["cols"] = Bounded(np.asarray(float(self.problem.cols)))
@@ -383,12 +379,10 @@ class _Model:
     def _start(self, tensor: TensorUse, block: NDArray[np.intp] | None) -> Array:
         start = np.asarray(self.start[tensor.name])
         taken = start if block is None else start[block]
-        return np.asarray(
-            taken.astype(np.float64).reshape(-1 if tensor.kind is not Kind.COL else 1, self._width(tensor))
-        )
+        return np.asarray(taken.astype(np.float64).reshape(-1 if tensor.kind.by_row else 1, self._width(tensor)))
 
     def _width(self, tensor: TensorUse) -> int:
-        return 1 if tensor.kind is Kind.ROW else self.problem.cols
+        return self.problem.cols if tensor.kind.by_col else 1
 
     def _accumulated(self, tensor: TensorUse, found: Bounded, block: NDArray[np.intp] | None) -> Bounded:
         if tensor.name not in self.start:

@@ -34,7 +34,7 @@ from normgen.errors import VerificationError
 from normgen.problem.problem import Problem, TensorUse
 from normgen.program.ir import RowProgram
 from normgen.program.source import written_program
-from normgen.spec.spec import Formula, Kind, Role
+from normgen.spec.spec import Formula, Role
 from normgen.verify.error_model import Bounded, Float32Error
 from normgen.verify.interpret import Array, Evaluation, Float64, spec_formulas, spread_over_row
 from normgen.verify.program_walk import ProgramWalk
@@ -151,7 +151,7 @@ def _draw(problem: Problem, rng: np.random.Generator, *, one_sign: bool) -> dict
     for use in uses:
         value = draw_tensor(use, problem, ("normal",) * problem.rows, rng)
         value = np.abs(value) + 0.5 if one_sign and use.name in inputs else value
-        drawn[use.name] = _on_grid(value.reshape(1, -1) if use.kind is Kind.COL else value)
+        drawn[use.name] = _on_grid(value if use.kind.by_row else value.reshape(1, -1))
     return drawn
 
 
@@ -257,7 +257,7 @@ class _Forward:
         known = {n: Bounded(value) for n, value in self.numbers().items()}
         for load in program.loads:
             whole = Bounded(self.base[load.name]) if load.name in self.base else forward.value(load.name)
-            known[load.name] = whole if load.kind is Kind.COL else _rows_of(whole, rows, self.problem.rows)
+            known[load.name] = _rows_of(whole, rows, self.problem.rows) if load.kind.by_row else whole
         walk = ProgramWalk(arithmetic, program, known)
         along = direction[rows] if len(direction) == self.problem.rows else direction
         product = arithmetic.multiply(walk.value(f"d{name}"), Bounded(along))

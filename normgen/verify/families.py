@@ -15,7 +15,6 @@ from functools import cache
 import numpy as np
 
 from normgen.problem.problem import Problem
-from normgen.spec.spec import Kind
 from normgen.verify.check import column_parts
 from normgen.verify.error_model import stored
 from normgen.verify.rows import ALL, NON_FINITE, Inputs, draw_inputs
@@ -32,7 +31,7 @@ def make_inputs(problem: Problem, *, seed: int = 0, families: tuple[str, ...] | 
 
 def default_families(problem: Problem) -> tuple[str, ...]:
     """All of them; for a problem with column outputs, what one sum over rows can hold and the contract covers."""
-    if not any(t.is_written and t.kind is Kind.COL for t in problem.tensors):
+    if not any(t.is_row_sum for t in problem.tensors):
         return ALL
     finite = tuple(name for name in ALL if name not in NON_FINITE)
     if problem.spec.accuracy_rows:

@@ -16,7 +16,6 @@ import sympy as sp
 from normgen.errors import ProgramError, did_you_mean
 from normgen.program.ir import COLS, Map, Reduce, RowProgram
 from normgen.program.ordered import Ordered, steps
-from normgen.spec.spec import Kind
 from normgen.verify.interpret import REDUCTIONS, Arithmetic
 
 V = TypeVar("V")
@@ -64,7 +63,7 @@ class ProgramWalk(Generic[V]):
     def column_term(self, name: str) -> V:
         """t of a tensor that stores `sum_rows(t)`: what a sum over rows that come in blocks adds up."""
         statement = self._statement(self._stored.get(name, name))
-        if isinstance(statement, Reduce) and statement.kind is Kind.COL:
+        if isinstance(statement, Reduce) and not statement.kind.by_row:
             return self._expr(statement.args[0])
         if isinstance(statement, Map) and statement.expr == 0:
             return self.arithmetic.reduce("sum", self.arithmetic.constant(0.0))  # [1, 1]: a gradient that is 0
@@ -82,7 +81,7 @@ class ProgramWalk(Generic[V]):
         if isinstance(statement, Map):
             return self._expr(statement.expr)
         term = self._expr(statement.args[0])
-        is_row = statement.kind is Kind.ROW
+        is_row = statement.kind.by_row
         return self.arithmetic.reduce(statement.monoid.name, term) if is_row else self.arithmetic.sum_rows(term)
 
     def _expr(self, expr: sp.Expr) -> V:

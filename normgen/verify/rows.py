@@ -188,14 +188,8 @@ def allocate(tensor: TensorUse, problem: Problem) -> Buffer:
     Shapes: elem [rows, cols] with row stride pitch, row [rows], col [cols], scalar [1].
     """
     item = tensor.dtype.bytes
-    shapes: dict[Kind, tuple[int, ...]] = {
-        Kind.ELEM: (problem.rows, problem.cols),
-        Kind.ROW: (problem.rows,),
-        Kind.COL: (problem.cols,),
-        Kind.SCALAR: (1,),
-    }
-    shape = shapes[tensor.kind]
-    strides = (problem.pitch * item, item) if tensor.kind is Kind.ELEM else (item,)
+    shape = tensor.kind.shape(problem.rows, problem.cols) or (1,)
+    strides = (problem.pitch * item, item) if tensor.kind.is_elem else (item,)
     extent = shape[0] * strides[0]
     align = max(problem.align, item)
     storage = np.full(GUARD_BYTES + 2 * align + extent + GUARD_BYTES, POISON, dtype=np.uint8)
@@ -247,12 +241,12 @@ def _is_computed(tensor: TensorUse, problem: Problem) -> bool:
 
 def draw_tensor(tensor: TensorUse, problem: Problem, of_row: tuple[str, ...], rng: np.random.Generator) -> Array:
     rows, cols = problem.rows, problem.cols
-    if tensor.kind is Kind.COL:
+    if tensor.kind.by_col and not tensor.kind.by_row:
         declared = next((t for t in problem.spec.tensors if t.name == tensor.name), None)
         centre = 0.0 if tensor.name == "bias" or (declared is not None and declared.absent in ("0", "0.0")) else 1.0
         return centre + 0.2 * rng.standard_normal(cols)
-    if tensor.kind is not Kind.ELEM:
-        return rng.standard_normal(rows if tensor.kind is Kind.ROW else 1)
+    if not tensor.kind.by_col:
+        return rng.standard_normal(rows if tensor.kind.by_row else 1)
     if tensor.name != problem.spec.inputs[0].name:
         return rng.standard_normal((rows, cols))
     return draw_rows(of_row, cols, tensor.dtype, rng)

@@ -16,7 +16,6 @@ from normgen.cuda import dlpack
 from normgen.cuda.stream import Graph
 from normgen.measure.gpu import GpuBench
 from normgen.problem.problem import Problem, TensorUse
-from normgen.spec.spec import Kind
 
 
 class TorchSide:
@@ -67,8 +66,8 @@ class TorchSide:
     def _alias(self, problem: Problem, tensor: TensorUse, pointer: int) -> Any:
         """The tensor over the bench's own memory, with the problem's pitch."""
         rows, cols, pitch = problem.rows, problem.cols, problem.pitch
-        is_elem = tensor.kind is Kind.ELEM
-        shape = {Kind.ELEM: (rows, cols), Kind.ROW: (rows,), Kind.COL: (cols,), Kind.SCALAR: (1,)}[tensor.kind]
+        is_elem = tensor.kind.is_elem
+        shape = tensor.kind.shape(rows, cols) or (1,)
         count = (rows - 1) * pitch + cols if is_elem else shape[0]
         capsule = dlpack.export(
             pointer=pointer,
@@ -113,7 +112,7 @@ class TorchSide:
 def read_chunks(tensor: Any, use: TensorUse, chunks: Sequence[Chunk]) -> tuple[Array, float]:
     """The chosen rows of a result in float64, and the unit roundoff of the dtype it came in."""
     roundoff = float(torch.finfo(tensor.dtype).eps) / 2
-    flat = tensor.detach().reshape(-1) if use.kind is not Kind.ELEM else tensor.detach().reshape(-1, tensor.shape[-1])
-    if use.kind is not Kind.COL:
+    flat = tensor.detach().reshape(-1, tensor.shape[-1]) if use.kind.is_elem else tensor.detach().reshape(-1)
+    if use.kind.by_row:
         flat = torch.cat([flat[start:stop] for start, stop in chunks])
     return np.asarray(flat.float().cpu().numpy(), dtype=np.float64), roundoff

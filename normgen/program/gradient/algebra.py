@@ -76,11 +76,11 @@ class Algebra:
         if value.name not in self.saved or not expr.is_Add:
             return
         kind = self.kinds[value.name]
-        own = [t for t in expr.args if self.kind(t) is Kind.ELEM] if kind is Kind.ELEM else self._maxima(expr.args)
+        own = [t for t in expr.args if self.kind(t).is_elem] if kind.is_elem else self._maxima(expr.args)
         rest = [t for t in expr.args if t not in own]
         if len(own) != 1 or not own[0].is_Symbol or own[0].name in self.saved:
             return
-        if all(self.kind(t) in (Kind.ROW, Kind.SCALAR) for t in rest):
+        if not any(self.kind(t).by_col for t in rest):
             self._shifts[own[0]] = self._with_logs(value - sp.Add(*rest))
 
     def _maxima(self, terms: Iterable[sp.Expr]) -> list[sp.Expr]:
@@ -132,12 +132,12 @@ class Algebra:
         if len(own) != 1 or not (1 / powers[own[0]]).is_Integer:
             return None
         term = own[0]
-        if term in self.origin and kind is Kind.ELEM:
+        if term in self.origin and kind.is_elem:
             return None
         rest = {a: p for a, p in powers.items() if a != term}
-        if any(a != COLS and self.kind(a) not in (Kind.ROW, Kind.SCALAR) for a in rest):
+        if any(a != COLS and self.kind(a).by_col for a in rest):
             return None
-        has_rows = any(a != COLS and self.kind(a) is Kind.ROW for a in rest)
+        has_rows = any(a != COLS and self.kind(a).is_row for a in rest)
         is_at_hand = term.is_Symbol and (term.name in self.saved or term in self._loads)
         return None if is_at_hand and not has_rows else (term, rest)
 
@@ -204,7 +204,7 @@ class Algebra:
     def split(self, powers: Mapping[sp.Expr, sp.Rational] | Monomial) -> tuple[Monomial, Monomial]:
         """Factors that are constant along a row, and the rest."""
         pairs = dict(powers)
-        is_row = {a: a == COLS or self.kind(a) in (Kind.ROW, Kind.SCALAR) for a in pairs}
+        is_row = {a: a == COLS or not self.kind(a).by_col for a in pairs}
         rows = monomial({a: p for a, p in pairs.items() if is_row[a]})
         return rows, monomial({a: p for a, p in pairs.items() if not is_row[a]})
 
@@ -285,7 +285,7 @@ class Algebra:
                         return _ONE, multiplied(powers, {atom: -_ONE, self.sum_symbol(rest): _ONE}, rows)
         for atom in sorted(divisors, key=str):
             number, definition = factors(self.definitions.get(atom, atom))
-            own = [p for a, p in definition.items() if a != COLS and self.kind(a) is Kind.ROW]
+            own = [p for a, p in definition.items() if a != COLS and self.kind(a).is_row]
             if atom in self.origin and own and all(p < 0 for p in own):
                 exponent = powers[atom]
                 return number**exponent, multiplied(powers, {atom: -exponent}, raised(definition, exponent))

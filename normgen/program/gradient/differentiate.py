@@ -36,6 +36,7 @@ from normgen.program.ir import (
     Store,
     check,
     defined_names,
+    is_row_reduce,
     used_exprs,
     used_names,
     value_kinds,
@@ -45,7 +46,6 @@ from normgen.program.ordered import opened
 from normgen.spec.spec import Kind
 
 NO_TENSORS: Mapping[str, Kind] = {}
-_KIND_ORDER = (Kind.ELEM, Kind.COL, Kind.ROW)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ def differentiate(
     inputs = {**{s.name: s.kind for s in program.loads}, **unread}
     stored = {s.tensor: s for s in program.stores}
     chosen = tuple(inputs) if wrt is None else _known(wrt, inputs, "gradients are taken by loaded tensors")
-    sources = tuple(s.tensor for s in program.stores if s.kind is Kind.ELEM) if cotangents is None else cotangents
+    sources = tuple(s.tensor for s in program.stores if s.kind.is_elem) if cotangents is None else cotangents
     _known(sources, stored, "cotangents belong to stored tensors")
     if not sources:
         raise ProgramError("a backward pass needs an elem output", received=program.name)
@@ -93,7 +93,7 @@ def differentiate(
     names = {f"d{n}" for n in chosen}
     added = names if accumulate is True else set(accumulate or ())
     _known(tuple(added), names, "only a gradient can be accumulated")
-    for name in sorted(chosen, key=lambda n: _KIND_ORDER.index(inputs[n])):
+    for name in sorted(chosen, key=lambda n: _elem_first(inputs[n])):
         writer.gradient(f"d{name}", inputs[name], gradients.get(name, {}), accumulate=f"d{name}" in added)
     statements = in_chain_order(writer.statements, reverse.forward, reverse.given())
     statements = share_terms(statements, reverse.kinds | reverse.algebra.kinds, reverse.taken)
@@ -122,7 +122,7 @@ def backward_tensors(
         is_cotangent = load.name not in order
         of = load.name[1:] if is_cotangent else load.name
         read.append(GradientTensor(name=load.name, kind=load.kind, is_written=False, of=of))
-    read.sort(key=lambda t: (_KIND_ORDER.index(t.kind), t.name in order, t.name not in forward_inputs, t.of))
+    read.sort(key=lambda t: (_elem_first(t.kind), t.name in order, t.name not in forward_inputs, t.of))
     return (*written, *read)
 
 
@@ -139,10 +139,15 @@ def _known(names: tuple[str, ...], known: Collection[str], rule: str) -> tuple[s
     return names
 
 
+def _elem_first(kind: Kind) -> tuple[bool, bool]:
+    """The order of tensors: elem, col, row."""
+    return not kind.by_col, not kind.by_row
+
+
 def _check_saved(program: RowProgram, saved: tuple[str, ...]) -> None:
     kinds = value_kinds(program)
     loads = {s.name for s in program.loads}
-    candidates = {n for n, k in kinds.items() if k in (Kind.ROW, Kind.ELEM) and n not in loads}
+    candidates = {n for n, k in kinds.items() if k.by_row and n not in loads}
     _known(saved, candidates, "the forward saves row or elem values that it computes")
 
 
@@ -236,7 +241,7 @@ class _Reverse:
 
     def _fan_in(self, name: str, poly: Poly, *, from_kind: Kind) -> None:
         """Contributions are summed over the columns where an elem expression reads a row value."""
-        is_sum = from_kind is Kind.ELEM and self.kinds[name] is Kind.ROW
+        is_sum = from_kind.is_elem and self.kinds[name].is_row
         self._receive(name, self.algebra.row_sum(poly) if is_sum else poly)
 
     def _named(self, statement: Map, cotangent: Poly, locals_: dict[str, Poly]) -> Poly:
@@ -245,12 +250,12 @@ class _Reverse:
         Row factors must stay visible: they leave row reductions, and row sums in them cancel. A long
         cotangent of a purely elementwise map gets a name too, or its terms would be written out per use.
         """
-        if statement.kind is not Kind.ELEM or (len(cotangent) == 1 and next(iter(cotangent)) in self._bare()):
+        if not statement.kind.is_elem or (len(cotangent) == 1 and next(iter(cotangent)) in self._bare()):
             return cotangent
         if all(local == {UNIT: 1} for local in locals_.values()):  # h = x + residual: dx is dh
             return cotangent
         has_rows = any(self.algebra.split(term)[0] != UNIT for term in cotangent)
-        reads_rows = any(self.kinds[n] is Kind.ROW for n in locals_)
+        reads_rows = any(self.kinds[n].is_row for n in locals_)
         is_reused = len(locals_) > 1 or any(len(local) > 1 for local in locals_.values())
         if has_rows and (reads_rows or len(cotangent) == 1 or not is_reused):
             return cotangent
@@ -281,13 +286,13 @@ def _in_order(statements: list[Statement], reverse: _Reverse) -> tuple[Statement
     load_order = [*(f"d{t}" for t in reverse.sources), *reverse.loaded]
     for statement in statements:
         need = max((stages.get(n, 0) for n in used_names(statement)), default=0)
-        is_row_reduce = isinstance(statement, Reduce) and statement.kind is Kind.ROW
         for name in defined_names(statement):
-            stages[name] = need + (1 if is_row_reduce else 0)
+            stages[name] = need + is_row_reduce(statement)
         if isinstance(statement, Load):
             keys.append((-1, 0, load_order.index(statement.name)))
         else:
-            is_late = isinstance(statement, Store) or (isinstance(statement, Reduce) and statement.kind is Kind.COL)
-            keys.append((len(statements) if is_late else need, int(is_row_reduce), 0))
+            is_sum = is_row_reduce(statement)
+            is_late = isinstance(statement, Store) or (isinstance(statement, Reduce) and not is_sum)
+            keys.append((len(statements) if is_late else need, int(is_sum), 0))
     ordered = sorted(range(len(statements)), key=lambda i: (keys[i], i))
     return tuple(statements[i] for i in ordered)

@@ -70,10 +70,10 @@ class _TermNamer:
         match statement:
             case Store():
                 return
-            case Map(name=name, kind=Kind.ELEM, expr=expr):
+            case Map(name=name, kind=kind, expr=expr) if kind.is_elem:
                 named = settled(self.rewritten(expr, is_whole=True))
                 self.known.setdefault(opened(named), symbol(name))
-                self.append(Map(name, Kind.ELEM, named))
+                self.append(Map(name, kind, named))
             case Map(name=name, expr=expr):
                 self.known.setdefault(opened(expr), symbol(name))
                 self.append(statement)
@@ -106,12 +106,12 @@ class _TermNamer:
         expr = expr if args == expr.args else expr.func(*args)
         if opened(expr) in self.known and not is_whole:
             return self.known[opened(expr)]
-        if expr.is_Pow and expr.base.is_Add and kind_of(expr, self.kinds) is Kind.ROW:
+        if expr.is_Pow and expr.base.is_Add and kind_of(expr, self.kinds).is_row:
             return expr if is_whole else self.row_power(expr)
         return self.normalised(expr, is_whole=is_whole) if is_product(expr) else expr
 
     def row_power(self, expr: sp.Expr) -> sp.Symbol:
-        values = sorted(s.name for s in expr.free_symbols if s != COLS and self.kinds[s.name] is Kind.ROW)
+        values = sorted(s.name for s in expr.free_symbols if s != COLS and self.kinds[s.name].is_row)
         return self.new_map("_".join([_POWER_NAMES.get(expr.exp, "power"), *values]), Kind.ROW, expr)
 
     def new_map(self, name: str, kind: Kind, expr: sp.Expr) -> sp.Symbol:
@@ -121,8 +121,8 @@ class _TermNamer:
         return value
 
     def normalised(self, expr: sp.Expr, *, is_whole: bool) -> sp.Expr:
-        rows = [f for f in expr.args if not f.is_number and kind_of(f, self.kinds) is Kind.ROW]
-        elems = [f for f in expr.args if kind_of(f, self.kinds) is Kind.ELEM]
+        rows = [f for f in expr.args if not f.is_number and kind_of(f, self.kinds).is_row]
+        elems = [f for f in expr.args if kind_of(f, self.kinds).is_elem]
         for elem in elems:
             own = [r for r in rows if self.sources_of(r) & self.sources_of(elem)]
             if own:
@@ -165,6 +165,6 @@ class _TermNamer:
 
     def hat_name(self, centre: sp.Expr) -> str:
         """xhat for a term in one elem value x; input_hat for longer names."""
-        elems = sorted(s.name for s in centre.free_symbols if s != COLS and self.kinds[s.name] is Kind.ELEM)
+        elems = sorted(s.name for s in centre.free_symbols if s != COLS and self.kinds[s.name].is_elem)
         name = elems[0] if elems else "row"
         return f"{name}hat" if len(name) == 1 else f"{name}_hat"

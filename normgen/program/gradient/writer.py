@@ -24,7 +24,7 @@ from normgen.program.gradient.monomials import (
 )
 from normgen.program.gradient.normalised import fresh
 from normgen.program.gradient.shared_terms import term_name
-from normgen.program.ir import COLS, Load, Map, Reduce, Statement, Store, defined_names, used_exprs
+from normgen.program.ir import COLS, Load, Map, Reduce, Statement, Store, defined_names, is_row_reduce, used_exprs
 from normgen.program.monoid import SUM, symbol
 from normgen.program.ordered import opened
 from normgen.spec.spec import Kind
@@ -68,7 +68,7 @@ class GradientWriter:
         known = self._by_expr.get((expr, kind))
         value = symbol(tensor) if known is None else known
         if known is None:
-            is_col_sum = kind is Kind.COL and expr != 0
+            is_col_sum = not kind.by_row and expr != 0
             statement = Reduce((tensor,), kind, SUM, (expr,)) if is_col_sum else Map(tensor, kind, expr)
             self._append(value, kind, expr, statement)
         self.statements.append(Store(tensor, value.name, kind, accumulate))
@@ -84,7 +84,7 @@ class GradientWriter:
         for term, number in settled.items():
             inner[monomial(multiplied(term, inverse))] = number
         number = self._common_number(inner)
-        if kind is Kind.ROW:
+        if not kind.by_col:
             total = sp.Add(*(n / number * self._product(t) for t, n in inner.items()))
             return sp.Mul(number, self._product(common), total)
         total = self._grouped(inner, number, purpose)
@@ -170,8 +170,7 @@ class GradientWriter:
         self._by_expr[(expr, kind)] = value
         self._written[value] = value
         self.algebra.kinds[value.name] = kind
-        is_row_sum = isinstance(statement, Reduce) and kind is Kind.ROW
-        self._stages[value] = self._stage_of(expr) + (1 if is_row_sum else 0)
+        self._stages[value] = self._stage_of(expr) + is_row_reduce(statement)
         self.statements.append(statement)
 
     # -- values --------------------------------------------------------------------------------------------

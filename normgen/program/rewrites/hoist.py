@@ -21,7 +21,7 @@ def hoist_row_divisions(program: RowProgram) -> RowProgram:
     hoisted: dict[sp.Expr, sp.Symbol] = {}
     statements: list[Statement] = []
     for statement in program.statements:
-        if isinstance(statement, Map) and statement.kind is Kind.ELEM:
+        if isinstance(statement, Map) and statement.kind.is_elem:
             exprs = (statement.expr,)
         elif isinstance(statement, Reduce):
             exprs = statement.args
@@ -31,7 +31,7 @@ def hoist_row_divisions(program: RowProgram) -> RowProgram:
         for power in sorted({p for e in exprs for p in e.atoms(sp.Pow)} - hoisted.keys(), key=str):
             if not (power.exp.is_Integer and power.exp < 0):
                 continue
-            if join(kinds[s.name] for s in power.free_symbols if s != COLS) is Kind.ROW:
+            if join(kinds[s.name] for s in power.free_symbols if s != COLS).is_row:
                 name = _fresh(f"{_label(power.base)}_inverse", kinds)
                 kinds[name] = Kind.ROW
                 hoisted[power] = symbol(name)

@@ -210,11 +210,11 @@ def _pivot(program: RowProgram, pair: _Pair) -> tuple[sp.Expr, tuple[Statement, 
     """The value of `e` in column 0 and the statements that compute it."""
     kinds = value_kinds(program)
     expr, firsts, statements = pair.e, {}, []
-    elem_maps = {symbol(m.name): m.expr for m in program.maps if m.kind in (Kind.ELEM, Kind.COL)}
+    elem_maps = {symbol(m.name): m.expr for m in program.maps if m.kind.by_col}
     while used := expr.free_symbols & elem_maps.keys():
         expr = expr.xreplace({s: elem_maps[s] for s in used})
     for name in sorted(s.name for s in expr.free_symbols if s != COLS):
-        if kinds[name] in (Kind.ELEM, Kind.COL):
+        if kinds[name].by_col:
             first = _fresh(program, f"{name}_first")
             firsts[symbol(name)] = symbol(first)
             statements.append(Load(first, Kind.ROW, first_of=name))

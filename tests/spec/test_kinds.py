@@ -1,0 +1,63 @@
+"""A kind is a set of axes, and nothing but its home lists the kinds by name."""
+
+import ast
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+import normgen
+from normgen.spec.spec import Kind, join
+
+KINDS = [Kind.SCALAR, Kind.ROW, Kind.COL, Kind.ELEM]
+HOME = "spec/spec.py"
+
+
+@pytest.mark.parametrize(("a", "b"), list(product(KINDS, KINDS)))
+def test_joining_unites_axes(a: Kind, b: Kind) -> None:
+    assert set(join([a, b]).axes) == {*a.axes, *b.axes}
+    assert join([a, b]) is join([b, a])
+
+
+def test_a_shape_has_a_length_for_each_axis() -> None:
+    assert [kind.shape(3, 5) for kind in KINDS] == [(), (3,), (5,), (3, 5)]
+    assert [kind.broadcast_shape(3, 5) for kind in KINDS] == [(1, 1), (3, 1), (1, 5), (3, 5)]
+    assert [str(kind) for kind in KINDS] == ["scalar", "row", "col", "elem"]
+
+
+def _named(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "Kind"
+
+
+def _decisions(tree: ast.AST) -> Iterator[int]:
+    """Lines that decide by a kind's name: comparisons, patterns, tables. `scalar` is the empty set of axes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            compared = [n for n in (node.left, *node.comparators) if _named(n)]
+            if any(isinstance(n, ast.Attribute) and n.attr != "SCALAR" for n in compared):
+                yield node.lineno
+        elif isinstance(node, ast.MatchValue) and _named(node.value):
+            yield node.value.lineno
+        elif isinstance(node, (ast.Tuple, ast.List, ast.Set, ast.Dict)):
+            listed = node.keys if isinstance(node, ast.Dict) else node.elts
+            if sum(n is not None and _named(n) for n in listed) > 1:
+                yield node.lineno
+
+
+def test_the_finder_sees_every_form() -> None:
+    text = "a is Kind.ROW; b in (Kind.ELEM, Kind.COL); c = {Kind.ROW: 1, Kind.COL: 2}; d is Kind.SCALAR\n"
+    text += "match e:\n    case Kind.ELEM: pass\n"
+    assert sorted(set(_decisions(ast.parse(text)))) == [1, 3]
+    assert len(list(_decisions(ast.parse(text)))) == 4
+
+
+def test_no_module_but_the_home_of_kinds_decides_by_their_names() -> None:
+    package = Path(normgen.__file__).parent
+    found = {
+        f"{path.relative_to(package)}:{line}"
+        for path in package.rglob("*.py")
+        if path.relative_to(package).as_posix() != HOME
+        for line in _decisions(ast.parse(path.read_text()))
+    }
+    assert not found
