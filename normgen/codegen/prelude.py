@@ -20,6 +20,7 @@ STORE_BUILTINS = {
 }
 # The trees that exchange states by shuffles.
 SHUFFLED = ("lanes", "block_shuffle", "block_shuffle_rows", "cluster", "cluster_rows")
+UNEVEN = "uneven_"  # before the name of a tree over a number of states that is no power of two
 POLICIES = ("evict_first", "evict_last")  # L2 eviction priorities; they need createpolicy (sm_80)
 
 
@@ -161,7 +162,22 @@ def states_text(states: Sequence[State], *, shuffles: bool) -> str:
 
 def trees_text(methods: Iterable[str]) -> str:
     """The trees that combine the states of the threads of a row; they find `combine` by the state's type."""
-    return environment().get_template("reduce.cu.j2").render(methods=frozenset(methods))
+    found = frozenset(methods)
+    return (
+        environment()
+        .get_template("reduce.cu.j2")
+        .render(
+            methods=found,
+            shuffles=any(map(shuffles, found)),
+            cooperative=any("cooperative" in method for method in found),
+            even_part=any(method.startswith(UNEVEN) and method != f"{UNEVEN}tree" for method in found),
+        )
+    )
+
+
+def shuffles(method: str) -> bool:
+    """Whether a tree exchanges states by shuffles."""
+    return method.removeprefix(UNEVEN) in SHUFFLED
 
 
 def tidy(text: str) -> str:

@@ -176,7 +176,7 @@ _POWERS = (32, 64, 128, 256, 512, 1024)
 TABLE: tuple[Knob, ...] = (
     Knob(
         name="threads_per_row",
-        values=(1, 2, 4, 8, 16, *_POWERS),
+        values=(1, 2, 4, 8, 16, *range(32, 1025, 32)),
         plain=256,
         group=Group.CUT,
         meaning="1: a thread owns a row; up to 32: a warp or a part of one, by shuffles; above: whole warps",
