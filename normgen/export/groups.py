@@ -103,9 +103,6 @@ def header_problem(record: Record, spec: Spec) -> Problem:
     return problem_of(record.problem, spec)
 
 
-_GIVEN = (Role.PARAMETER, Role.INPUT)
-
-
 def groups_of(records: Iterable[Record], spec_of: SpecOf) -> list[Group]:
     """One group per operation, direction, dtypes and arch, in the order of their file names."""
     by_name: dict[tuple[str, int], list[Entry]] = {}
@@ -134,7 +131,7 @@ def _group(slot: tuple[str, int], base: Problem, entries: list[Entry]) -> Group:
         t.name
         for t in base.spec.tensors
         if t.optional
-        and t.role in _GIVEN
+        and not t.role.is_written
         and t.name in dict(base.question.dtypes)
         and t.name not in (base.gradients or ())
     )
