@@ -13,13 +13,14 @@ from normgen.bench.contest import Place, hold
 from normgen.bench.transfer import ROUND_COLS, Transfer, random_entries, run_transfer, transfer_text
 from normgen.cli import main as cli
 from normgen.errors import NothingValidError
+from normgen.measure import judge
 from normgen.program.source import problem_for
 from normgen.records import nearest
 from normgen.records.record import Cache
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
-from normgen.tuning import measured, tuner
+from normgen.tuning import tuner
 from normgen.tuning.progress import Silent
 from tests.bench.modelled import H200, ModelledBench, tuned
 
@@ -35,7 +36,7 @@ KNOWN = [
 def device(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("NORMGEN_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cubins"))
-    monkeypatch.setattr(measured, "BENCH", "tests.bench.modelled:ModelledBench")
+    monkeypatch.setattr(judge, "BENCH", "tests.bench.modelled:ModelledBench")
     monkeypatch.setattr("normgen.bench.contest.GpuBench", ModelledBench)
     monkeypatch.setattr("normgen.cuda.driver.device_facts", lambda _: H200)
     real = tuner.environment

@@ -20,7 +20,7 @@ from normgen.codegen.module import Kernel, Launch, Module
 from normgen.cuda.cubin import Cubin, Resources
 from normgen.measure import timing
 from normgen.measure.isolation.bench import Patience, WorkerBench
-from normgen.measure.isolation.process import RefusedError, Worker
+from normgen.measure.isolation.process import Post, RefusedError
 from normgen.measure.protocol import DeviceLostError, KernelFaultError
 from normgen.records import statistics
 from normgen.records.record import Outcome
@@ -52,13 +52,12 @@ class Bench(WorkerBench):
     def __init__(self, folder: Path, *, patience: Patience = PATIENCE, start: str = "") -> None:
         self.log = folder / "log"
         self.notes: list[str] = []
-        super().__init__(
-            Worker(FACTORY, 0),
-            opening={"problem": problem(), "seed": 1, "log": str(self.log), "start": start},
-            restart=lambda: Worker(FACTORY, 0),
-            note=self.notes.append,
-            patience=patience,
-        )
+        opening = {"problem": problem(), "seed": 1, "log": str(self.log), "start": start}
+        self.post = Post(FACTORY, 0)
+        super().__init__(self.post, opening=opening, note=self.notes.append, patience=patience)
+
+    def __exit__(self, *_: object) -> None:
+        self.post.close()
 
     def lines(self) -> list[str]:
         """What the workers did, without their process ids."""
