@@ -36,10 +36,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from normgen.device import Device
-from normgen.errors import UsageError
+from normgen.errors import NormgenError, UsageError
 from normgen.records.statistics import Ratio, Times
 
 SCHEMA = 1
+REASON_LENGTH = 400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,3 +210,16 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(v) for v in value]
     return value
+
+
+def reason_of(error: BaseException) -> str:
+    """Why something failed, in one line: our own errors as they are, a library's with its class."""
+    if isinstance(error, NormgenError):
+        return one_line(str(error))
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:REASON_LENGTH]
+
+
+def one_line(text: str) -> str:
+    """The rule and what was received of the text of an error of ours."""
+    return text.partition("\n  hint: ")[0].replace("\n  received: ", ": ")[:REASON_LENGTH]

@@ -64,9 +64,12 @@ class Judge:
         self.bench = bench
         self.loaded: set[str] = set()
 
-    def admit(self, entrant: Entrant, *, full: bool = False, make: Callable[[], object] | None = None) -> bool:
+    def admit(
+        self, entrant: Entrant, *, full: bool = False, warm: bool = False, make: Callable[[], object] | None = None
+    ) -> bool:
         """Load, unless that was done, and check. What fails is told why and is unloaded: it is never timed.
 
+        warm   also warm up, so that what cannot be replayed is out before the race
         make   puts it on the device; None: its module and cubin are loaded, and one that did not compile stays out
         Raises DeviceLostError when nothing can be judged any more.
         """
@@ -81,6 +84,8 @@ class Judge:
                     self.bench.load(entrant.key, entrant.module, entrant.cubin)
                 self.loaded.add(entrant.key)
             check = self.bench.check(entrant.key, full=full)
+            if warm and check.ok:
+                self.bench.warm_up(entrant.key)
         except KernelFaultError as fault:
             entrant.fail(fault.outcome, str(fault))
         except NormgenError as error:

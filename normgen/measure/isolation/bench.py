@@ -159,6 +159,7 @@ class WorkerBench:
         return found
 
     def __enter__(self) -> Self:
+        self._ready()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
