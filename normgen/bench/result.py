@@ -21,7 +21,7 @@ entries                   one object an entry, in the suite's order:
     note                  ours: where the schedule comes from
     schedule              ours: every knob
     overlaps              ours: its first kernel starts while the launch before it ends, which no peer's does
-    prepare_s             seconds until its first result (for torch.compile: the compilation)
+    prepare_s             ours: seconds to emit and compile; a peer's: until its first result
     ours_to_this          peers: {median, low, high} of our time over its time
   seconds                 wall time of the entry
 """

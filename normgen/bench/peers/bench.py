@@ -14,9 +14,9 @@ import numpy as np
 from normgen.bench.expected import Array, Expected
 from normgen.bench.peers import NotOfferedError, Options, load_peer
 from normgen.bench.result import reason_of
-from normgen.cuda.driver import core_device
+from normgen.cuda.driver import synchronize
 from normgen.device import Device
-from normgen.errors import NormgenError
+from normgen.errors import DriverError, NormgenError
 from normgen.measure.gpu import GpuBench
 from normgen.measure.gpu import get_ready as get_ready
 from normgen.measure.protocol import Check, DeviceLostError
@@ -125,8 +125,8 @@ class PeerBench(GpuBench):
 
     def _still_works(self) -> bool:
         try:
-            core_device(self._index).sync()
-        except Exception:  # whatever its class: the context refuses to work
+            synchronize(self._index)
+        except DriverError:
             return False
         return True
 
