@@ -43,7 +43,7 @@ def without_packages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_importing_the_bench_imports_no_peer() -> None:
     program = (
-        "import sys, normgen.cli.bench_command, normgen.bench.entry\n"
+        "import sys, normgen.cli.bench_command, normgen.bench.entry, normgen.bench.peers.bench\n"
         "print(sorted({'torch', 'triton', 'matplotlib', 'liger_kernel', 'quack'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
