@@ -34,7 +34,7 @@ class Entrant(Protocol):
     def key(self) -> str: ...
 
     def fail(self, outcome: Outcome, reason: str) -> None:
-        """It is out."""
+        """Take down that it is out, and why."""
 
 
 E = TypeVar("E", bound=Entrant)
@@ -84,6 +84,7 @@ class Judge:
                     self.bench.load(entrant.key, entrant.module, entrant.cubin)
                 self.loaded.add(entrant.key)
             check = self.bench.check(entrant.key, full=full)
+            entrant.error = check.error
             if warm and check.ok:
                 self.bench.warm_up(entrant.key)
         except KernelFaultError as fault:
@@ -93,7 +94,6 @@ class Judge:
             if isinstance(error, DeviceLostError):
                 raise
         else:
-            entrant.error = check.error
             if check.ok:
                 return True
             entrant.fail(Outcome.WRONG_RESULT, check.summary)

@@ -1,4 +1,4 @@
-"""The process that owns a device during a search: it builds a bench and does what it is told over a pipe.
+"""The process that owns a device while kernels are judged: it builds a bench and does what it is told over a pipe.
 
     python -m normgen.measure.isolation.server FD PARENT FACTORY INDEX
 
