@@ -318,7 +318,7 @@ def test_a_plot_without_matplotlib_is_refused_before_anything_is_timed(
 
 
 def test_one_at_a_time_peer_reasons_reach_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normgen.bench.peers.importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr("normgen.bench.peers.missing_packages", lambda _: ("torch", "liger_kernel"))
     entry: Any = run_suite(suite().only("96x256"), Wish(peers=("liger",))).entries[0]
     assert entry.peers["liger"].failed == "not installed: torch, liger_kernel"
     assert entry.ours.us is not None
