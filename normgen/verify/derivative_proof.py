@@ -151,7 +151,7 @@ def _draw(problem: Problem, rng: np.random.Generator, *, one_sign: bool) -> dict
     for use in uses:
         value = draw_tensor(use, problem, ("normal",) * problem.rows, rng)
         value = np.abs(value) + 0.5 if one_sign and use.name in inputs else value
-        drawn[use.name] = _on_grid(value if use.kind.by_row else value.reshape(1, -1))
+        drawn[use.name] = _on_grid(value.reshape(use.kind.broadcast_shape(problem.rows, problem.cols)))
     return drawn
 
 
@@ -261,7 +261,7 @@ class _Forward:
         walk = ProgramWalk(arithmetic, program, known)
         along = direction[rows] if len(direction) == self.problem.rows else direction
         product = arithmetic.multiply(walk.value(f"d{name}"), Bounded(along))
-        return arithmetic.reduce("sum", product)
+        return product if along.shape[-1] == 1 else arithmetic.reduce("sum", product)  # d of a row value has no columns
 
 
 def _rows_of(whole: Bounded, rows: NDArray[np.intp], total: int) -> Bounded:
