@@ -61,6 +61,11 @@ class Copy(StrEnum):
     CP_ASYNC = "cp_async"
     BULK = "bulk"
 
+    @property
+    def is_by_threads(self) -> bool:
+        """Whether each thread copies its own vectors to slots of its own."""
+        return self is Copy.CP_ASYNC
+
 
 class Edges(StrEnum):
     """What becomes of the elements that no whole aligned vector covers."""

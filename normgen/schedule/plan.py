@@ -380,7 +380,7 @@ class Plan:
     @property
     def copies_by_threads(self) -> bool:
         """Whether each thread copies its own vectors."""
-        return self.schedule.copy is Copy.CP_ASYNC
+        return self.schedule.copy.is_by_threads
 
     @property
     def copies_ahead(self) -> bool:
