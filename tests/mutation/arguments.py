@@ -16,7 +16,10 @@ FILE = Path(__file__).parent / "equivalent.toml"
 
 @dataclass(frozen=True, kw_only=True)
 class Argument:
-    """Mutants of these classes, in these kernels (patterns as of file names), whose line before matches `line`."""
+    """Mutants of these classes in these kernels, which are patterns as of file names.
+
+    `line`, a regular expression, is looked for in the line that was changed and the one behind it.
+    """
 
     classes: tuple[str, ...]
     kernels: tuple[str, ...] = ("*",)
@@ -27,7 +30,7 @@ class Argument:
         return (
             mutant.kind in self.classes
             and any(fnmatchcase(mutant.case, pattern) for pattern in self.kernels)
-            and re.search(self.line, mutant.before) is not None
+            and re.search(self.line, f"{mutant.before}\n{mutant.following}") is not None
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -91,18 +90,14 @@ def share_equivalent(results: Sequence[Result]) -> float:
     return sum(not r.verdict.outcome.is_wrong for r in results) / len(results) if results else 0.0
 
 
-def faults_of_arguments(results: Sequence[Result]) -> list[str]:
-    """Arguments that are refuted: the check kills a mutant they cover. And those that cover no survivor at all."""
-    listed = arguments()
-    told, used = [], Counter(r.because for r in results)
-    for result in results:
-        argument = argument_for(result.mutant, listed)
-        if argument is not None and result.verdict.outcome.is_killed:
-            told.append(f"{result.mutant.name} is killed, and equivalent.toml says: {argument.because}")
-    kinds = {r.mutant.kind for r in results}
-    told += [
-        f"equivalent.toml: no survivor of {', '.join(a.classes)} for: {a.because}"
-        for a in listed
-        if not used[a.because] and kinds.issuperset(a.classes)
-    ]
-    return told
+def refuted_arguments(results: Sequence[Result], listed: Sequence[Argument]) -> list[str]:
+    """Mutants that an argument calls right, and that the check kills."""
+    covered = [(r, argument_for(r.mutant, listed)) for r in results if r.verdict.outcome.is_killed]
+    return [f"{r.mutant.name} is killed, and equivalent.toml says: {a.because}" for r, a in covered if a is not None]
+
+
+def unused_arguments(results: Sequence[Result], listed: Sequence[Argument]) -> list[str]:
+    """Arguments that no survivor needs."""
+    used = {result.because for result in results}
+    unused = [argument for argument in listed if argument.because not in used]
+    return [f"equivalent.toml: no survivor of {', '.join(a.classes)} for: {a.because}" for a in unused]

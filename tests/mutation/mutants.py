@@ -8,6 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 from normgen.codegen.module import Module
 from tests.codegen.kernels import Named
@@ -28,6 +29,7 @@ class Mutant:
     column: int
     before: str
     after: str
+    following: str  # the line behind the changed one
     text: str
 
     @property
@@ -70,6 +72,7 @@ def sites(mutation: MutationClass, case: str, text: str) -> list[Mutant]:
                 column=start - first + 1,
                 before=text[first:last],
                 after=text[first:start] + new + text[end:last],
+                following=text[last + 1 : text.find("\n", last + 1)],
                 text=text[:start] + new + text[end:],
             )
         )
@@ -111,7 +114,17 @@ def chosen(found: Mapping[str, Sequence[Mutant]], *, seed: int = 0, quota: int =
     return picked
 
 
-def sample(mutants: Sequence[Mutant], count: int, *, seed: int = 0) -> list[Mutant]:
+class Classed(Protocol):
+    """What is a mutant of some class."""
+
+    @property
+    def kind(self) -> str: ...
+
+
+AnyMutant = TypeVar("AnyMutant", bound=Classed)
+
+
+def sample(mutants: Sequence[AnyMutant], count: int, *, seed: int = 0) -> list[AnyMutant]:
     """So many of the mutants: one of every class before a second of any class; which, depends on the seed."""
     turn: dict[str, int] = defaultdict(int)
     ranked = []
