@@ -55,14 +55,13 @@ def parser() -> argparse.ArgumentParser:
 
 def kernels(asked: argparse.Namespace) -> tuple[list[dict[str, Any]], list[str]]:
     """Results as plain values, and what is wrong with the run itself."""
-    classes = [c for c in CLASSES if asked.kind in (None, c.name)]
-    cases = {name: case for name, case in CASES.items() if asked.schedule in (None, name)}
-    mutants = chosen(all_sites(classes, cases), seed=asked.seed)
+    whole = chosen(all_sites(), seed=asked.seed)
+    mutants = [m for m in whole if asked.kind in (None, m.kind) and asked.schedule in (None, m.case)]
     if asked.sample is not None:
         mutants = sample(mutants, asked.sample, seed=asked.seed)
     results = judged(mutants, jobs=asked.jobs, progress=show_progress)
     print(kernel_report(results))
-    is_whole = len(classes) == len(CLASSES) and len(cases) == len(CASES) and asked.sample is None and asked.seed == 0
+    is_whole = len(mutants) == len(whole) and asked.seed == 0
     wrong = refuted_arguments(results, arguments())
     if is_whole:
         wrong += unused_arguments(results, arguments())

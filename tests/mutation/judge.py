@@ -97,7 +97,10 @@ def judge(task: Task) -> Verdict:
 def _work(sender: connection.Connection, task: Task, scratch: str) -> None:
     os.setsid()  # with the compiler it starts, it can be killed as one group; Ctrl-C is its parent's business
     os.environ.update(NORMGEN_CACHE_DIR=f"{scratch}/cache", TMPDIR=scratch)
-    sender.send(judge(task))
+    try:
+        sender.send(judge(task))
+    except Exception as error:
+        sender.send(error)
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,13 @@ def judge_all(
             one.end()
 
 
+def _of_the_dead(process: Any) -> Verdict | Exception:
+    process.join()
+    if process.exitcode >= 0:
+        return RuntimeError(f"a judging process ended with {process.exitcode} and without a verdict")
+    return Verdict(outcome=Outcome.FAULT, detail=f"the process ended by signal {-process.exitcode}")
+
+
 def _ended(
     running: dict[connection.Connection, _Running], limit_s: float
 ) -> Iterator[tuple[connection.Connection, Verdict]]:
@@ -152,11 +162,12 @@ def _ended(
     ready = connection.wait(list(running), timeout=left)
     for receiver in [r for r in running if r in ready]:
         try:
-            yield receiver, receiver.recv()
+            found = receiver.recv()
         except EOFError:
-            process = running[receiver].process
-            process.join()
-            yield receiver, Verdict(outcome=Outcome.FAULT, detail=f"the process ended with {process.exitcode}")
+            found = _of_the_dead(running[receiver].process)
+        if isinstance(found, Exception):
+            raise found  # not the kernel's doing
+        yield receiver, found
     for receiver, one in list(running.items()):
         if receiver not in ready and one.deadline <= time.monotonic():
             yield receiver, Verdict(outcome=Outcome.HANG, detail=f"no verdict after {limit_s:g} s")

@@ -6,12 +6,11 @@ import functools
 import random
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from normgen.codegen.module import Module
-from tests.codegen.kernels import Named
 from tests.mutation.cases import CASES
 from tests.mutation.classes import CLASSES, MutationClass
 
@@ -79,17 +78,15 @@ def sites(mutation: MutationClass, case: str, text: str) -> list[Mutant]:
     return found
 
 
-def all_sites(
-    classes: Iterable[MutationClass] = CLASSES, cases: Mapping[str, Named] = CASES
-) -> dict[str, list[Mutant]]:
+def all_sites() -> dict[str, list[Mutant]]:
     """Every place of every kernel that a class changes, by the class's name.
 
     A text that two classes give counts for the first of them.
     """
-    texts = {case: module_of(case).text for case in cases}
+    texts = {case: module_of(case).text for case in CASES}
     found: dict[str, list[Mutant]] = {}
     seen: set[str] = set()
-    for mutation in classes:
+    for mutation in CLASSES:
         made = [mutant for case, text in texts.items() for mutant in sites(mutation, case, text)]
         found[mutation.name] = [mutant for mutant in made if mutant.text not in seen]
         seen |= {mutant.text for mutant in made}

@@ -40,7 +40,8 @@ class Change:
 
     @property
     def name(self) -> str:
-        return f"{self.file}: {self.old.strip()} -> {self.new.strip() or 'nothing'}"
+        old, new = (" ".join(text.split()) for text in (self.old, self.new))
+        return f"{self.file}: {old} -> {new or 'nothing'}"
 
 
 def changes(file: str, tests: tuple[str, ...], *pairs: tuple[str, str]) -> tuple[Change, ...]:
