@@ -37,7 +37,7 @@ struct Past {  // what only few cells need
 struct Release {  // what an update of a counter tells
   uint64_t cluster_clock, clock, thread;
   Fence reached;                 // what barriers put in front of it, fenced or not
-  std::vector<uint64_t> fenced;  // by thread of the cluster: the clock up to which it tells of that thread's accesses
+  std::vector<uint64_t> fenced;  // by thread of the cluster: up to which clock it tells of that thread; or empty
 };
 
 struct Acquire {  // an update of a counter by the cluster that runs, which has seen the counter's first releases
@@ -80,7 +80,9 @@ size_t slot_of(uint64_t stamp) {  // of a thread among those of its cluster
   return thread / kMaxThreads * machine.launch.threads + thread % kMaxThreads;
 }
 
-bool tells(const Release& release, uint64_t stamp) { return stamp >> kStampShift < release.fenced[slot_of(stamp)]; }
+bool tells(const Release& release, uint64_t stamp) {
+  return !release.fenced.empty() && stamp >> kStampShift < release.fenced[slot_of(stamp)];
+}
 
 // The first of the releases behind that access by its cluster; `end` without any.
 const Release* release_behind(const Release* begin, const Release* end, uint64_t stamp) {
@@ -246,15 +248,17 @@ Cell& cell_at(uintptr_t address) {
   }
 }
 
-// The clocks up to which fences in front of that fiber's present cover the accesses of each thread.
+// The clocks up to which fences in front of that fiber's present cover the accesses of each thread; empty without fences.
 std::vector<uint64_t> fenced_before(const Fiber& fiber) {
   const size_t threads = machine.launch.threads;
+  bool any = false;
   std::vector<uint64_t> fenced(machine.cluster.size() * threads, 0);
   for (const Block* block : machine.cluster) {
     uint64_t warps[kMaxWarps] = {}, whole = 0;
     for (const Fiber* one : block->fibers) {
       const Fence& fence = one->fence;
       if (fence.clock == 0 || !is_ordered(stamp_of(*one, fence.clock), fiber)) continue;
+      any = true;
       fenced[block->rank * threads + one->thread] = fence.clock;
       warps[one->warp()] = std::max(warps[one->warp()], fence.warp);
       whole = std::max(whole, fence.barrier);
@@ -264,7 +268,7 @@ std::vector<uint64_t> fenced_before(const Fiber& fiber) {
       clock = std::max({clock, warps[thread / kWarp], whole});
     }
   }
-  return fenced;
+  return any ? fenced : std::vector<uint64_t>();
 }
 
 }  // namespace
