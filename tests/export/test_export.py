@@ -135,6 +135,27 @@ def test_measured_records_win_over_predicted_ones_and_cold_ones_over_hot_ones() 
         assert [e.record for e in group.entries] == [slow]
 
 
+def test_a_record_of_a_general_kernel_is_refused() -> None:
+    general = replace(record(), problem=replace(record().problem, any_cols=True))
+    with pytest.raises(UsageError, match="usable kernels of fixed cols"):
+        headers_of([general])
+
+
+def test_of_equal_shapes_the_kernel_without_statistics_comes_first() -> None:
+    """The dispatch takes the first that fits: a call without statistics gets what was tuned without them."""
+    whole, bare = record(), record(without=["mean", "rstd"])
+    for order in ([whole, bare], [bare, whole]):
+        (group,) = groups_of(order, lambda r: load(r.problem.op))
+        assert [e.problem.absent for e in group.entries] == [("mean", "rstd"), ()]
+
+
+def test_general_kernels_promise_nothing_about_where_rows_start() -> None:
+    (group,) = groups_of([record(dtype="bf16")], lambda r: load(r.problem.op))
+    assert len(group.fallbacks()) == 4
+    for problem in group.fallbacks():
+        assert [problem.row_alignment(t) for t in problem.elem_tensors] == [2, 2]
+
+
 def test_another_dtype_of_a_parameter_is_another_header() -> None:
     names = [h.file_name for h in headers_of([record(dtype="bf16"), record(dtype="bf16", dtypes={"weight": "f32"})])]
     assert names == ["layernorm_fwd_bf16_sm90.cu", "layernorm_fwd_bf16_weight_f32_sm90.cu"]

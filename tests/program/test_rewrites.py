@@ -1,12 +1,17 @@
+import re
+
 import pytest
 import sympy as sp
 
 from normgen.errors import UsageError
+from normgen.pipeline import emit
 from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Store, looks, show_statement
 from normgen.program.lower import lower
 from normgen.program.monoid import ONLINE_SOFTMAX, SUM, WELFORD, symbol
+from normgen.program.rewrites.hoist import hoist_row_divisions
 from normgen.program.rewrites.passes import passed
 from normgen.program.rewrites.reductions import SOFTMAX, VARIANCE, applicable, softmax, variance
+from normgen.program.source import problem_for
 from normgen.schedule.knobs import KNOBS
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load, parse
@@ -220,6 +225,35 @@ def test_methods_are_the_knob_values_and_others_are_refused() -> None:
         variance(lower(load("layernorm")), "welfort")
     with pytest.raises(UsageError, match="unknown softmax method"):
         softmax(lower(load("softmax")), "twopass")
+
+
+def test_only_row_values_are_hoisted_out_of_the_column_loop() -> None:
+    """x / (1 + x) divides by an element: there is no row value to compute once."""
+    x, total = symbol("x"), symbol("total")
+    program = RowProgram(
+        name="shares",
+        statements=(
+            Load("x", Kind.ELEM),
+            Reduce(("total",), Kind.ROW, SUM, (x,)),
+            Map("own", Kind.ELEM, x / (1 + x)),
+            Map("share", Kind.ELEM, x / total),
+            Store("y", "own", Kind.ELEM),
+            Store("z", "share", Kind.ELEM),
+        ),
+    )
+    hoisted = hoist_row_divisions(program)
+    assert [m.name for m in hoisted.maps] == ["own", "total_inverse", "share"]
+    assert [m.kind for m in hoisted.maps] == [Kind.ELEM, Kind.ROW, Kind.ELEM]
+
+
+@pytest.mark.parametrize("method", SOFTMAX)
+def test_approximate_arithmetic_leaves_no_exponential_in_a_kernel(method: str) -> None:
+    problem = problem_for(load("softmax"), shape="64x512", dtype="bf16")
+    for edges in ({"vector": 8}, {"vector": 1}):
+        schedule = Schedule(threads_per_row=32, softmax=method, arithmetic="approximate", **edges)
+        text = emit(problem, schedule).text
+        assert "exp_approximate(" in text
+        assert not re.search(r"\bexpf\(", text), method
 
 
 def test_a_backward_program_keeps_its_column_reductions() -> None:

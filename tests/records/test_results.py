@@ -10,6 +10,7 @@ import pytest
 
 from normgen.device import TARGETS
 from normgen.files.private import make_private
+from normgen.records.lines import append
 from normgen.records.memory import Memory
 from normgen.records.record import Cache, Outcome, ProblemKey, Record
 from normgen.records.results import Environment, Results, canonical, environment_of, results_path
@@ -88,6 +89,42 @@ def test_the_last_word_on_a_schedule_counts(tmp_path: Path) -> None:
     found = results(tmp_path).get(SCHEDULE)
     assert found is not None
     assert found.outcome is Outcome.WRONG_RESULT
+
+
+def test_a_line_of_what_may_pass_by_itself_answers_for_nothing_whoever_wrote_it(tmp_path: Path) -> None:
+    store = results(tmp_path)
+    store.append(measured())
+    passing = measured(outcome=Outcome.TIMEOUT, times_us=None, schedule=Schedule(threads_per_row=128))
+    before = store.path.read_bytes()
+    store.append(passing)
+    assert store.path.read_bytes() == before
+    append(store.path, passing.line())
+    store.refresh()
+    assert [r.outcome for r in store.records] == [Outcome.OK]
+
+
+def test_half_a_line_is_read_once_the_rest_is_there(tmp_path: Path) -> None:
+    store, line = results(tmp_path), measured().line().encode()
+    store.path.parent.mkdir(parents=True, exist_ok=True)
+    store.path.write_bytes(line[:200])
+    store.refresh()
+    assert store.get(SCHEDULE) is None
+    with store.path.open("ab") as file:
+        file.write(line[200:])
+    store.refresh()
+    assert store.get(SCHEDULE) == measured()
+
+
+def test_a_file_that_was_cut_is_read_from_its_start(tmp_path: Path) -> None:
+    store = results(tmp_path)
+    other = Schedule(threads_per_row=128)
+    store.append(measured())
+    store.append(measured(schedule=other))
+    store.refresh()
+    store.path.write_bytes(measured(schedule=other, seed=5).line().encode())
+    store.refresh()
+    assert store.get(SCHEDULE) is None
+    assert store.get(other) == measured(schedule=other, seed=5)
 
 
 def test_damaged_lines_are_set_aside_with_a_message_and_the_rest_is_used(tmp_path: Path) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
+import threading
 from pathlib import Path
 
 import pytest
 
 from normgen.device import TARGETS, Device
 from normgen.errors import UsageError
+from normgen.files.private import write_atomically
 from normgen.records import winners
-from normgen.records.lines import append
+from normgen.records.lines import append, locked
 from normgen.records.record import Cache, Outcome, ProblemKey
 from normgen.records.winners import adopt, lookup, read
 from normgen.schedule.default import default_schedule
@@ -110,6 +112,32 @@ def test_lookup_prefers_measured_records_and_the_asked_cache_policy(tmp_path: Pa
         found = lookup(problem(), H200, cache=cache, folders=[user, shipped]).record
         assert found is not None
         assert found.us == us
+
+
+def test_a_measured_record_of_the_other_cache_comes_before_a_prediction_of_the_asked_one(tmp_path: Path) -> None:
+    adopt(record(outcome=Outcome.PREDICTED, measured=False, times_us=None, predicted_us=1.0), tmp_path, H200)
+    adopt(record(us=12.0, cache=Cache.HOT), tmp_path, H200)
+    found = lookup(problem(), H200, cache=Cache.COLD, folders=[tmp_path]).record
+    assert found is not None
+    assert found.measured
+
+
+def test_a_record_that_failed_serves_nobody(tmp_path: Path) -> None:
+    append(tmp_path / "h200.jsonl", record(outcome=Outcome.WRONG_RESULT, times_us=None).line())
+    assert lookup(problem(), H200, folders=[tmp_path]).record is None
+
+
+def test_a_line_waits_for_the_lock_and_goes_to_the_file_that_is_there_then(tmp_path: Path) -> None:
+    path = tmp_path / "candidates.jsonl"
+    append(path, record(seed=1).line())
+    with locked(path):
+        late = threading.Thread(target=append, args=(path, record(seed=3).line()))
+        late.start()
+        late.join(0.3)
+        assert late.is_alive()
+        write_atomically(path, record(seed=2).line())
+    late.join()
+    assert [r.seed for r in read(path).records] == [2, 3]
 
 
 def test_a_record_of_a_variance_method_that_is_searched_no_more_is_served_with_two_passes(tmp_path: Path) -> None:

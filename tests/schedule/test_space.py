@@ -93,6 +93,9 @@ def problem(shape: str = "4096x768", **more: object) -> Problem:
 AHEAD = {"hold": "registers", "unroll": 0, "vector": 4, "persistent": 1, "threads_per_row": 64}
 HYBRID = {"hold": "hybrid", "vector": 4, "threads_per_row": 1024}
 THIN_PARAMETERS = {"shape": "8x49152", "without": ["bias"], "dtypes": {"weight": "bf16"}}
+HELD = {"hold": "registers", "unroll": 0}
+PEELED = {"edges": "peel", "vector": 8}
+ODD_ROWS = {"shape": "4096x1001", "dtype": "bf16", "align": 4}
 REFUSED = [
     ({"threads_per_row": 1024, "rows_per_block": 2}, {}, "at most 1024 threads a block"),
     ({"threads_per_row": 8}, {}, "whole warps"),
@@ -141,6 +144,29 @@ REFUSED = [
     ({"dependent_launch": "on"}, {}, "no second kernel to start early"),
     ({"dependent_launch": "loads", "persistent": 2}, {}, "the only one of its block"),
     ({"dependent_launch": "loads", "hold": "reload"}, {}, "the only one of its block"),
+    # Just past a limit; `LEGAL` has what lies just within.
+    ({"threads_per_row": 16}, {}, "whole warps"),
+    ({"threads_per_row": 64, "vector": 4}, {"shape": "8x128"}, "would own no vector"),
+    ({"threads_per_row": 8, "rows_per_block": 16, **PEELED}, ODD_ROWS, "need a lane each"),
+    ({"threads_per_row": 64, "cluster": 2, "persistent": 1, **PEELED}, ODD_ROWS, "rows would shift from trip to trip"),
+    ({"threads_per_row": 512, "vector": 4, "hold": "shared"}, {"shape": "8x57344"}, "need 229376 bytes of shared"),
+    ({"stages": 2, "hold": "shared", "persistent": 1}, {}, "the next row travels in registers"),
+    ({"cluster": 2, "threads_per_row": 64, "reduce_with": "cooperative_groups"}, {}, "clusters combine with shuffles"),
+    ({"threads_per_row": 128, "vector": 4, "unroll": 4}, {"shape": "8x1024"}, "unroll 4 exceeds the 2 steps"),
+    (
+        {"threads_per_row": 512, "vector": 4, "hold": "registers", "unroll": 0},
+        {"shape": "8x45056"},
+        "would hold 88 registers",
+    ),
+]
+LEGAL = [
+    ({"threads_per_row": 16, "rows_per_block": 2}, {}),
+    ({"threads_per_row": 32, "vector": 4}, {"shape": "8x128"}),
+    ({"threads_per_row": 16, "rows_per_block": 8, **PEELED}, ODD_ROWS),
+    ({"threads_per_row": 64, "cluster": 2, **PEELED}, ODD_ROWS),
+    ({"threads_per_row": 512, "vector": 4, "hold": "shared"}, {"shape": "8x55296"}),
+    ({"threads_per_row": 128, "vector": 4, "unroll": 2}, {"shape": "8x1024"}),
+    ({"threads_per_row": 512, "vector": 4, **HELD}, {"shape": "8x43008"}),
 ]
 
 
@@ -150,6 +176,11 @@ def test_refusals_say_why(knobs: dict[str, object], what: dict[str, object], rea
     received = refusal(problem(**{k: v for k, v in what.items() if k != "gpu"}), schedule_from(knobs), gpu)
     assert received is not None
     assert reason in received
+
+
+@pytest.mark.parametrize(("knobs", "what"), LEGAL, ids=str)
+def test_what_lies_just_within_a_limit_is_legal(knobs: dict[str, object], what: dict[str, object]) -> None:
+    assert refusal(problem(**what), schedule_from(knobs), H200) is None
 
 
 def with_space(op: str, tables: str) -> Spec:
