@@ -80,8 +80,15 @@ class Role(StrEnum):
 ROW_FAMILIES = (
     "normal",
     "large_mean",
+    "near_level",
+    "sparse_steps",
+    "fine_noise",
+    "step_noise",
+    "large_steps",
     "constant",
+    "large_constant",
     "one_outlier",
+    "outlier_first",
     "tiny",
     "huge",
     "zeros",
@@ -89,6 +96,7 @@ ROW_FAMILIES = (
     "inf",
     "nan",
     "tail",
+    "masked",
 )  # the adversarial rows that an accuracy contract may be restricted to
 
 
