@@ -25,7 +25,7 @@ from normgen.schedule.policy import costs_to_others
 from normgen.schedule.schedule import Schedule
 from normgen.tuning.compile import Builder
 from normgen.tuning.progress import Standing
-from normgen.tuning.run import Candidate, Run
+from normgen.tuning.run import Candidate, Run, brief
 from normgen.tuning.search import Search
 
 BATCH = 8  # two are in flight: small enough that the seeds are told before the surrogate is asked
@@ -67,6 +67,8 @@ class Campaign:
         self._roofs_us: Mapping[str, float] = {}
         self._batches = 0
         self._loaded: set[str] = set()
+        self._has_said_wrong = False
+        self._not_shown: dict[str, tuple[str, ...]] = {}  # by the full check of a finalist
         self.conditions: Mapping[str, Any] = {}  # of the device during the confirmation
 
     def finish(self) -> Finish:
@@ -222,7 +224,16 @@ class Campaign:
         candidate.error = check.error
         if not check.ok:
             candidate.fail(Outcome.WRONG_RESULT, check.summary)
+            self._say_wrong(candidate, is_choice=full or self._is_guest(candidate))
+        elif full:
+            self._not_shown[candidate.key] = check.not_shown
         return check.ok
+
+    def _say_wrong(self, candidate: Candidate, *, is_choice: bool) -> None:
+        """The reason of a choice that was wrong, and of the first other candidate; the record file has the rest."""
+        if is_choice or not self._has_said_wrong:
+            self.run.note(f"left out: {candidate.schedule}: {brief(candidate.reason)}")
+        self._has_said_wrong = True
 
     def _time(self, good: list[Candidate]) -> None:
         """Time candidates against the reference; one that faults drops out and the rest are timed again."""
@@ -338,6 +349,8 @@ class Campaign:
         for key, candidate in by_key.items():
             candidate.times_us = confirmation.times[key]
         self._keep_roofs({key: confirmation.times[key].median for key in self.bench.roofs})
+        for said in self._not_shown.get(confirmation.winner, ()):
+            self.run.note(f"not shown: {said}")
         ranked = sorted(finalists, key=lambda c: (c.key != confirmation.winner, confirmation.times[c.key].median))
         return Finish(
             winner=by_key[confirmation.winner],
