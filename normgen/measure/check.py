@@ -15,6 +15,7 @@ from normgen.cuda.launch import Bound, LoadedModule
 from normgen.cuda.memory import DeviceBuffer, memset
 from normgen.cuda.stream import Stream
 from normgen.device import Device
+from normgen.errors import DriverError
 from normgen.measure.calls import MOST_ELEMENTS, Call, Checked, calls, together
 from normgen.problem.problem import Problem
 from normgen.verify import FAMILY_ROWS, Buffer, Expectation, Outputs, Verdict, pick_rows, pick_slabs
@@ -153,13 +154,18 @@ class DeviceCheck:
         """The plain call in full, then the others up to the first that is wrong.
 
         Left out: another order of threads, which the device picks, and rows 2^31 elements apart, 9 GB a tensor.
+        Raises DriverError, which names the call, for a kernel that faults.
         """
 
         def made() -> Iterator[tuple[Call, Verdict | str | None]]:
             yield self.plain, self.run(bound, stream, full=True)
             for call in calls(self.problem, loaded.module, sm_count=self._facts.sm_count):
-                if not call.order and not call.is_far:
+                if call.order or call.is_far:
+                    continue
+                try:
                     yield call, self._other(call, loaded, stream) if call.elements <= MOST_ELEMENTS else None
+                except DriverError as error:
+                    raise DriverError(error.rule, code=error.code, received=call.says) from error
 
         return together(made())
 

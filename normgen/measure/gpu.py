@@ -355,5 +355,5 @@ def _watching() -> Iterator[None]:
         yield
     except DriverError as error:
         if any(name in error.code for name in _FATAL):
-            raise DeviceLostError("a kernel ended the device's context", received=error.code) from error
+            raise DeviceLostError("a kernel ended the device's context", received=error.received) from error
         raise
