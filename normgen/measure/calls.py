@@ -155,14 +155,14 @@ def together(made: Iterable[tuple[Call, Verdict | str | None]]) -> Checked:
                 error[t.name] = max(error.get(t.name, 0.0), float(t.max_ratio))
     plain, verdict = [run for run in right if not run[0].says][-1]
     lines = [verdict.summary(), *(f"  ok {call.says}" for call, _ in right if call.says)]
-    not_run = tuple(f"not run {says}" for says in not_made)
+    untried = tuple(f"a call {says} was not made" for says in not_made)
     return Checked(
         rows=plain.problem.rows,
         ok=True,
-        summary="\n".join([*lines, *(f"  {said}" for said in not_run)]),
+        summary="\n".join([*lines, *(f"  not shown: {said}" for said in untried)]),
         error=error,
         right=len(right),
-        not_shown=(*verdict.not_shown, *not_run),
+        not_shown=(*verdict.not_shown, *untried),
     )
 
 
