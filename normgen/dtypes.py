@@ -17,8 +17,9 @@ class DType:
 
     cuda_ctype, header  its name in the public signature of an exported header, and the CUDA header that has it
     ctype, word         its name in emitted CUDA text; and in vectors of specs and banners: half in half8
-    elements, packs     16 bits: expressions of the element in the low and the high half of a register, `%s`, as
-                        float; functions that make a register of one float and of two
+    elements, packs     less than 32 bits: expressions, as float, of each element of a register, `%s`, from its low bits
+                        up; functions that make a register of one float, of two, of as many as it holds
+    conversions         CUDA text of functions that those call, where no instruction does it: plain C++
     scalar_type         the numpy (or ml_dtypes) scalar with the same bits; `torch` is torch's name of it
     dlpack              type code and bits
     unit_roundoff       half the distance from 1 to the next number: u = 2^-p for p significant bits
@@ -32,8 +33,9 @@ class DType:
     word: str
     cuda_ctype: str
     header: str = ""
-    elements: tuple[str, str] = ("", "")
-    packs: tuple[str, str] = ("", "")
+    elements: tuple[str, ...] = ()
+    packs: tuple[str, ...] = ()
+    conversions: str = ""
     scalar_type: type
     torch: str
     dlpack: tuple[int, int]

@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from normgen.bench.contest import Contest, Place, hold
-from normgen.bench.entry import reason_of
-from normgen.bench.result import Run
+from normgen.bench.result import Run, reason_of
 from normgen.bench.walk import walk
 from normgen.device import Device
 from normgen.errors import NormgenError, NothingValidError
@@ -148,7 +147,7 @@ def run_ablation(
 
     def measure(case: Case) -> str:
         start = time.monotonic()
-        lines.extend(measure_case(case, place, tried=tried))
+        lines.extend(measure_case(case, place, tried=tried, note=progress.note))
         names = ", ".join(t.name for t in case.techniques)
         return f"{case.entry.label}: {names} ({time.monotonic() - start:.1f} s)"
 
@@ -165,13 +164,13 @@ def run_ablation(
     )
 
 
-def measure_case(case: Case, place: Place, *, tried: int) -> list[Line]:
+def measure_case(case: Case, place: Place, *, tried: int, note: Callable[[str], None]) -> list[Line]:
     """One interleaved run with the tuned kernel and every other one of all the case's techniques."""
     problem, own = case.entry.problem, case.schedule
     others = {t.name: without(t, own, problem, place.facts, count=tried) for t in case.techniques}
     schedules = {OWN: own} | {s.key: s for found in others.values() for s in found}
     try:
-        contest = hold(problem, case.entry.cache, schedules, place)
+        contest = hold(problem, case.entry.cache, schedules, place, note=note)
     except DeviceLostError:
         raise
     except NormgenError as error:

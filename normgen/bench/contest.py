@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from normgen.bench.entry import CHECKED_ELEMENTS, reason_of
-from normgen.cuda.cache import CubinCache
-from normgen.cuda.compiler import compile_module
+from normgen.bench.entrant import compiled, race_bench
 from normgen.device import Device
-from normgen.errors import NormgenError
-from normgen.measure import timing
-from normgen.measure.gpu import GpuBench
-from normgen.measure.protocol import DeviceLostError, roof_name
-from normgen.measure.replays import CONTEST_REPLAY_US
-from normgen.pipeline import emit
+from normgen.files.private import to_stderr
+from normgen.measure import judge
+from normgen.measure.isolation.process import Post
+from normgen.measure.judge import Judge
+from normgen.measure.protocol import roof_name
 from normgen.problem.problem import Problem
 from normgen.records import statistics
 from normgen.records.record import Cache
@@ -54,50 +51,31 @@ class Contest:
         return min(self.roofs_us.values(), default=None)
 
 
-def hold(problem: Problem, cache: Cache, schedules: Mapping[str, Schedule], place: Place) -> Contest:
+def hold(
+    problem: Problem,
+    cache: Cache,
+    schedules: Mapping[str, Schedule],
+    place: Place,
+    *,
+    note: Callable[[str], None] = to_stderr,
+) -> Contest:
     """Time every schedule that is right. Names with equal schedules share one kernel and its samples.
 
-    Raises DeviceLostError when nothing can be measured any more.
+    note   is told of lost workers
+    Raises RefusedError when the device cannot hold the data, DeviceLostError when no worker can be kept alive.
     """
-    bench = GpuBench(
-        problem,
-        place.facts,
-        index=place.index,
-        cache=cache,
-        seed=place.seed,
-        checked_elements=CHECKED_ELEMENTS,
-        replay_us=CONTEST_REPLAY_US,
-    )
-    is_lost = False
-    try:
-        distinct = {schedule.key: schedule for schedule in schedules.values()}
-        reasons = {key: _prepare(bench, problem, schedule, place) for key, schedule in distinct.items()}
-        timed = [key for key, reason in reasons.items() if not reason]
-        series = timing.race(bench, [*timed, *bench.roofs], samples=place.samples, seed=place.seed)
-    except DeviceLostError:
-        is_lost = True  # a context that is gone refuses even to free
-        raise
-    finally:
-        if not is_lost:
-            bench.close()
+    distinct = {schedule.key: schedule for schedule in schedules.values()}
+    with Post(judge.BENCH, place.index) as post:
+        post.worker()  # gets ready while the kernels are compiled
+        drafts = {key: compiled(key, problem, schedule, place.facts.arch) for key, schedule in distinct.items()}
+        with race_bench(post, problem, place.facts, cache=cache, seed=place.seed, note=note) as bench:
+            court = Judge(bench)
+            timed = [draft for draft in drafts.values() if court.admit(draft, warm=True)]
+            series = court.race(timed, samples=place.samples, seed=place.seed)
+            roofs = bench.roofs
+    reasons = {key: draft.failed for key, draft in drafts.items()}
     return Contest(
         series={name: series[s.key] for name, s in schedules.items() if not reasons[s.key]},
-        roofs_us={roof_name(key): statistics.median(series[key]) for key in bench.roofs},
+        roofs_us={roof_name(key): statistics.median(series[key]) for key in roofs},
         failed={name: reasons[s.key] for name, s in schedules.items() if reasons[s.key]},
     )
-
-
-def _prepare(bench: GpuBench, problem: Problem, schedule: Schedule, place: Place) -> str:
-    """Compile, load, check and capture; why that failed, or an empty text."""
-    try:
-        module = emit(problem, schedule)
-        bench.load(schedule.key, module, compile_module(module, place.facts.arch, cache=CubinCache()))
-        check = bench.check(schedule.key, full=False)
-        if not check.ok:
-            return f"wrong result: {check.summary}"
-        bench.warm_up(schedule.key)
-    except DeviceLostError:
-        raise
-    except NormgenError as error:
-        return reason_of(error)
-    return ""

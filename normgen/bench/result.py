@@ -21,7 +21,7 @@ entries                   one object an entry, in the suite's order:
     note                  ours: where the schedule comes from
     schedule              ours: every knob
     overlaps              ours: its first kernel starts while the launch before it ends, which no peer's does
-    prepare_s             seconds until its first result (for torch.compile: the compilation)
+    prepare_s             ours: seconds to emit and compile; a peer's: until its first result
     ours_to_this          peers: {median, low, high} of our time over its time
   seconds                 wall time of the entry
 """
@@ -36,10 +36,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from normgen.device import Device
-from normgen.errors import UsageError
+from normgen.errors import NormgenError, UsageError
 from normgen.records.statistics import Ratio, Times
 
 SCHEMA = 1
+REASON_LENGTH = 400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,3 +210,16 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(v) for v in value]
     return value
+
+
+def reason_of(error: BaseException) -> str:
+    """Why something failed, in one line: our own errors as they are, a library's with its class."""
+    if isinstance(error, NormgenError):
+        return one_line(str(error))
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:REASON_LENGTH]
+
+
+def one_line(text: str) -> str:
+    """The rule and what was received of the text of an error of ours."""
+    return text.partition("\n  hint: ")[0].replace("\n  received: ", ": ")[:REASON_LENGTH]

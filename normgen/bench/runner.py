@@ -10,14 +10,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from normgen.bench import entry as entries
 from normgen.bench import peers as peer_modules
-from normgen.bench.entry import Setting, failed_entry, measure_entry, reason_of
-from normgen.bench.peers import NotOfferedError, Options, Peer
-from normgen.bench.result import EntryResult, Results, opening
+from normgen.bench.entry import Setting, failed_entry, measure_entry
+from normgen.bench.peers import Options
+from normgen.bench.result import EntryResult, Results, opening, reason_of
 from normgen.bench.table import ratio_text
 from normgen.cuda.driver import find_gpu
 from normgen.device import Device
 from normgen.errors import NormgenError, NothingValidError, UsageError
+from normgen.measure.isolation.process import Post
 from normgen.measure.protocol import DeviceLostError
 from normgen.records.winners import Lookup, adopt, lookup, read_whole, record_folders
 from normgen.schedule.default import default_schedule
@@ -28,6 +30,7 @@ from normgen.tuning.progress import Progress, Silent
 from normgen.tuning.tuner import environment, tune
 
 INTERRUPTED, DEVICE_LOST, TIME_LIMIT = "interrupted", "device lost", "time limit reached"
+IMPORT_S = 300.0  # a peer may take this long to import, the start of its process included
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,14 +77,20 @@ def run_suite(
     found = find_gpu(device)
     assert found is not None, "a GPU that is asked for by number is found or an error"
     index, facts = found
-    chosen, versions = open_peers(wish.peers, progress)
-    setting = Setting(
-        facts=facts, index=index, peers=chosen, options=wish.options, samples=wish.samples, seed=wish.seed
-    )
-    state = _State(suite, wish, facts, {**environment(measured=True), **versions}, on_results)
-    if before is not None:
-        state.go_on(before)
-    with record_places(wish.records, facts) as folders:
+    with Post(entries.BENCH, index) as post, record_places(wish.records, facts) as folders:
+        chosen, versions = open_peers(wish.peers, progress, post)
+        setting = Setting(
+            facts=facts,
+            post=post,
+            peers=chosen,
+            options=wish.options,
+            samples=wish.samples,
+            seed=wish.seed,
+            note=progress.note,
+        )
+        state = _State(suite, wish, facts, {**environment(measured=True), **versions}, on_results)
+        if before is not None:
+            state.go_on(before)
         try:
             for number, entry in enumerate(suite.entries, start=1):
                 if state.has(entry):
@@ -152,9 +161,9 @@ def question(results: Results) -> dict[str, Any]:
     return {"suite": found["suite"], "device": found["device"], "versions": found["versions"], "options": options}
 
 
-def _one(entry: Entry, setting: Any, wish: Wish, folders: Sequence[Path], progress: Progress) -> EntryResult:
+def _one(entry: Entry, setting: Setting, wish: Wish, folders: Sequence[Path], progress: Progress) -> EntryResult:
     try:
-        schedule, note = schedule_for(entry, setting.facts, setting.index, wish, folders, progress)
+        schedule, note = schedule_for(entry, setting.facts, setting.post.index, wish, folders, progress)
         return measure_entry(entry, schedule, note, setting)
     except DeviceLostError:
         raise
@@ -162,10 +171,13 @@ def _one(entry: Entry, setting: Any, wish: Wish, folders: Sequence[Path], progre
         return failed_entry(entry, reason_of(error), tuple(setting.peers))
 
 
-def open_peers(names: tuple[str, ...] | None, progress: Progress) -> tuple[dict[str, Peer | str], dict[str, str]]:
-    """Each peer's module, or why it cannot be used; and the versions to name. None: the installed ones."""
+def open_peers(names: tuple[str, ...] | None, progress: Progress, post: Post) -> tuple[dict[str, str], dict[str, str]]:
+    """Why each peer cannot be used, empty where it can; and the versions to name. None: the installed ones.
+
+    They are imported where they will run, in the post's worker: an import may take its process down.
+    """
     asked = peer_modules.NAMES if names is None else peer_modules.check_names(names)
-    chosen: dict[str, Peer | str] = {}
+    chosen: dict[str, str] = {}
     versions: dict[str, str] = {}
     for name in asked:
         missing = peer_modules.missing_packages(name)
@@ -173,11 +185,11 @@ def open_peers(names: tuple[str, ...] | None, progress: Progress) -> tuple[dict[
             progress.note(f"peer {name}: not installed ({', '.join(missing)})")
             continue
         try:
-            peer = peer_modules.load_peer(name)
-            versions |= peer.versions()
-            chosen[name] = peer
-        except NotOfferedError as error:
-            chosen[name] = f"{error.rule}: {error.received}"
+            peer_modules.require_packages(name)
+            versions |= post.ask("versions", name, limit_s=IMPORT_S)
+            chosen[name] = ""
+        except NormgenError as error:
+            chosen[name] = reason_of(error)
             progress.note(f"peer {name}: {chosen[name]}")
     return chosen, versions
 

@@ -25,8 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from normgen.bench.contest import Contest, Place, hold
-from normgen.bench.entry import reason_of
-from normgen.bench.result import Run
+from normgen.bench.result import Run, reason_of
 from normgen.bench.walk import walk
 from normgen.errors import NormgenError, NothingValidError, UsageError
 from normgen.measure.protocol import DeviceLostError
@@ -170,7 +169,7 @@ def _measure(
     found = Contest(series={}, roofs_us={}, failed={})
     try:
         schedules["tuned"] = _tuned(entry, place, progress, budget_s=budget_s, trials=trials)
-        found = hold(entry.problem, entry.cache, schedules, place)
+        found = hold(entry.problem, entry.cache, schedules, place, note=progress.note)
     except DeviceLostError:
         raise
     except NormgenError as error:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from normgen.codegen import prelude
 from normgen.codegen.kernel import KernelText
 from normgen.codegen.module import Kernel, Launch, Module
-from normgen.codegen.prelude import SHUFFLED, Vectors, tidy
+from normgen.codegen.prelude import Vectors, tidy
 from normgen.codegen.spelling import Spelling, marked, unmarked
 from normgen.codegen.view import State
 from normgen.problem.problem import Problem
@@ -40,7 +40,7 @@ class Parts:
 
     def module(self) -> Module:
         includes = "".join(f"#include <{h}>\n" for h in self.headers)
-        shuffles = self.method in SHUFFLED
+        shuffles = prelude.shuffles(self.method)
         reduce = prelude.states_text(self.states, shuffles=shuffles) + "\n" + prelude.trees_text([self.method])
         text = tidy("\n".join([includes, self.vectors.text(), reduce if self.states else "", self.kernels_text]))
         return Module(

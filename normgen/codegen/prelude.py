@@ -20,17 +20,23 @@ STORE_BUILTINS = {
 }
 # The trees that exchange states by shuffles.
 SHUFFLED = ("lanes", "block_shuffle", "block_shuffle_rows", "cluster", "cluster_rows")
+UNEVEN = "uneven_"  # before the name of a tree over a number of states that is no power of two
 POLICIES = ("evict_first", "evict_last")  # L2 eviction priorities; they need createpolicy (sm_80)
 
 
 @dataclass(frozen=True)
 class Word:
-    """One PTX access width: its C type, PTX suffix and register operands."""
+    """One PTX access width: its C type, PTX suffix and register operands.
 
+    A byte has no register of its own: its `carrier` type has.
+    """
+
+    bytes: int
     type: str
     suffix: str
     constraint: str
     fields: tuple[str, ...]
+    carrier: str = ""
 
     @property
     def count(self) -> int:
@@ -50,10 +56,11 @@ class Word:
 
 
 WORDS = (
-    Word("unsigned short", ".u16", "h", ("",)),
-    Word("unsigned", ".u32", "r", ("",)),
-    Word("uint2", ".v2.u32", "r", (".x", ".y")),
-    Word("uint4", ".v4.u32", "r", (".x", ".y", ".z", ".w")),
+    Word(1, "unsigned char", ".u8", "h", ("",), "unsigned short"),
+    Word(2, "unsigned short", ".u16", "h", ("",)),
+    Word(4, "unsigned", ".u32", "r", ("",)),
+    Word(8, "uint2", ".v2.u32", "r", (".x", ".y")),
+    Word(16, "uint4", ".v4.u32", "r", (".x", ".y", ".z", ".w")),
 )
 
 
@@ -94,7 +101,7 @@ def instructions(
             load_builtins=LOAD_BUILTINS,
             store_builtins=STORE_BUILTINS,
             policies=POLICIES,
-            words=WORDS,
+            words=[word for word in WORDS if word.bytes >= min(2, *(DTYPES[name].bytes for name in dtypes))],
         )
     )
 
@@ -139,12 +146,14 @@ class Vectors:
         return Vectors(**{name: both(name) for name in self.__dataclass_fields__})
 
     def text(self) -> str:
+        stored = [d for d in DTYPES.values() if d.ctype in self.ctypes]
         return (
             environment()
             .get_template("vectors.cu.j2")
             .render(
                 ctypes=self.ctypes,
-                halves=[d for d in DTYPES.values() if d.bytes == 2 and d.ctype in self.ctypes],
+                narrow=[d for d in stored if d.bytes < 4],
+                smallest=min(d.bytes for d in stored),
                 reads=self.reads,
                 writes=self.writes,
                 slot_copies=self.slot_copies,
@@ -161,7 +170,22 @@ def states_text(states: Sequence[State], *, shuffles: bool) -> str:
 
 def trees_text(methods: Iterable[str]) -> str:
     """The trees that combine the states of the threads of a row; they find `combine` by the state's type."""
-    return environment().get_template("reduce.cu.j2").render(methods=frozenset(methods))
+    found = frozenset(methods)
+    return (
+        environment()
+        .get_template("reduce.cu.j2")
+        .render(
+            methods=found,
+            shuffles=any(map(shuffles, found)),
+            cooperative=any("cooperative" in method for method in found),
+            even_part=any(method.startswith(UNEVEN) and method != f"{UNEVEN}tree" for method in found),
+        )
+    )
+
+
+def shuffles(method: str) -> bool:
+    """Whether a tree exchanges states by shuffles."""
+    return method.removeprefix(UNEVEN) in SHUFFLED
 
 
 def tidy(text: str) -> str:

@@ -14,6 +14,7 @@ from normgen.cpu.compiler import (
     SHIM,
     Compiler,
     compile_file,
+    report_unfilled,
     require_compiler,
     runtime_library,
     shim_digest,
@@ -42,6 +43,7 @@ def build_many(
     Raises CompileError for the first module that does not compile.
     """
     chosen = compiler or require_compiler()
+    report_unfilled(chosen)
     runtime = runtime_library(chosen)
     keys = [_key(module, chosen) for module in modules]
     missing = {key: module for key, module in zip(keys, modules, strict=True) if find_object(key, load_unit) is None}

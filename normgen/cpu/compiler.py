@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,6 +38,11 @@ _KERNEL_FLAGS = (
     # The same instrumentation a sanitizer uses, answered by our own runtime: every access calls it first.
     "-fsanitize=thread,alignment,bounds",
 )
+# Every byte of an uninitialised variable is 0xFE (g++) or 0xFF or 0xAA (clang++), not the 0 that a fresh stack holds.
+# 0xFEFE is NaN in float16; as float or bfloat16 it is -1.7e38, which spoils every sum, but not a maximum.
+_FILL_FLAG = "-ftrivial-auto-var-init=pattern"
+_GCC_FILL_FLAG = "-fno-tree-fre"  # value numbering takes a variable that one branch sets to be set on all paths
+_FILL_SINCE = {"g++": 12, "clang++": 8}  # major versions that have the flag
 _GCC_FLAGS = ("--param=tsan-instrument-func-entry-exit=0",)
 _CLANG_FLAGS = ("-mllvm", "-tsan-instrument-func-entry-exit=0", "-fno-sanitize=local-bounds")
 _RUNTIME_FLAGS = ("-std=c++17", "-O2", "-g1", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-exceptions")
@@ -54,13 +60,23 @@ class Compiler:
         return "clang" in self.version.lower()
 
     @property
-    def kernel_flags(self) -> tuple[str, ...]:
-        return (*_KERNEL_FLAGS, *(_CLANG_FLAGS if self.is_clang else self._gcc_flags))
+    def _major(self) -> int:
+        found = re.search(r"(\d+)\.\d+\.\d+", self.version)
+        return int(found[1]) if found else 0
 
     @property
-    def _gcc_flags(self) -> tuple[str, ...]:
-        found = re.search(r"(\d+)\.\d+\.\d+", self.version)
-        return _GCC_FLAGS if found and int(found[1]) >= 12 else ()  # older: the hooks are empty functions
+    def fills_variables(self) -> bool:
+        """Whether kernels see a pattern in variables that they have not initialised."""
+        return self._major >= _FILL_SINCE["clang++" if self.is_clang else "g++"]
+
+    @property
+    def kernel_flags(self) -> tuple[str, ...]:
+        fill = (_FILL_FLAG,) if self.fills_variables else ()
+        if self.is_clang:
+            return (*_KERNEL_FLAGS, *_CLANG_FLAGS, *fill)
+        if self._major < 12:  # the hooks of functions' entries and exits are empty functions
+            return _KERNEL_FLAGS
+        return (*_KERNEL_FLAGS, *_GCC_FLAGS, *fill, _GCC_FILL_FLAG)
 
     def __str__(self) -> str:
         return f"{' '.join(self.command)} ({self.version})"
@@ -100,6 +116,18 @@ def require_compiler() -> Compiler:
             hint="install g++ (Debian, Ubuntu: apt install g++) or point $CXX at a compiler",
         )
     return found
+
+
+@functools.cache
+def report_unfilled(compiler: Compiler) -> None:
+    """Say once, on stderr, what a check with this compiler cannot see."""
+    if not compiler.fills_variables:
+        enough = " or ".join(f"{name} {major}" for name, major in _FILL_SINCE.items())
+        print(
+            f"{compiler.version} cannot fill uninitialised variables with a pattern: a kernel that reads one may pass "
+            f"the check on the CPU; {enough} can",
+            file=sys.stderr,
+        )
 
 
 @functools.cache

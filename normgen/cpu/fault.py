@@ -22,6 +22,9 @@ class FaultKind(StrEnum):
     TIMEOUT = "timeout"
     OUT_OF_BOUNDS_SHARED = "out_of_bounds_shared"
     TOO_EARLY = "too_early"
+    MBARRIER = "mbarrier"  # used with no barrier since its initialisation, or initialised while in use
+    MISSING_FENCE = "missing_fence"
+    GLOBAL_RACE = "global_race"  # of two blocks of a launch, or of two writes by threads of a block
 
 
 _KINDS = tuple(FaultKind)  # in the order of the runtime's enum
@@ -83,13 +86,15 @@ def make_faults(
             _group(group.wait, group.threads, _text_line(frames.get(group.pc, ()), text_file))
             for group in record.groups[: record.group_count]
         )
+        earlier = _text_line(frames.get(record.earlier_pc, ()), text_file)
+        notes = ([f"the earlier access is at line {earlier}"] if earlier else []) + ([groups] if groups else [])
         message = record.message.decode(errors="replace")
         fault = Fault(
             kind=_kind(record.kind, module.text, line_text),
             kernel=kernel,
             line=line,
             line_text=line_text,
-            message=f"{message} ({groups})" if groups else message,
+            message=f"{message} ({'; '.join(notes)})" if notes else message,
             called_from=tuple(text_lines[1:]),
             block=record.block,
             thread=record.thread,
@@ -100,7 +105,7 @@ def make_faults(
 
 def _pcs(record: FaultRecord) -> list[int]:
     groups = [group.pc for group in record.groups[: record.group_count]]
-    return [pc for pc in (record.pc, record.other_pc, *groups) if pc]
+    return [pc for pc in (record.pc, record.other_pc, record.earlier_pc, *groups) if pc]
 
 
 def _places(chain: Sequence[Frame]) -> list[tuple[str, int]]:

@@ -21,6 +21,7 @@ class Region(ctypes.Structure):
         ("pitch_bytes", ctypes.c_int64),
         ("writable", ctypes.c_int64),
         ("stable", ctypes.c_int64),
+        ("cell_bytes", ctypes.c_int64),
         ("name", ctypes.c_char_p),
     )
 
@@ -41,6 +42,7 @@ class FaultRecord(ctypes.Structure):
         ("group_count", ctypes.c_int),
         ("pc", ctypes.c_uint64),
         ("other_pc", ctypes.c_uint64),
+        ("earlier_pc", ctypes.c_uint64),
         ("groups", WaitGroup * 6),
         ("message", ctypes.c_char * 256),
     )

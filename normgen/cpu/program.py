@@ -20,6 +20,7 @@ from normgen.cpu.unit import text_name
 from normgen.errors import UsageError
 
 _WORKSPACE = "the workspace"  # no tensor has a space in its name
+_WORKSPACE_CELL_BYTES = 4  # it holds float32 sums and 32-bit counters
 _CTYPES: dict[str, Any] = {
     "float": ctypes.c_float,
     "double": ctypes.c_double,
@@ -229,6 +230,7 @@ def _regions(kernel: Kernel, placed: Mapping[str, Placed]) -> Any:
                 pitch_bytes=placed[key].pitch_bytes,
                 writable=int(key in written),
                 stable=int(key in stable),
+                cell_bytes=_WORKSPACE_CELL_BYTES if key == _WORKSPACE else placed[key].original.itemsize,
                 name=key.encode(),
             )
             for key in keys

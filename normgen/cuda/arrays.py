@@ -13,7 +13,7 @@ import numpy as np
 
 from normgen.cuda import dlpack
 from normgen.cuda.dlpack import contiguous_strides
-from normgen.cuda.driver import OnDevice, check, driver
+from normgen.cuda.driver import OnDevice, check, driver, synchronize
 from normgen.cuda.memory import DeviceBuffer
 from normgen.cuda.stream import Event
 from normgen.dtypes import DTYPES, DType
@@ -186,8 +186,7 @@ class DeviceArray:
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """A copy on the host, after everything queued on the device so far."""
-        with OnDevice(self.device):
-            check(driver().cuCtxSynchronize(), "finish the device's work")
+        synchronize(self.device)
         self._written = None
         return self.buffer.read(self.shape, self.dtype)
 

@@ -136,6 +136,12 @@ def use_device(index: int) -> None:
     check(driver().cuCtxSetCurrent(context_of(index)), "make the device's context current")
 
 
+def synchronize(index: int) -> None:
+    """Wait for everything queued on a device; a kernel's fault is raised here."""
+    with OnDevice(index):
+        check(driver().cuCtxSynchronize(), "finish all work of the device")
+
+
 class OnDevice:
     """Make a device's context current inside a `with`; the thread's own context is back afterwards.
 

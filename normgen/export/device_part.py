@@ -50,7 +50,7 @@ class Family:
     members: list[Compiled] = field(default_factory=list)
 
     def text(self) -> str:
-        shuffles = any(m.parts.method in prelude.SHUFFLED for m in self.members)
+        shuffles = any(prelude.shuffles(m.parts.method) for m in self.members)
         states = prelude.states_text(self.states, shuffles=shuffles) if self.states else ""
         kernels = [m.parts.kernels_text.replace('extern "C" __global__', "NORMGEN_KERNEL") for m in self.members]
         return "\n\n".join([states, *kernels])

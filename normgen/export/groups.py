@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from normgen.device import Device, device_from
-from normgen.dtypes import F32
 from normgen.errors import UsageError
 from normgen.files.names import Part, name_part
-from normgen.problem.problem import Problem
-from normgen.problem.question import PLAIN_ALIGN, PROMISES, Direction
+from normgen.problem.problem import Problem, said_dtypes
+from normgen.problem.question import PLAIN_ALIGN, Direction
 from normgen.program.source import problem_for
 from normgen.records.questions import problem_of
 from normgen.records.record import Cache, ProblemKey, Record
@@ -103,9 +102,6 @@ def header_problem(record: Record, spec: Spec) -> Problem:
     return problem_of(record.problem, spec)
 
 
-_GIVEN = (Role.PARAMETER, Role.INPUT)
-
-
 def groups_of(records: Iterable[Record], spec_of: SpecOf) -> list[Group]:
     """One group per operation, direction, dtypes and arch, in the order of their file names."""
     by_name: dict[tuple[str, int], list[Entry]] = {}
@@ -113,7 +109,7 @@ def groups_of(records: Iterable[Record], spec_of: SpecOf) -> list[Group]:
     for record in records:
         entry = Entry(record=record, problem=header_problem(record, spec_of(record)))
         base = _base(entry.problem)
-        slot = (_name(base), entry.device.arch)
+        slot = (base.question.header_stem(said_dtypes(base.spec, base.question)), entry.device.arch)
         if bases.setdefault(slot, base).tensors != base.tensors:
             raise UsageError("one header stores each tensor in one dtype", received=str(record.problem.dtypes))
         by_name.setdefault(slot, []).append(entry)
@@ -134,7 +130,7 @@ def _group(slot: tuple[str, int], base: Problem, entries: list[Entry]) -> Group:
         t.name
         for t in base.spec.tensors
         if t.optional
-        and t.role in _GIVEN
+        and not t.role.is_written
         and t.name in dict(base.question.dtypes)
         and t.name not in (base.gradients or ())
     )
@@ -153,16 +149,3 @@ def _base(problem: Problem) -> Problem:
     without = tuple(n for n in problem.absent if backward and problem.spec.tensor(n).role is Role.STATISTIC)
     plain = replace(problem.question, without=without, pitch=problem.cols, align=PLAIN_ALIGN)
     return replace(problem_for(problem.spec, **plain.arguments()), rows=1, cols=1, pitch=1)
-
-
-def _name(base: Problem) -> str:
-    """layernorm_fwd_bf16, with whatever makes another signature named after it: _weight_f32, _accumulate."""
-    plain = replace(base.question, dtypes=(), accumulate=False, deterministic=False, stable_parameters=False)
-    default = problem_for(base.spec, **plain.arguments())
-    usual = {t.name: t.dtype for t in default.tensors}
-    others = {t.name: t.dtype for t in base.tensors if usual.get(t.name, F32) != t.dtype}
-    pairs = {t.name: t.of for t in base.tensors}  # a gradient is stored like its tensor: name the pair once
-    others = {n: d for n, d in others.items() if pairs[n] not in others}
-    parts = [base.name, *(f"{n}_{d.name}" for n, d in others.items()), *(f"without_{n}" for n in base.absent)]
-    parts += ["only", *(f"d{name}" for name in base.gradients)] if base.gradients else []
-    return "_".join([*parts, *(name for name in PROMISES if getattr(base, name))])

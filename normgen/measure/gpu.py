@@ -144,11 +144,6 @@ class GpuBench:
         if loaded.workspace is not None:
             loaded.workspace.close()
 
-    def add(self, key: str, capture: Callable[[int], Graph], *, rough_us: float) -> None:
-        """Replay other work on the same sets: `capture(n)` is a graph of n launches, launch i on set i % plan.sets."""
-        with _watching():
-            self._replays[key] = self._sized(capture, self.plan, rough_us)
-
     def tensors(self, number: int) -> dict[str, int]:
         """Where each tensor's first element lies in set `number`."""
         base = self._sets[number].pointer

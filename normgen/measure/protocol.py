@@ -1,6 +1,6 @@
-"""What a campaign asks of a device, and how a device says that a kernel is to blame.
+"""What `judge` asks of a device, and how a device says that a kernel is to blame.
 
-`gpu_bench.GpuBench` does it on a GPU; `isolated.WorkerBench` does it in another process that owns such a bench.
+`gpu.GpuBench` does it on a GPU; `isolation.bench.WorkerBench` does it in another process that owns such a bench.
 This file imports nothing heavy: a worker process is to be ready soon.
 """
 

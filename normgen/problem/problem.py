@@ -13,7 +13,7 @@ from normgen.dtypes import F32, DType
 from normgen.dtypes import dtype as dtype_named
 from normgen.errors import SpecError, UsageError, did_you_mean
 from normgen.problem.question import Direction, Question
-from normgen.spec.spec import Kind, Role, Spec, Tensor
+from normgen.spec.spec import READ, Kind, Role, Spec, Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ class Problem:
         """Backward: the tensors whose gradients are written, where not all of them are; else None."""
         if self.direction is not Direction.BACKWARD:
             return None
-        sources = [t.name for t in _by_role(self.spec.tensors, Role.INPUT, Role.PARAMETER) if t.name not in self.absent]
+        sources = [t.name for t in _by_role(self.spec.tensors, *READ) if t.name not in self.absent]
         differentiated = {t.of for t in self.tensors if t.is_written}
         written = tuple(name for name in sources if name in differentiated)
         return written if len(written) < len(sources) else None
@@ -343,7 +343,7 @@ def _by_role(tensors: Iterable[Tensor], *roles: Role) -> list[Tensor]:
 
 def _forward_tensors(here: list[Tensor], stored: Mapping[str, DType]) -> tuple[TensorUse, ...]:
     written = _by_role(here, Role.OUTPUT, Role.STATISTIC)
-    read = _by_role(here, Role.INPUT, Role.PARAMETER)
+    read = _by_role(here, *READ)
     return (*_uses(written, stored, is_written=True), *_uses(read, stored, is_written=False))
 
 
@@ -355,7 +355,7 @@ def _backward_tensors(
     gradients: Collection[str] | None,
 ) -> tuple[TensorUse, ...]:
     """dx, dweight, ... written; dy, then the forward's tensors read. A gradient is stored like its tensor."""
-    sources = _by_role(here, Role.INPUT, Role.PARAMETER)
+    sources = _by_role(here, *READ)
     wrt = [t for t in sources if gradients is None or t.name in gradients]
     outputs = _by_role(here, Role.OUTPUT)
     if not wrt:
@@ -370,7 +370,7 @@ def _backward_tensors(
     for name in set(reads or ()) - {t.name for t in here}:
         raise UsageError("a tensor cannot be both read and absent", received=name)
     wanted = {t.name for t in sources} | set(spec.saved) if reads is None else set(reads)
-    forward = _by_role(here, Role.OUTPUT, Role.INPUT, Role.PARAMETER, Role.STATISTIC)
+    forward = _by_role(here, Role.OUTPUT, *READ, Role.STATISTIC)
     return (
         *(gradient(t, True) for t in wrt),
         *(gradient(t, False) for t in outputs),

@@ -99,6 +99,16 @@ class Question:
         words += ["--pitch", str(self.pitch)] if self.pitch != self.cols else []
         return words + (["--align", str(self.align)] if self.align != PLAIN_ALIGN else [])
 
+    def header_stem(self, said: Mapping[str, str]) -> str:
+        """layernorm_fwd_bf16: a header's file and function, named after whatever makes another signature as well.
+
+        said  the dtypes that must be named: `said_dtypes`
+        """
+        words = [self.op, self.direction.short, self.dtype, *(f"{name}_{dtype}" for name, dtype in said.items())]
+        words += [f"without_{name}" for name in self.without]
+        words += ["only", *(f"d{name}" for name in self.gradients)] if self.gradients else []
+        return "_".join([*words, *(name for name in PROMISES if getattr(self, name))])
+
     @property
     def file_stem(self) -> str:
         """layernorm_fwd_bf16_8192x768: how files about the question begin."""

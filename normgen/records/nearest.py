@@ -141,11 +141,17 @@ def _variants(own: Schedule, ratio: float) -> Iterator[Schedule]:
 def _grids(own: Schedule, ratio: float) -> list[dict[str, int]]:
     """Threads a row in proportion to cols, first beside as many rows, then in a block of the same size; then as is."""
     factor = 2.0 ** round(math.log2(ratio))
-    threads = int(min(max(own.threads_per_row * factor, 1), KNOBS["threads_per_row"].values[-1]))
-    rows = int(min(max(own.threads / threads, 1), KNOBS["rows_per_block"].values[-1]))
+    threads = _at_most("threads_per_row", own.threads_per_row * factor)
+    rows = _at_most("rows_per_block", own.threads / threads)
     kept = {"threads_per_row": own.threads_per_row, "rows_per_block": own.rows_per_block}
     scaled = {**kept, "threads_per_row": threads}
     return [scaled, {"threads_per_row": threads, "rows_per_block": rows}, kept]
+
+
+def _at_most(knob: str, wanted: float) -> int:
+    """The largest value of a knob up to the wanted one, else its smallest."""
+    values: tuple[int, ...] = KNOBS[knob].values
+    return max((v for v in values if v <= wanted), default=values[0])
 
 
 def _octaves(a: int, b: int) -> float:

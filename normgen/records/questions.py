@@ -7,7 +7,7 @@ from normgen.problem.problem import Problem, first_dtype
 from normgen.problem.question import Direction, Question
 from normgen.program.source import problem_for
 from normgen.records.record import ProblemKey
-from normgen.spec.spec import Role, Spec
+from normgen.spec.spec import Spec
 
 
 def question_of(key: ProblemKey, spec: Spec) -> Question:
@@ -16,7 +16,7 @@ def question_of(key: ProblemKey, spec: Spec) -> Question:
     backward = key.direction == Direction.BACKWARD
     names = {t.name: n for t in spec.tensors for n in (f"d{t.name}", t.name) if n in stored}
     dtypes = {name: stored[n] for name, n in names.items()}
-    given = [t.name for t in spec.tensors if t.role in (Role.PARAMETER, Role.INPUT)]
+    given = [t.name for t in spec.tensors if not t.role.is_written]
     kept = {*(spec.saved if backward else ()), *(t.name for t in spec.statistics), *given}
     without = tuple(sorted(t.name for t in spec.tensors if t.optional and t.name in kept and t.name not in names))
     asked_by = tuple(name for name in given if f"d{name}" in stored)

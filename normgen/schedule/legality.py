@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from normgen.device import Device
 from normgen.problem.problem import Problem, TensorUse
-from normgen.schedule.knobs import Columns, Copy, DependentLaunch, Edges, Hold, Load, Params, ReduceWith
+from normgen.schedule.knobs import KNOBS, Columns, Copy, DependentLaunch, Edges, Hold, Load, Params, ReduceWith
 from normgen.schedule.plan import (
     held_bytes_per_thread,
     held_register_limit,
@@ -216,7 +216,7 @@ def _copy(problem: Problem, s: Schedule, device: Device) -> str | None:
 
 def _asynchronous(problem: Problem, s: Schedule, device: Device) -> str | None:
     """Rules of copy = cp_async and bulk."""
-    needed = {"cp_async": 80, "bulk": 90}[s.copy]
+    needed = KNOBS["copy"].least_arch.get(s.copy, 0)
     if device.arch < needed:
         return f"copy = {s.copy} needs sm_{needed}"
     if s.hold is Hold.RELOAD:
@@ -302,7 +302,7 @@ def _launch_bound(_: Problem, s: Schedule, device: Device) -> str | None:
 def hints(_: Problem, s: Schedule, device: Device) -> str | None:
     if device.arch < 80 and {s.load, s.store} & {"evict_first", "evict_last"}:
         return "L2 eviction priorities need sm_80"
-    if s.copy is Copy.CP_ASYNC and s.hold is not Hold.HYBRID and s.load is not Load.DEFAULT:
+    if s.copy.is_by_threads and s.hold is not Hold.HYBRID and s.load is not Load.DEFAULT:
         # With a cache hint some kernels end in an illegal instruction (NVRTC 13.0, H200).
         return "cp.async carries no cache hint: load = default"
     if (

@@ -343,7 +343,16 @@ class Plan:
     def tree(self) -> str:
         """Which function of the device library combines the threads of a row."""
         waits = self.exchange in (Exchange.BLOCK, Exchange.COOPERATIVE_BLOCK)
-        return self.exchange.value + ("_rows" if waits and self.row_barriers else "")
+        return "uneven_" * self.is_uneven + self.exchange.value + ("_rows" if waits and self.row_barriers else "")
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether the states that a tree starts from are no power of two: some lanes combine one more than others."""
+        s = self.schedule
+        if self.exchange is Exchange.TREE:
+            return s.threads_per_row & (s.threads_per_row - 1) != 0
+        states = s.threads_per_row // WARP * s.row_blocks
+        return states & (states - 1) != 0 and not (s.row_blocks > 1 and states % WARP == 0)
 
     @property
     def double_slots(self) -> bool:
@@ -371,7 +380,7 @@ class Plan:
     @property
     def copies_by_threads(self) -> bool:
         """Whether each thread copies its own vectors."""
-        return self.schedule.copy is Copy.CP_ASYNC
+        return self.schedule.copy.is_by_threads
 
     @property
     def copies_ahead(self) -> bool:

@@ -77,6 +77,9 @@ class Role(StrEnum):
         return self in (Role.STATISTIC, Role.OUTPUT)
 
 
+READ = tuple(role for role in Role if not role.is_written)
+
+
 ROW_FAMILIES = (
     "normal",
     "large_mean",

@@ -20,9 +20,9 @@ from typing import Any
 from normgen.cuda.driver import find_gpu
 from normgen.device import Device
 from normgen.errors import NothingValidError, UsageError
+from normgen.files.private import to_stderr
 from normgen.measure import timing
-from normgen.measure.isolation.bench import WorkerBench
-from normgen.measure.isolation.process import Worker
+from normgen.measure.judge import Judge, bench_at
 from normgen.measure.protocol import Bench
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
@@ -31,10 +31,9 @@ from normgen.records.record import Cache
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule, schedule_from
 from normgen.studies.replay import swept_problem
-from normgen.studies.sweep import to_stderr
 from normgen.studies.sweep_file import Sweep
 from normgen.tuning.compile import Builder
-from normgen.tuning.measured import BENCH, processes
+from normgen.tuning.measured import processes
 from normgen.tuning.run import Candidate
 
 COMMAND: Sequence[str] = (sys.executable, "-m", "normgen")
@@ -126,19 +125,15 @@ def time_together(
     candidates = [Candidate(schedule=s) for s in dict.fromkeys(schedules)]
     for candidate in candidates:
         builder.begin(candidate)
-    loaded: dict[Schedule, str] = {}
+    judge, loaded = Judge(bench), dict[Schedule, str]()
     for candidate in candidates:
         builder.finish(candidate)
         twin = builder.twin_of(candidate)
         if twin is not None:  # compared with itself: one time serves both
             loaded[candidate.schedule] = twin.key
             continue
-        if candidate.module is None or candidate.cubin is None:
-            raise NothingValidError("a schedule that was measured must compile", received=candidate.reason)
-        bench.load(candidate.key, candidate.module, candidate.cubin)
-        check = bench.check(candidate.key, full=True)
-        if not check.ok:
-            raise NothingValidError("a schedule that was measured must be right", received=check.summary)
+        if not judge.admit(candidate, full=True):
+            raise NothingValidError("a schedule that was measured must compile and be right", received=candidate.reason)
         loaded[candidate.schedule] = candidate.key
     first = next(iter(loaded.values()))
     bench.warm_up(first)
@@ -194,10 +189,7 @@ def repeat_on_gpu(
 def _time_on_gpu(
     problem: Problem, facts: Device, schedules: Sequence[Schedule], *, cache: Cache, index: int
 ) -> tuple[dict[Schedule, float], float]:
-    opening = {"problem": problem, "facts": facts, "index": index, "cache": cache, "seed": 0}
-    with (
-        processes(index) as using,
-        WorkerBench(using.worker, opening=opening, restart=lambda: Worker(BENCH, index), note=to_stderr) as bench,
-    ):
+    with processes(index) as using:
+        bench = bench_at(using.post, problem, facts, cache=cache, seed=0, note=to_stderr)
         builder = Builder(problem, emit=emit, submit=lambda m: using.pool.submit(m, facts.arch))
         return time_together(bench, builder, schedules, seed=0)

@@ -9,7 +9,6 @@ is luck. What a file holds already is not measured again.
 from __future__ import annotations
 
 import random
-import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,11 +18,11 @@ from typing import Any
 from normgen.cost.model import predicted_us
 from normgen.cuda.driver import device_facts
 from normgen.device import Device
-from normgen.errors import NormgenError, NothingValidError, UsageError
+from normgen.errors import NothingValidError, UsageError
+from normgen.files.private import to_stderr
 from normgen.measure import timing
-from normgen.measure.isolation.bench import WorkerBench
-from normgen.measure.isolation.process import Worker
-from normgen.measure.protocol import Bench, DeviceLostError, KernelFaultError
+from normgen.measure.judge import Judge, bench_at
+from normgen.measure.protocol import Bench
 from normgen.measure.timing import Policy
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
@@ -35,7 +34,7 @@ from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import space, with_default
 from normgen.studies.sweep_file import Header, Point, Sweep, SweepWriter, header_of, resumed
 from normgen.tuning.compile import Builder, text_of
-from normgen.tuning.measured import BENCH, processes
+from normgen.tuning.measured import processes
 from normgen.tuning.run import Candidate
 from normgen.tuning.tuner import environment
 
@@ -96,7 +95,8 @@ class Sweeper:
         seed: int,
         tell: Callable[[Progress], None] = lambda _: None,
     ) -> None:
-        self._bench, self._make_builder, self._seed, self._tell = bench, make_builder, seed, tell
+        self._bench, self._judge = bench, Judge(bench)
+        self._make_builder, self._seed, self._tell = make_builder, seed, tell
         self._builder = make_builder()
         self._default = default
         self._baseline_us: float | None = None
@@ -108,11 +108,11 @@ class Sweeper:
 
         Raises NothingValidError when the default does not compile or is wrong: without it nothing is comparable.
         """
-        candidate = Candidate(schedule=self._default)
+        candidate = Candidate(schedule=self._default, name=REFERENCE)
         builder = self._make_builder()
         builder.begin(candidate)
         builder.finish(candidate)
-        if candidate.cubin is None or not self._admit(candidate, key=REFERENCE):
+        if not self._judge.admit(candidate):
             raise NothingValidError("the default schedule must compile and be right", received=candidate.reason)
         self._bench.warm_up(REFERENCE)
         twin = self._bench.twin(REFERENCE)
@@ -144,21 +144,24 @@ class Sweeper:
     def retime(self, points: Sequence[Point], writer: SweepWriter) -> None:
         """Time the fastest points again, longer and interleaved; their new lines replace the old ones."""
         fastest = sorted((p for p in points if p.us is not None and p.twin is None), key=lambda p: p.us or 0.0)
-        builder, chosen = self._make_builder(), list[tuple[Candidate, Point]]()
-        for point in fastest[:FINAL_POINTS]:
-            candidate = Candidate(schedule=point.schedule)
+        builder, chosen = self._make_builder(), [Candidate(schedule=p.schedule) for p in fastest[:FINAL_POINTS]]
+        for candidate in chosen:
             builder.begin(candidate)
-            chosen.append((candidate, point))
-        for candidate, _ in chosen:
+        for candidate in chosen:
             builder.finish(candidate)
-        loaded = {c.key: p for c, p in chosen if c.cubin is not None and self._admit(c)}
-        series = timing.race(self._bench, [REFERENCE, *loaded], samples=FINAL_SAMPLES, seed=self._seed)
+        good = [c for c in chosen if self._judge.admit(c)]
+        series = self._judge.rerun(
+            good,
+            lambda keys: timing.race(self._bench, [REFERENCE, *keys], samples=FINAL_SAMPLES, seed=self._seed),
+        )
         drift = statistics.median(series[REFERENCE]) / (self._baseline_us or statistics.median(series[REFERENCE]))
-        us = {p.schedule: statistics.median(series[key]) / drift for key, p in loaded.items()}
+        us = {c.schedule: statistics.median(series[c.key]) / drift for c in good}
         of_twins = {p.schedule: us[p.twin] for p in points if p.twin in us}
         writer.append([replace(p, us=(us | of_twins)[p.schedule]) for p in points if p.schedule in us | of_twins])
-        for key in loaded:
-            self._bench.unload(key)
+        failed = {c.schedule: c.outcome for c in chosen if c.outcome is not None}
+        out = [(p, failed.get(p.twin or p.schedule)) for p in points]
+        writer.append([replace(p, us=None, outcome=outcome) for p, outcome in out if outcome is not None])
+        self._judge.forget(c.key for c in good)
 
     def _begin(self, schedule: Schedule) -> Candidate:
         candidate = Candidate(schedule=schedule)
@@ -169,71 +172,37 @@ class Sweeper:
         for candidate in batch:
             self._builder.finish(candidate)
         ready = [c for c in batch if c.cubin is not None and self._builder.twin_of(c) is None]
-        good = [c for c in ready if self._admit(c)]
+        good = [c for c in ready if self._judge.admit(c)]
         times = self._screen(good)
         for candidate in good:
             candidate.times_us, candidate.outcome = times[candidate.key], Outcome.OK
-            self._bench.unload(candidate.key)
+        self._judge.forget(c.key for c in good)
         self._batches += 1
         for candidate in batch:
             self._share(candidate)
 
     def _screen(self, good: list[Candidate]) -> Mapping[str, Times]:
         """Times of a batch; a kernel that faults is taken out of it, and the others are timed again."""
-        while good:
-            try:
-                return timing.screen(
-                    self._bench,
-                    [c.key for c in good],
-                    reference=REFERENCE,
-                    baseline_us=self._baseline_us,
-                    policy=POLICY,
-                    seed=self._seed + self._batches,
-                ).times
-            except KernelFaultError as fault:
-                faulty = next((c for c in good if c.key == fault.key), None)
-                if faulty is None:
-                    raise DeviceLostError("the reference must stay usable", received=str(fault)) from fault
-                faulty.fail(fault.outcome, str(fault))
-                good.remove(faulty)
-                self._bench.unload(faulty.key)
-        return {}
+
+        def run(keys: list[str]) -> Mapping[str, Times]:
+            if not keys:
+                return {}
+            return timing.screen(
+                self._bench,
+                keys,
+                reference=REFERENCE,
+                baseline_us=self._baseline_us,
+                policy=POLICY,
+                seed=self._seed + self._batches,
+            ).times
+
+        return self._judge.rerun(good, run)
 
     def _share(self, candidate: Candidate) -> None:
         """A candidate with another's machine code shares its fate."""
         twin = self._builder.twin_of(candidate)
         if twin is not None:
             candidate.outcome, candidate.times_us, candidate.reason = twin.outcome, twin.times_us, twin.reason
-
-    def _admit(self, candidate: Candidate, *, key: str = "") -> bool:
-        """Load and check; what fails is unloaded and says why."""
-        assert candidate.module is not None
-        key = key or candidate.key
-        try:
-            self._bench.load(key, candidate.module, candidate.cubin)
-        except KernelFaultError as fault:
-            candidate.fail(fault.outcome, str(fault))
-            return False
-        except NormgenError as error:
-            candidate.fail(Outcome.LAUNCH_ERROR, str(error))
-            return False
-        try:
-            check = self._bench.check(key, full=False)
-        except KernelFaultError as fault:
-            candidate.fail(fault.outcome, str(fault))
-            self._bench.unload(key)
-            return False
-        except DeviceLostError as error:
-            candidate.fail(Outcome.LAUNCH_ERROR, str(error))
-            raise
-        except NormgenError as error:
-            candidate.fail(Outcome.LAUNCH_ERROR, str(error))
-            self._bench.unload(key)
-            return False
-        if not check.ok:
-            candidate.fail(Outcome.WRONG_RESULT, check.summary)
-            self._bench.unload(key)
-        return check.ok
 
     def _settle(self, candidate: Candidate) -> Point:
         """The candidate's point; its module and cubin are let go, thousands of them would fill the memory."""
@@ -312,10 +281,6 @@ def called_fastest(
     return sorted(keys, key=lambda s: keys[s])[:count]
 
 
-def to_stderr(line: str) -> None:
-    print(line, file=sys.stderr)
-
-
 def sweep_on_gpu(
     problem: Problem,
     *,
@@ -332,15 +297,11 @@ def sweep_on_gpu(
     best   beside a sample of `limit`, so many schedules that the cost model calls fastest: its first choice among them
     """
     facts = device_facts(index)
-    opening = {"problem": problem, "facts": facts, "index": index, "cache": cache, "seed": seed}
     default = default_schedule(problem, facts)
     legal = with_default(space(problem, facts).legal, default)
-    with (
-        processes(index) as using,
-        WorkerBench(using.worker, opening=opening, restart=lambda: Worker(BENCH, index), note=to_stderr) as bench,
-    ):
+    with processes(index) as using:
         sweeper = Sweeper(
-            bench=bench,
+            bench=bench_at(using.post, problem, facts, cache=cache, seed=seed, note=to_stderr),
             make_builder=lambda: Builder(
                 problem,
                 emit=emit,

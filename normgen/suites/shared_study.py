@@ -17,8 +17,14 @@ from normgen.schedule.knobs import TABLE
 from normgen.suites.jobs import StorageError, storage_url
 
 _ATTEMPTS = 5
-_DISTRIBUTIONS = {
-    knob: optuna.distributions.CategoricalDistribution(values) for knob, values in ((k.name, k.values) for k in TABLE)
+# A study takes a number outside the range of its earlier trials, but no new category.
+_DISTRIBUTIONS: dict[str, optuna.distributions.BaseDistribution] = {
+    k.name: (
+        optuna.distributions.IntDistribution(min(k.values), max(k.values))
+        if isinstance(k.plain, int)
+        else optuna.distributions.CategoricalDistribution(k.values)
+    )
+    for k in TABLE
 }
 
 
@@ -64,6 +70,12 @@ class SharedStudy:
         )
         try:
             self._study.add_trial(trial)
+        except ValueError as error:
+            raise StorageError(
+                "the shared study was begun by a version with other knobs",
+                received=str(error),
+                hint="begin the suite again under another name",
+            ) from None
         except (sql.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
             raise StorageError("the shared study does not take the candidate", received=str(error)) from None
 

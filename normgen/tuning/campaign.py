@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from normgen.errors import NormgenError, NothingValidError
+from normgen.errors import NothingValidError
 from normgen.measure import timing
-from normgen.measure.protocol import Bench, Check, DeviceLostError, KernelFaultError, roof_name
+from normgen.measure.judge import Judge
+from normgen.measure.protocol import Bench, DeviceLostError, KernelFaultError, roof_name
 from normgen.measure.timing import Confirmation, Policy
 from normgen.records import statistics
 from normgen.records.memory import reference_us
@@ -55,6 +56,7 @@ class Campaign:
         self.search = search
         self.builder = builder
         self.bench = bench
+        self.judge = Judge(bench)
         self.default = default
         self.policy = policy
         self.incumbent: Schedule | None = None
@@ -66,9 +68,7 @@ class Campaign:
         self._roof_us: float | None = None
         self._roofs_us: Mapping[str, float] = {}
         self._batches = 0
-        self._loaded: set[str] = set()
         self._has_said_wrong = False
-        self._not_shown: dict[str, tuple[str, ...]] = {}  # by the full check of a finalist
         self.conditions: Mapping[str, Any] = {}  # of the device during the confirmation
 
     def finish(self) -> Finish:
@@ -107,18 +107,12 @@ class Campaign:
     def _measure_roof(self) -> None:
         """The copies alone, so that progress can show % of roof; the confirmation times them again."""
         with self.run.clock.phase("roof"), self.turn():
-            series = self._race_roofs()
+            series = self.judge.race([], samples=self.policy.screen_samples, seed=self.run.seed)
         self._keep_roofs({key: statistics.median(samples) for key, samples in series.items()})
 
     def _keep_roofs(self, roofs_us: Mapping[str, float]) -> None:
         self._roofs_us = {roof_name(key): us for key, us in roofs_us.items()}
         self._roof_us = min(roofs_us.values(), default=None)
-
-    def _race_roofs(self) -> timing.Series:
-        try:
-            return timing.race(self.bench, self.bench.roofs, samples=self.policy.screen_samples, seed=self.run.seed)
-        except KernelFaultError as fault:
-            raise DeviceLostError("a device must be able to time a copy", received=str(fault)) from fault
 
     def _search(self) -> None:
         """Two batches are in flight: one on the GPU, one in the compiler."""
@@ -204,30 +198,14 @@ class Campaign:
         """Load and check a candidate; a wrong kernel is never timed."""
         if candidate.cubin is None:
             self._rebuild(candidate)
-        if candidate.module is None or candidate.cubin is None:
-            return False
         try:
-            if candidate.key not in self._loaded:
-                self.bench.load(candidate.key, candidate.module, candidate.cubin)
-                self._loaded.add(candidate.key)
-            check: Check = self.bench.check(candidate.key, full=full)
-        except KernelFaultError as fault:
-            candidate.fail(fault.outcome, str(fault))
-            return False
-        except DeviceLostError as error:
-            candidate.fail(Outcome.LAUNCH_ERROR, str(error))
+            is_right = self.judge.admit(candidate, full=full)
+        except DeviceLostError:
             self.run.keep(candidate)
             raise
-        except NormgenError as error:
-            candidate.fail(Outcome.LAUNCH_ERROR, str(error))
-            return False
-        candidate.error = check.error
-        if not check.ok:
-            candidate.fail(Outcome.WRONG_RESULT, check.summary)
+        if candidate.outcome is Outcome.WRONG_RESULT:
             self._say_wrong(candidate, is_choice=full or self._is_guest(candidate))
-        elif full:
-            self._not_shown[candidate.key] = check.not_shown
-        return check.ok
+        return is_right
 
     def _say_wrong(self, candidate: Candidate, *, is_choice: bool) -> None:
         """The reason of a choice that was wrong, and of the first other candidate; the record file has the rest."""
@@ -237,21 +215,19 @@ class Campaign:
 
     def _time(self, good: list[Candidate]) -> None:
         """Time candidates against the reference; one that faults drops out and the rest are timed again."""
-        while good:
-            try:
-                screened = self._screen(good)
-            except KernelFaultError as fault:
-                self._drop(fault, good)
-                continue
-            for candidate in good:
-                candidate.times_us = screened.times[candidate.key]
-                candidate.outcome = Outcome.OK
-                self._usable[candidate.key] = candidate
-            self.bench.expect(self._best_us())
+        screened = self.judge.rerun(good, lambda _: self._screen(good), dropped=self._drop)
+        if screened is None:
             return
+        for candidate in good:
+            candidate.times_us = screened.times[candidate.key]
+            candidate.outcome = Outcome.OK
+            self._usable[candidate.key] = candidate
+        self.bench.expect(self._best_us())
 
-    def _screen(self, good: list[Candidate]) -> timing.Screened:
+    def _screen(self, good: list[Candidate]) -> timing.Screened | None:
         """The first reference is the default; should it be lost, the best so far, whose time is already comparable."""
+        if not good:
+            return None
         if self._reference is None:
             self._reference = self._choose_reference(good)
         screened = timing.screen(
@@ -265,18 +241,17 @@ class Campaign:
         self._baseline_us = self._baseline_us or screened.reference_us
         return screened
 
-    def _drop(self, fault: KernelFaultError, new: list[Candidate]) -> None:
-        """Give the kernel the outcome of its fault; one that was recorded as usable is recorded again."""
-        for candidate in [c for c in new if c.key == fault.key]:
-            new.remove(candidate)
-            candidate.fail(fault.outcome, str(fault))
-        if self._reference is not None and self._reference.key == fault.key:
+    def _drop(self, fault: KernelFaultError) -> bool:
+        """Whether a candidate faulted; one that was recorded as usable is recorded again."""
+        was_reference = self._reference is not None and self._reference.key == fault.key
+        if was_reference:
             self._reference = None
         known = self._usable.pop(fault.key, None)
         if known is not None:
             known.times_us = None
             known.fail(fault.outcome, str(fault))
             self.run.keep(known, search=self._conditions())
+        return was_reference or known is not None
 
     def _best_us(self) -> float:
         return min(c.times_us.median for c in self._usable.values() if c.times_us)
@@ -288,7 +263,7 @@ class Campaign:
             return measured
         known = self._usable.get(self.default.key)
         for candidate in [*([known] if known else []), *self._ranked()]:
-            if candidate.key in self._loaded or self._admit(candidate):
+            if candidate.key in self.judge.loaded or self._admit(candidate):
                 if candidate is not known and candidate.times_us is not None:
                     self._baseline_us = candidate.times_us.median
                 return candidate
@@ -327,9 +302,7 @@ class Campaign:
         """Graphs cost device memory: keep those that may come to the confirmation."""
         kept = {c.key for c in self._ranked()[: 2 * self.policy.finalists]}
         kept.update(c.key for c in self._usable.values() if c is self._reference or self._is_guest(c))
-        for key in self._loaded - kept:
-            self.bench.unload(key)
-        self._loaded &= kept
+        self.judge.forget(self.judge.loaded - kept)
 
     def _is_guest(self, candidate: Candidate) -> bool:
         return candidate.schedule in (self.default, self.incumbent)
@@ -349,7 +322,7 @@ class Campaign:
         for key, candidate in by_key.items():
             candidate.times_us = confirmation.times[key]
         self._keep_roofs({key: confirmation.times[key].median for key in self.bench.roofs})
-        for said in self._not_shown.get(confirmation.winner, ()):
+        for said in self.judge.not_shown.get(confirmation.winner, ()):
             self.run.note(f"not shown: {said}")
         ranked = sorted(finalists, key=lambda c: (c.key != confirmation.winner, confirmation.times[c.key].median))
         return Finish(
@@ -364,27 +337,23 @@ class Campaign:
 
     def _confirmation(self, finalists: list[Candidate]) -> Confirmation:
         """The finalists' last race; one that faults is taken out of `finalists` and the others race again."""
-        while finalists:
-            by_key = {c.key: c for c in finalists}
-            try:
-                confirmation = timing.confirm(
-                    self.bench,
-                    list(by_key),
-                    tie_order=_order_among(by_key),
-                    policy=self.policy,
-                    seed=self.run.seed,
-                    others=self.bench.roofs,
-                    incumbent=next((c.key for c in finalists if c.schedule == self.incumbent), None),
-                )
-            except KernelFaultError as fault:
-                if fault.key not in by_key:
-                    raise DeviceLostError("a device must be able to time a copy", received=str(fault)) from fault
-                self._drop(fault, [])
-                finalists[:] = [c for c in finalists if c.key != fault.key]
-                continue
-            self.conditions = self.bench.conditions()
-            return confirmation
-        raise NothingValidError("every finalist failed in the confirmation", received=_count(self.run))
+
+        def run(keys: list[str]) -> Confirmation:
+            if not keys:
+                raise NothingValidError("every finalist failed in the confirmation", received=_count(self.run))
+            return timing.confirm(
+                self.bench,
+                keys,
+                tie_order=_order_among({c.key: c for c in finalists}),
+                policy=self.policy,
+                seed=self.run.seed,
+                others=self.bench.roofs,
+                incumbent=next((c.key for c in finalists if c.schedule == self.incumbent), None),
+            )
+
+        confirmation = self.judge.rerun(finalists, run, dropped=self._drop)
+        self.conditions = self.bench.conditions()
+        return confirmation
 
     def _finalists(self) -> list[Candidate]:
         """The fastest that pass the full check, then the default and the incumbent where usable."""

@@ -16,8 +16,8 @@ from normgen.cuda.cache import CubinCache
 from normgen.cuda.pool import CompilePool
 from normgen.device import Device
 from normgen.files.private import to_stderr
-from normgen.measure.isolation.bench import WorkerBench
-from normgen.measure.isolation.process import Worker
+from normgen.measure import judge
+from normgen.measure.isolation.process import Post
 from normgen.measure.isolation.turns import device_name, turn
 from normgen.measure.timing import Policy
 from normgen.pipeline import emit
@@ -35,33 +35,28 @@ from normgen.tuning.dashboard import StudyCopy
 from normgen.tuning.run import Run
 from normgen.tuning.search import Search
 
-BENCH = "normgen.measure.gpu:GpuBench"  # what the worker builds
-
 
 @dataclass(frozen=True, kw_only=True)
 class Processes:
-    """What a measured run works with: compilers, one thread that emits, and the worker that owns device `index`."""
+    """What a measured run works with: compilers, one thread that emits, and the post of the device's worker."""
 
-    index: int
     pool: CompilePool
     emitter: ThreadPoolExecutor
-    worker: Worker
+    post: Post
 
 
 @contextlib.contextmanager
 def processes(index: int) -> Iterator[Processes]:
     """Start them, all at once and without waiting for any; end them on the way out."""
-    worker = Worker(BENCH, index)
-    try:
+    with Post(judge.BENCH, index) as post:
+        post.worker()
         with CompilePool(cache=CubinCache()) as pool:
             pool.warm()
             emitter = ThreadPoolExecutor(1, thread_name_prefix="normgen-emit")
             try:
-                yield Processes(index=index, pool=pool, emitter=emitter, worker=worker)
+                yield Processes(pool=pool, emitter=emitter, post=post)
             finally:
                 emitter.shutdown(wait=True, cancel_futures=True)
-    finally:
-        worker.kill()
 
 
 def measure_on_gpu(run: Run, using: Processes) -> tuple[tuple[Record, ...], bool]:
@@ -72,41 +67,35 @@ def measure_on_gpu(run: Run, using: Processes) -> tuple[tuple[Record, ...], bool
     arch = run.device.arch
     policy = Policy()
     run.memory = memory_of(run, policy)
-    opening = {"facts": run.device, "index": using.index, "cache": run.cache, "seed": run.seed}
-    with WorkerBench(
-        using.worker,
-        opening={"problem": run.problem, **opening},
-        restart=lambda: Worker(BENCH, using.index),
-        note=run.note,
-    ) as bench:
-        run.progress.phase("enumerate")
-        with run.clock.phase("enumerate"):
-            copy = study_copy(run)
-            search, default, incumbent = prepare(run, copy=copy)
-        run.progress.phase("prepare data")
-        with run.clock.phase("wait for the device"):
-            assert bench.roofs, "a bench times its roofs"
-        campaign = Campaign(
-            run,
-            search=search,
-            builder=Builder(
-                run.problem,
-                emit=emit,
-                submit=lambda module: using.pool.submit(module, arch),
-                emitter=using.emitter,
-            ),
-            bench=bench,
-            default=default,
-            policy=policy,
-        )
-        campaign.turn = lambda: turn(
-            device_name(using.index), state_folder() / "turns", patience_s=lambda: run.clock.left_s, warn=run.note
-        )
-        campaign.incumbent = incumbent
-        run.progress.phase("search")
-        finish = campaign.finish()
-        if copy is not None and copy.lost:
-            run.note(f"the study in the storage is not complete: {copy.lost}")
+    bench = judge.bench_at(using.post, run.problem, run.device, cache=run.cache, seed=run.seed, note=run.note)
+    run.progress.phase("enumerate")
+    with run.clock.phase("enumerate"):
+        copy = study_copy(run)
+        search, default, incumbent = prepare(run, copy=copy)
+    run.progress.phase("prepare data")
+    with run.clock.phase("wait for the device"):
+        assert bench.roofs, "a bench times its roofs"
+    campaign = Campaign(
+        run,
+        search=search,
+        builder=Builder(
+            run.problem,
+            emit=emit,
+            submit=lambda module: using.pool.submit(module, arch),
+            emitter=using.emitter,
+        ),
+        bench=bench,
+        default=default,
+        policy=policy,
+    )
+    campaign.turn = lambda: turn(
+        device_name(using.post.index), state_folder() / "turns", patience_s=lambda: run.clock.left_s, warn=run.note
+    )
+    campaign.incumbent = incumbent
+    run.progress.phase("search")
+    finish = campaign.finish()
+    if copy is not None and copy.lost:
+        run.note(f"the study in the storage is not complete: {copy.lost}")
     return finalist_records(campaign, finish), finish.interrupted
 
 

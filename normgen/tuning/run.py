@@ -44,6 +44,7 @@ class Candidate:
     """One schedule on its way through the run."""
 
     schedule: Schedule
+    name: str = ""  # of one that is loaded under another key than its schedule's
     predicted_us: float | None = None
     module: Module | None = None
     cubin: Cubin | None = None
@@ -56,7 +57,7 @@ class Candidate:
 
     @property
     def key(self) -> str:
-        return self.schedule.key
+        return self.name or self.schedule.key
 
     @property
     def resources(self) -> tuple[dict[str, Any], ...]:

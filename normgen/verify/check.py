@@ -178,9 +178,14 @@ def _span(rows: NDArray[np.intp]) -> slice | NDArray[np.intp]:
 
 
 def longest_chain(problem: Problem, schedule: Schedule) -> int:
-    """The most terms one thread adds up in a row sum of this schedule, with a vector more for each ragged end."""
+    """The most terms one thread adds up in a row sum of this schedule.
+
+    A vector more for each ragged end; then what a lane adds of the warps' sums before a tree of 32 or fewer lanes.
+    """
     step = schedule.threads_per_row * schedule.row_blocks * schedule.vector
-    return min(problem.cols, (-(-problem.cols // step) + 2) * schedule.vector)
+    warps = -(-schedule.threads_per_row // 32) * schedule.row_blocks
+    lanes = min(32, 1 << (warps.bit_length() - 1))
+    return min(problem.cols, (-(-problem.cols // step) + 2) * schedule.vector + -(-warps // lanes) - 1)
 
 
 def pick_rows(families: tuple[str, ...], count: int | None, *, seed: int = 0) -> NDArray[np.intp]:

@@ -34,7 +34,7 @@ from normgen.errors import VerificationError
 from normgen.problem.problem import Problem, TensorUse
 from normgen.program.ir import RowProgram
 from normgen.program.source import written_program
-from normgen.spec.spec import Formula, Role
+from normgen.spec.spec import Formula
 from normgen.verify.error_model import Bounded, Float32Error
 from normgen.verify.interpret import Array, Evaluation, Float64, spec_formulas, spread_over_row
 from normgen.verify.program_walk import ProgramWalk
@@ -147,11 +147,11 @@ def _draw(problem: Problem, rng: np.random.Generator, *, one_sign: bool) -> dict
     read = [t for t in spec.tensors if not t.role.is_written and t.name not in problem.absent]
     uses = [TensorUse(name=t.name, kind=t.kind, dtype=F32, is_written=False) for t in read]
     uses += [t for t in problem.tensors if t.name in {f"d{o.name}" for o in spec.outputs}]
-    inputs = {t.name for t in read if t.role is Role.INPUT}
+    inputs = {t.name for t in read if t.kind.by_row}
     for use in uses:
         value = draw_tensor(use, problem, ("normal",) * problem.rows, rng)
         value = np.abs(value) + 0.5 if one_sign and use.name in inputs else value
-        drawn[use.name] = _on_grid(value if use.kind.by_row else value.reshape(1, -1))
+        drawn[use.name] = _on_grid(value.reshape(use.kind.broadcast_shape(problem.rows, problem.cols)))
     return drawn
 
 
@@ -261,7 +261,7 @@ class _Forward:
         walk = ProgramWalk(arithmetic, program, known)
         along = direction[rows] if len(direction) == self.problem.rows else direction
         product = arithmetic.multiply(walk.value(f"d{name}"), Bounded(along))
-        return arithmetic.reduce("sum", product)
+        return product if along.shape[-1] == 1 else arithmetic.reduce("sum", product)  # d of a row value has no columns
 
 
 def _rows_of(whole: Bounded, rows: NDArray[np.intp], total: int) -> Bounded:

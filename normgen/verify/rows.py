@@ -36,7 +36,6 @@ from normgen.dtypes import F32, DType
 from normgen.errors import UsageError, did_you_mean
 from normgen.problem.problem import Problem, TensorUse
 from normgen.problem.question import Direction
-from normgen.spec.spec import Kind, Role
 from normgen.verify.interpret import Array, interpret
 from normgen.verify.reference import has_reference, reference
 
@@ -344,8 +343,8 @@ def _forward_values(
     inputs: dict[str, Array] = {name: b.array.astype(np.float64) for name, b in made.items()}
     dtype = problem.dtype
     for tensor in spec.tensors:
-        if tensor.role is Role.INPUT and tensor.name not in inputs:
-            use = TensorUse(name=tensor.name, kind=Kind.ELEM, dtype=dtype, is_written=False)
+        if tensor.kind.by_row and not tensor.role.is_written and tensor.name not in inputs:
+            use = TensorUse(name=tensor.name, kind=tensor.kind, dtype=dtype, is_written=False)
             drawn = draw_tensor(use, problem, of_row, rng)
             with np.errstate(all="ignore"):
                 inputs[tensor.name] = drawn.astype(dtype.numpy).astype(np.float64)

@@ -14,6 +14,7 @@ from normgen.problem.problem import Problem
 from normgen.records.record import Cache, Outcome, ProblemKey, Record
 from normgen.records.statistics import summarise
 from normgen.schedule.schedule import Schedule
+from tests.measure.fake_device import act, planted
 from tests.measure.simulated import SimulatedTimer
 
 H200 = TARGETS["h200"]
@@ -21,31 +22,32 @@ US_PER_BYTE = 1 / 4.2e6
 
 
 class ModelledBench(SimulatedTimer):
-    """`wrong` and `refused` name schedules by a part of their kernels' names or texts."""
+    """Words are planted in kernels by a part of their texts (see `fake_device`)."""
 
     roofs = (COPY, ELEMENTWISE)
-    wrong: tuple[str, ...] = ()
-    refused: tuple[str, ...] = ()
-    open_benches = 0
 
     def __init__(self, problem: Problem, facts: Device, *, index: int, cache: Cache, seed: int, **_: Any) -> None:
         assert (facts, index, cache) == (H200, 0, Cache.COLD)
         self._roof = problem.compulsory_bytes * US_PER_BYTE
         super().__init__({COPY: 1.1 * self._roof, ELEMENTWISE: self._roof}, noise=0.002, spikes=0.0, seed=seed)
-        self._texts: dict[str, str] = {}
-        ModelledBench.open_benches += 1
+        self._words: dict[str, list[str]] = {}
 
     def load(self, key: str, module: Module, cubin: Cubin) -> None:
-        if any(part in module.text for part in self.refused):
+        self._words[key] = [word for part, words in planted().items() if part in module.text for word in words.split()]
+        if "refused" in self._words[key]:
             raise DriverError("the CUDA driver must load the cubin", code="CUDA_ERROR_INVALID_VALUE")
         registers = max(cubin.resources[kernel.name].registers for kernel in module.kernels)
         threads = module.kernels[0].launch.threads
         self.truth[key] = self._roof * (1.02 + registers / 400 + threads / 4000)
-        self._texts[key] = module.text
 
     def check(self, key: str, *, full: bool) -> Check:  # noqa: ARG002
-        ok = not any(part in self._texts[key] for part in self.wrong)
+        act(self._words[key], "check", key)
+        ok = "wrong" not in self._words[key]
         return Check(ok=ok, summary="" if ok else "y[0, 0]: got 1, want 2", error={"y": 0.1})
+
+    def sample(self, key: str) -> float:
+        act(self._words.get(key, ()), "sample", key)
+        return super().sample(key)
 
     def unload(self, key: str) -> None:
         del self.truth[key]
@@ -54,7 +56,7 @@ class ModelledBench(SimulatedTimer):
         return {}
 
     def close(self) -> None:
-        ModelledBench.open_benches -= 1
+        self.truth.clear()
 
 
 def tuned(problem: Problem, schedule: Schedule, us: float = 20.0) -> Record:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from normgen.bench.entrant import Draft
 from normgen.bench.entry import conclude, failed_entry
 from normgen.bench.result import EntryResult, Results
 from normgen.bench.table import OURS
@@ -17,11 +18,8 @@ SUITE = parse_suite(
 )
 
 
-class Draft:
-    """What `bench.entry` knows of a provider before the race."""
-
-    def __init__(self, failed: str = "") -> None:
-        self.failed, self.error, self.prepare_s = failed, {"y": 0.25}, 0.5
+def draft(name: str, failed: str = "") -> Draft:
+    return Draft(key=name, failed=failed, error={"y": 0.25}, prepare_s=0.5)
 
 
 def raced(
@@ -30,8 +28,8 @@ def raced(
     """The entry's result from an interleaved race on a device that needs `truth` µs for each provider."""
     timer = SimulatedTimer(truth, seed=1)
     series = timing.race(timer, list(truth), samples=40, seed=0)
-    drafts = {OURS: Draft()} | {name: Draft() for name in truth if name not in (COPY, ELEMENTWISE)}
-    drafts |= {name: Draft(reason) for name, reason in (failed or {}).items()}
+    drafts = {name: draft(name) for name in (OURS, *truth) if name not in (COPY, ELEMENTWISE)}
+    drafts |= {name: draft(name, reason) for name, reason in (failed or {}).items()}
     return conclude(entry, drafts, series, (COPY, ELEMENTWISE), note=note, schedule={"vector": 8, **knobs}, seconds=3.2)
 
 

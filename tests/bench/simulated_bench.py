@@ -1,70 +1,54 @@
-"""A GPU bench whose device is the float64 reference and whose times are known; everything else is the real thing."""
+"""A peers' bench whose device is the float64 reference and whose times are known; everything else is the real thing.
+
+It stands in a worker process. What goes wrong there is planted by the number of columns (`c272`) or by a peer's name:
+`wrong`, `no_memory`, `raises`, or a fault of `fake_device` at open, launch, import, prepare or sample.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from normgen import verify
+from normgen.bench.peers import Options
+from normgen.bench.peers.bench import PeerBench
 from normgen.codegen.module import Module
 from normgen.cuda.cubin import Cubin
 from normgen.device import Device
 from normgen.errors import DriverError
+from normgen.measure.clocks import Watch
 from normgen.measure.data import sample_inputs
-from normgen.measure.gpu import COPY, ELEMENTWISE
-from normgen.measure.protocol import Check, DeviceLostError
+from normgen.measure.gpu import COPY, ELEMENTWISE, GpuBench
+from normgen.measure.protocol import Check
 from normgen.measure.replays import CONTEST_REPLAY_US
 from normgen.problem.problem import Problem, TensorUse
 from normgen.records.record import Cache
 from normgen.spec.spec import Kind
+from tests.measure.fake_device import act, planted
 from tests.measure.simulated import SimulatedTimer
 
 US_PER_BYTE = 1 / 4.2e6
 
 
-@dataclass
-class Faults:
-    """What goes wrong in the next benches, by cols; fatal: a kernel that ends the context."""
+class SimulatedGpu(SimulatedTimer, GpuBench):
+    """What a `GpuBench` does on its device."""
 
-    wrong: tuple[int, ...] = ()
-    no_memory: tuple[int, ...] = ()
-    interrupted: tuple[int, ...] = ()
-    fatal: tuple[int, ...] = ()
-
-
-FAULTS = Faults()
-
-
-class SimulatedBench(SimulatedTimer):
     roofs = (COPY, ELEMENTWISE)
-    open_benches = 0
-    is_lost = False
 
-    def __init__(
-        self,
-        problem: Problem,
-        facts: Device,
-        *,
-        index: int,
-        cache: Cache,
-        seed: int,
-        checked_elements: int,
-        replay_us: float,
-    ) -> None:
-        assert (facts.name, index, cache) == ("NVIDIA H200", 0, Cache.COLD)
-        assert checked_elements >= 1 << 20
-        assert replay_us == CONTEST_REPLAY_US
-        roof = problem.compulsory_bytes * US_PER_BYTE
-        super().__init__({COPY: 1.1 * roof, ELEMENTWISE: roof}, seed=seed)
-        if problem.cols in FAULTS.no_memory:
+    def __init__(self, problem: Problem, facts: Device, **settings: Any) -> None:
+        assert (facts.name, settings["index"], settings["cache"]) == ("NVIDIA H200", 0, Cache.COLD)
+        assert settings["checked_elements"] >= 1 << 20
+        assert settings["replay_us"] == CONTEST_REPLAY_US
+        self.problem, self._roof = problem, problem.compulsory_bytes * US_PER_BYTE
+        super().__init__({COPY: 1.1 * self._roof, ELEMENTWISE: self._roof}, seed=settings["seed"])
+        self._words = planted().get(f"c{problem.cols}", "").split()
+        act(self._words, "open", "")
+        if "no_memory" in self._words:
             raise DriverError("the CUDA driver must allocate 1 bytes", code="CUDA_ERROR_OUT_OF_MEMORY")
-        if problem.cols in FAULTS.interrupted:
-            raise KeyboardInterrupt
-        SimulatedBench.open_benches += 1
-        self.problem, self._roof = problem, roof
-        self.inputs = sample_inputs(problem, seed=seed)
+        self.inputs = sample_inputs(problem, seed=settings["seed"])
+        self._replays, self._watch = {}, Watch(None)
 
     def load(self, key: str, module: Module, cubin: Cubin) -> None:
         assert cubin.data.startswith(b"\x7fELF")
@@ -77,9 +61,7 @@ class SimulatedBench(SimulatedTimer):
 
     def launch_once(self, key: str) -> None:
         assert key in self.truth
-        if self.problem.cols in FAULTS.fatal:
-            self.is_lost = True
-            raise DeviceLostError("a kernel ended the device's context", received="CUDA_ERROR_ILLEGAL_ADDRESS")
+        act(self._words, "launch", key)
 
     def read(self, tensor: TensorUse, rows: tuple[int, int]) -> Any:
         problem = self.problem
@@ -89,8 +71,65 @@ class SimulatedBench(SimulatedTimer):
             by_row = {t.name for t in problem.tensors if t.kind in (Kind.ELEM, Kind.ROW)}
             tensors = {name: value[at] if name in by_row else value for name, value in tensors.items()}
         found = verify.reference(problem.spec.name, problem.direction, tensors, self.inputs.scalars)[tensor.name]
-        return found * (1.5 if problem.cols in FAULTS.wrong else 1.0)
+        return found * (1.5 if "wrong" in self._words else 1.0)
+
+    def sample(self, key: str) -> float:
+        act(planted().get(key, "").split(), "sample", key)
+        return super().sample(key)
+
+    def unload(self, key: str) -> None:
+        del self.truth[key]
 
     def close(self) -> None:
-        assert not self.is_lost, "a lost context refuses to free"
-        SimulatedBench.open_benches -= 1
+        self.truth.clear()
+
+
+class SimulatedBench(PeerBench, SimulatedGpu):
+    """A `PeerBench` on the simulated device, without torch."""
+
+    @staticmethod
+    def versions(name: str) -> dict[str, str]:
+        act(planted().get(name, "").split(), "import", name)
+        return {name: "1.0"}
+
+    def _torch(self) -> Any:
+        self._side = self._side or SimulatedSide(self)  # type: ignore[assignment]
+        return self._side
+
+    def _still_works(self) -> bool:
+        return True
+
+
+class SimulatedSide:
+    """What `TorchSide` does: every peer computes what our kernel does, in 1.25 times the time of the copy."""
+
+    def __init__(self, bench: SimulatedBench) -> None:
+        self._bench = bench
+        self._names: set[str] = set()
+
+    def prepare(self, name: str, options: Options) -> float:
+        words = planted().get(name, "").split()
+        act(words, "prepare", name)
+        if "raises" in words:
+            raise ValueError(f"{options.compile_mode} is no mode of {name}")
+        self._names.add(name)
+        self._bench.truth[name] = 1.25 * self._bench._roof
+        return 0.5
+
+    def has(self, name: str) -> bool:
+        return name in self._names
+
+    def forget(self, name: str) -> None:
+        self._names.discard(name)
+
+    def run(self, name: str) -> dict[str, Any]:
+        factor = 1.5 if "wrong" in planted().get(name, "") else 1.0
+        written = [t for t in self._bench.problem.tensors if t.is_written]
+        return {t.name: SimpleNamespace(factor=factor) for t in written}
+
+    def read(self, result: Any, use: TensorUse, chunks: Any) -> tuple[Any, float]:
+        rows = chunks if use.kind is not Kind.COL else chunks[:1]
+        return np.concatenate([self._bench.read(use, chunk) for chunk in rows]) * result.factor, 2.0**-24
+
+    def close(self) -> None:
+        self._names.clear()

@@ -12,6 +12,7 @@ from normgen.bench.ablation import Ablation, Line, ablation_text, cases_of, run_
 from normgen.bench.contest import Place
 from normgen.cli import main as cli
 from normgen.errors import NothingValidError, UsageError
+from normgen.measure import judge
 from normgen.program.source import problem_for
 from normgen.records.winners import adopt
 from normgen.schedule.schedule import Schedule
@@ -19,7 +20,9 @@ from normgen.spec.reader import load
 from normgen.studies.techniques import all_techniques
 from normgen.tuning.progress import Silent
 from normgen.tuning.tuner import environment
-from tests.bench.modelled import H200, ModelledBench, tuned
+from tests.bench.modelled import H200, tuned
+from tests.measure.fake_device import plant_in_workers
+from tests.measure.planted import all_workers_end
 
 PLACE = Place(facts=H200, index=0, samples=12, seed=3)
 HELD = Schedule(threads_per_row=128, vector=8, hold="registers", unroll=0, load="streaming")
@@ -35,14 +38,14 @@ RECORDS = [
 def device(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("NORMGEN_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cubins"))
-    monkeypatch.setattr("normgen.bench.contest.GpuBench", ModelledBench)
+    monkeypatch.setattr(judge, "BENCH", "tests.bench.modelled:ModelledBench")
     monkeypatch.setattr("normgen.cuda.driver.device_facts", lambda _: H200)
     monkeypatch.setattr(
         "normgen.bench.walk.environment",
         lambda *, measured: environment(measured=False),  # noqa: ARG005
     )
-    yield
-    assert ModelledBench.open_benches == 0
+    with all_workers_end(monkeypatch):
+        yield
 
 
 @pytest.fixture
@@ -106,7 +109,7 @@ def test_a_line_has_the_best_right_kernel_without_the_technique(file: Path, monk
         assert line.changed
     assert "load=default" in lines["load=streaming"].changed
     assert "rows_per_block=1" in lines["row_barriers"].changed
-    monkeypatch.setattr(ModelledBench, "wrong", ("read_default<kVector>(x_row",))
+    plant_in_workers(monkeypatch, **{"read_default<kVector>(x_row": "wrong"})
     again = {line.technique: line for line in run(file, each=1).lines}
     assert (again["load=streaming"].gain, again["load=streaming"].tried) == (None, 0)
     assert again["load=streaming"].note.startswith("wrong result")

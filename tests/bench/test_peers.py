@@ -16,6 +16,7 @@ from normgen.bench.peers import NotOfferedError, Options
 from normgen.bench.runner import open_peers
 from normgen.errors import UsageError
 from normgen.measure.data import sample_inputs
+from normgen.measure.isolation.process import Post
 from normgen.program.source import problem_for
 from normgen.spec.reader import load
 from normgen.verify import Inputs
@@ -42,7 +43,7 @@ def without_packages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_importing_the_bench_imports_no_peer() -> None:
     program = (
-        "import sys, normgen.cli.bench_command, normgen.bench.entry\n"
+        "import sys, normgen.cli.bench_command, normgen.bench.entry, normgen.bench.peers.bench\n"
         "print(sorted({'torch', 'triton', 'matplotlib', 'liger_kernel', 'quack'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -58,13 +59,14 @@ def test_an_unknown_peer_is_an_error_and_a_name_counts_once() -> None:
 @pytest.mark.usefixtures("without_packages")
 def test_a_missing_peer_is_a_reason_if_asked_for_and_a_note_if_not() -> None:
     notes = Notes()
-    chosen, versions = open_peers(("torch", "quack"), notes)
+    nobody = Post("no:factory", 0)
+    chosen, versions = open_peers(("torch", "quack"), notes, nobody)
     assert chosen == {"torch": "not installed: torch", "quack": "not installed: torch, quack"}
     assert versions == {}
     notes = Notes()
-    assert open_peers(None, notes) == ({}, {})
+    assert open_peers(None, notes, nobody) == ({}, {})
     assert [note.split(":")[0] for note in notes.notes] == [f"peer {name}" for name in peers.NAMES]
-    assert open_peers((), notes) == ({}, {})
+    assert open_peers((), notes, nobody) == ({}, {})
 
 
 def test_a_peer_that_does_not_import_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from normgen.bench.entry import measure_entry
 from normgen.bench.result import Results, from_json
 from normgen.bench.runner import Wish, run_suite
 from normgen.cli import main as cli
@@ -20,9 +21,10 @@ from normgen.records.record import Cache, Outcome, ProblemKey, Record
 from normgen.records.statistics import summarise
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
-from normgen.suites.suite import Suite, parse_suite
-from tests.bench import simulated_bench
-from tests.bench.simulated_bench import Faults, SimulatedBench
+from normgen.suites.suite import Entry, Suite, parse_suite
+from normgen.tuning.progress import Silent
+from tests.measure.fake_device import plant_in_workers
+from tests.measure.planted import all_workers_end
 
 H200 = TARGETS["h200"]
 TEXT = (
@@ -35,17 +37,38 @@ TEXT = (
 def device(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("NORMGEN_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cubins"))
-    monkeypatch.setattr("normgen.bench.entry.GpuBench", SimulatedBench)
+    monkeypatch.setattr("normgen.bench.entry.BENCH", "tests.bench.simulated_bench:SimulatedBench")
     monkeypatch.setattr("normgen.cuda.driver.device_facts", lambda _: H200)
     monkeypatch.setattr("normgen.bench.runner.environment", lambda *, measured: {"normgen": "test"} if measured else {})
-    monkeypatch.setattr(simulated_bench, "FAULTS", Faults())
-    monkeypatch.setattr(SimulatedBench, "open_benches", 0)
-    yield
-    assert SimulatedBench.open_benches == 0
+    with all_workers_end(monkeypatch):
+        yield
 
 
 def suite() -> Suite:
     return parse_suite(TEXT)
+
+
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every peer's packages count as installed."""
+    monkeypatch.setattr("normgen.bench.peers.missing_packages", lambda _: ())
+
+
+def interrupt_at(monkeypatch: pytest.MonkeyPatch, cols: int) -> None:
+    """Ctrl-C at the entry with so many columns."""
+
+    def measure(entry: Entry, *arguments: Any) -> Any:
+        if entry.problem.cols == cols:
+            raise KeyboardInterrupt
+        return measure_entry(entry, *arguments)
+
+    monkeypatch.setattr("normgen.bench.runner.measure_entry", measure)
+
+
+class Told(Silent):
+    """Keeps its notes."""
+
+    def __init__(self, notes: list[str]) -> None:
+        self.note = notes.append  # type: ignore[method-assign]
 
 
 def record(schedule: Schedule, us: float, cache: Cache = Cache.COLD) -> Record:
@@ -78,7 +101,7 @@ def test_every_entry_is_raced_against_the_roof_and_told_as_it_comes() -> None:
 
 
 def test_a_wrong_kernel_is_not_timed_and_the_suite_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulated_bench, "FAULTS", Faults(wrong=(272,), no_memory=(384,)))
+    plant_in_workers(monkeypatch, c272="wrong", c384="no_memory")
     first, second, third = run_suite(suite(), Wish(peers=())).entries
     assert first.ours.us is not None
     assert second.ours.us is None
@@ -90,16 +113,18 @@ def test_a_wrong_kernel_is_not_timed_and_the_suite_goes_on(monkeypatch: pytest.M
 def test_an_interrupt_and_a_time_limit_keep_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     found = run_suite(suite(), Wish(peers=(), limit_s=0.0))
     assert (found.finished, found.note, found.entries) == (False, "time limit reached", ())
-    monkeypatch.setattr(simulated_bench, "FAULTS", Faults(interrupted=(384,)))
+    interrupt_at(monkeypatch, 384)
     found = run_suite(suite(), Wish(peers=()))
     assert (found.finished, found.note, len(found.entries)) == (False, "interrupted", 2)
 
 
 def test_a_run_goes_on_with_what_another_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulated_bench, "FAULTS", Faults(no_memory=(272,), interrupted=(384,)))
+    plant_in_workers(monkeypatch, c272="no_memory")
+    interrupt_at(monkeypatch, 384)
     first = run_suite(suite(), Wish(peers=(), limit_s=100.0))
     assert [entry.ours.us is None for entry in first.entries] == [False, True]
-    monkeypatch.setattr(simulated_bench, "FAULTS", Faults(interrupted=(256,)))  # that entry is not run again
+    plant_in_workers(monkeypatch)
+    interrupt_at(monkeypatch, 256)  # that entry is not run again
     told: list[Results] = []
     again = from_json(json.dumps(first.as_dict()))
     found = run_suite(suite(), Wish(peers=()), before=again, on_results=told.append)
@@ -115,13 +140,61 @@ def test_a_run_goes_on_with_what_another_timed(monkeypatch: pytest.MonkeyPatch) 
     assert "'samples': 40" in str(refused.value.received)
 
 
-def test_a_lost_device_ends_the_suite_with_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulated_bench, "FAULTS", Faults(fatal=(272,)))
+def test_a_device_on_which_no_worker_stays_alive_ends_the_suite_with_what_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plant_in_workers(monkeypatch, c272="segv@open")
     found = run_suite(suite(), Wish(peers=()))
     assert (found.finished, len(found.entries)) == (False, 1)
-    assert found.note == "device lost: a kernel ended the device's context"
+    assert found.note == "device lost: one of 3 worker processes must start"
     assert exit_code(found) == 6
-    SimulatedBench.open_benches -= 1  # nothing is freed on a device that is gone
+
+
+def test_a_kernel_of_ours_that_takes_workers_down_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch)
+    plant_in_workers(monkeypatch, c272="lost@launch")
+    first, second, third = run_suite(suite(), Wish(peers=("torch",))).entries
+    assert second.ours.us is None
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS; tried again alone" in second.ours.failed
+    assert (second.peers["torch"].times_us or second.ours.times_us).n == 40
+    assert second.roof_us is not None
+    assert first.ours.us is not None
+    assert third.ours.us is not None
+
+
+def test_peers_that_take_workers_down_raise_or_are_wrong_fail_and_the_others_are_raced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    installed(monkeypatch)
+    names = ("torch", "compile", "liger", "quack", "triton")
+    plant_in_workers(monkeypatch, compile="raises", liger="segv@prepare", quack="lost@sample", triton="wrong")
+    notes: list[str] = []
+    found = run_suite(suite().only("96x256"), Wish(peers=names), progress=Told(notes))
+    (entry,) = found.entries
+    failed = {name: peer.failed for name, peer in entry.peers.items()}
+    assert failed["torch"] == ""
+    assert failed["compile"] == "ValueError: max-autotune-no-cudagraphs is no mode of compile"
+    assert failed["liger"] == "the worker process ended by SIGSEGV; tried again alone: the same end (prepare)"
+    assert failed["quack"].startswith("a kernel ended the device's context: CUDA_ERROR_ILLEGAL_ADDRESS; tried again")
+    assert failed["triton"].startswith("wrong result: y is ")
+    assert entry.peers["triton"].error["y"] > 1
+    timed = {name: peer.times_us.n for name, peer in {"ours": entry.ours, **entry.peers}.items() if peer.times_us}
+    assert timed == {"ours": 40, "torch": 40}
+    assert entry.faster is not None
+    assert entry.faster.median == pytest.approx(1.25 / 1.05, rel=0.02)
+    assert sum("worker lost" in note for note in notes) == 4
+    assert found.versions["torch"] == "1.0"
+
+
+def test_a_peer_that_hangs_or_whose_import_ends_its_process_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch)
+    monkeypatch.setattr("normgen.bench.entrant.PREPARE_S", 1.0)
+    plant_in_workers(monkeypatch, compile="hang@prepare", liger="segv@import")
+    (entry,) = run_suite(suite().only("96x256"), Wish(peers=("compile", "liger", "torch"))).entries
+    assert entry.peers["compile"].failed == "no answer within 1.0 s; tried again alone: the same end (prepare)"
+    assert entry.peers["liger"].failed == "the worker process ended by SIGSEGV"
+    assert entry.peers["torch"].us is not None
+    assert entry.ours.us is not None
 
 
 def test_the_schedule_is_the_best_record_of_the_files_given(tmp_path: Path) -> None:
@@ -198,14 +271,17 @@ def test_the_command_prints_json_on_stdout(file: str, capsys: pytest.CaptureFixt
     assert [entry["shape"] for entry in json.loads(text)["entries"]] == ["96x256", "64x272", "128x384"]
 
 
-@pytest.mark.parametrize(
-    ("faults", "code"),
-    [(Faults(wrong=(256,)), 4), (Faults(no_memory=(256,)), 3), (Faults(interrupted=(384,)), 130)],
-)
+@pytest.mark.parametrize(("planted", "interrupted", "code"), [("wrong", 0, 4), ("no_memory", 0, 3), ("", 384, 130)])
 def test_the_exit_code_says_how_it_ended(
-    faults: Faults, code: int, file: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    planted: str,
+    interrupted: int,
+    code: int,
+    file: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(simulated_bench, "FAULTS", faults)
+    plant_in_workers(monkeypatch, c256=planted)
+    interrupt_at(monkeypatch, interrupted)
     found, text, _ = run(capsys, "bench", file, "--peers", "none")
     assert found == code
     assert "rmsnorm fwd 64x272 bf16 cold" in text
@@ -242,7 +318,7 @@ def test_a_plot_without_matplotlib_is_refused_before_anything_is_timed(
 
 
 def test_one_at_a_time_peer_reasons_reach_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normgen.bench.peers.importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr("normgen.bench.peers.missing_packages", lambda _: ("torch", "liger_kernel"))
     entry: Any = run_suite(suite().only("96x256"), Wish(peers=("liger",))).entries[0]
     assert entry.peers["liger"].failed == "not installed: torch, liger_kernel"
     assert entry.ours.us is not None

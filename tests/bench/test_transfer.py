@@ -13,15 +13,18 @@ from normgen.bench.contest import Place, hold
 from normgen.bench.transfer import ROUND_COLS, Transfer, random_entries, run_transfer, transfer_text
 from normgen.cli import main as cli
 from normgen.errors import NothingValidError
+from normgen.measure import judge
 from normgen.program.source import problem_for
 from normgen.records import nearest
 from normgen.records.record import Cache
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
-from normgen.tuning import measured, tuner
+from normgen.tuning import tuner
 from normgen.tuning.progress import Silent
-from tests.bench.modelled import H200, ModelledBench, tuned
+from tests.bench.modelled import H200, tuned
+from tests.measure.fake_device import plant_in_workers
+from tests.measure.planted import all_workers_end
 
 PLACE = Place(facts=H200, index=0, samples=12, seed=3)
 WIDE = Schedule(threads_per_row=1024, vector=2, hold="registers", unroll=0)
@@ -35,14 +38,13 @@ KNOWN = [
 def device(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("NORMGEN_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cubins"))
-    monkeypatch.setattr(measured, "BENCH", "tests.bench.modelled:ModelledBench")
-    monkeypatch.setattr("normgen.bench.contest.GpuBench", ModelledBench)
+    monkeypatch.setattr(judge, "BENCH", "tests.bench.modelled:ModelledBench")
     monkeypatch.setattr("normgen.cuda.driver.device_facts", lambda _: H200)
     real = tuner.environment
     for place in ("normgen.tuning.tuner", "normgen.bench.walk"):
         monkeypatch.setattr(f"{place}.environment", lambda *, measured: real(measured=False))  # noqa: ARG005
-    yield
-    assert ModelledBench.open_benches == 0
+    with all_workers_end(monkeypatch):
+        yield
 
 
 def test_shapes_are_drawn_within_what_was_tuned_and_are_none_of_it() -> None:
@@ -82,11 +84,30 @@ def test_a_contest_shares_a_kernel_among_equal_schedules_and_says_what_is_wrong(
     assert (same.low, same.median, same.high) == (1.0, 1.0, 1.0)
     assert other.low > 1.05
     assert found.roof_us == found.roofs_us["elementwise"] < found.roofs_us["copy"]
-    monkeypatch.setattr(ModelledBench, "wrong", ("read_streaming<kVector>(x_row",))
+    plant_in_workers(monkeypatch, **{"read_streaming<kVector>(x_row": "wrong"})
     found = hold(problem, Cache.COLD, {"good": slow, "bad": reread}, PLACE)
     assert found.failed == {"bad": "wrong result: y[0, 0]: got 1, want 2"}
     assert (found.us("bad"), found.ratio("good", "bad")) == (None, None)
     assert found.us("good") is not None
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"), [("segv@check", "SIGSEGV"), ("lost@sample", "ILLEGAL_ADDRESS"), ("kill@sample", "SIGKILL")]
+)
+def test_a_kernel_that_takes_workers_down_ends_no_contest(
+    fault: str, cause: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = problem_for(load("rmsnorm"), shape="512x1024", dtype="bf16")
+    reread = Schedule(threads_per_row=64, vector=8, hold="reload", load="streaming")
+    plant_in_workers(monkeypatch, **{"read_streaming<kVector>(x_row": fault})
+    notes: list[str] = []
+    schedules = {"wide": replace(WIDE, vector=1), "bad": reread, "default": default_schedule(problem, H200)}
+    found = hold(problem, Cache.COLD, schedules, PLACE, note=notes.append)
+    assert found.failed.keys() == {"bad"}
+    assert cause in found.failed["bad"]
+    assert {name: len(samples) for name, samples in found.series.items()} == {"wide": 12, "default": 12}
+    assert found.roof_us == found.roofs_us["elementwise"] < found.roofs_us["copy"]
+    assert len(notes) == 2  # the worker that was lost, and the one in which the kernel was tried alone
 
 
 def test_tuning_beats_a_bad_neighbour_and_the_fraction_says_by_how_much(monkeypatch: pytest.MonkeyPatch) -> None:

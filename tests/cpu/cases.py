@@ -254,6 +254,7 @@ extern "C" __global__ void __launch_bounds__(32) column_sum(
   if (threadIdx.x == 0) ticket = atomicAdd(counter, 1u);
   __syncthreads();
   if (ticket != gridDim.x - 1) return;
+  __threadfence();
   for (int c = threadIdx.x; c < cols; c += 32) {
     float sum = 0.0f;
     for (unsigned b = 0; b < gridDim.x; ++b) sum += partial[b * cols + c];

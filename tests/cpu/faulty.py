@@ -172,7 +172,7 @@ __device__ inline void put(float* to, int at) {
   __shared__ float s;
   if (blockIdx.x == 0 && threadIdx.x == 0) s = 1.0f;
   __syncthreads();
-  y[threadIdx.x] = s;  // HERE
+  y[64 * blockIdx.x + threadIdx.x] = s;  // HERE
 """,
         blocks=2,
     ),
@@ -197,19 +197,12 @@ __device__ inline void put(float* to, int at) {
   __shared__ unsigned long long full;
   if (threadIdx.x == 0) {
     mbarrier_init(&full, 1);
+    mbarrier_fence();
     mbarrier_expect_bytes(&full, 128);
     bulk_load(s, x, 128, &full);
     y[0] = s[0];  // HERE
     mbarrier_wait(&full, 0);
   }
-""",
-    ),
-    "mbarrier never set up": _planted(
-        FaultKind.UNINITIALISED_SHARED,
-        "",
-        """
-  __shared__ unsigned long long full;
-  mbarrier_arrive(&full);  // HERE
 """,
     ),
     "no barrier between write and read": _planted(
@@ -291,7 +284,7 @@ __device__ inline void put(float* to, int at) {
   if (threadIdx.x == 0) cluster_store(&s, cluster_rank() ^ 1, 1.0f);  // HERE
   cluster_arrive();
   cluster_wait();
-  y[threadIdx.x] = s;
+  y[64 * blockIdx.x + threadIdx.x] = s;
 """,
         blocks=2,
         cluster=2,
@@ -302,7 +295,10 @@ __device__ inline void put(float* to, int at) {
         """
   __shared__ float s[2];
   __shared__ unsigned long long full;
-  if (threadIdx.x == 0) mbarrier_init(&full, 1);
+  if (threadIdx.x == 0) {
+    mbarrier_init(&full, 1);
+    mbarrier_cluster_fence();
+  }
   cluster_arrive();
   cluster_wait();
   if (threadIdx.x == 0) {
@@ -311,7 +307,7 @@ __device__ inline void put(float* to, int at) {
     cluster_send(&s[cluster_rank()], 1, 1.0f, &full);
   }
   __syncthreads();
-  y[threadIdx.x] = s[cluster_rank()];  // HERE
+  y[64 * blockIdx.x + threadIdx.x] = s[cluster_rank()];  // HERE
   mbarrier_wait(&full, 0);
 """,
         blocks=2,
@@ -323,28 +319,19 @@ __device__ inline void put(float* to, int at) {
         """
   __shared__ float s[2];
   __shared__ unsigned long long full[2];
-  if (threadIdx.x < 2) mbarrier_init(full + threadIdx.x, 1);
+  if (threadIdx.x < 2) {
+    mbarrier_init(full + threadIdx.x, 1);
+    mbarrier_cluster_fence();
+  }
+  __syncthreads();
   cluster_arrive();
   cluster_wait();
   for (int turn = 0; turn < 2; ++turn) {
     if (threadIdx.x == 0) mbarrier_expect_bytes(full + turn, 8);
     if (threadIdx.x < 2) cluster_send(&s[cluster_rank()], threadIdx.x, 1.0f, full + turn);  // HERE
     mbarrier_wait(full + turn, 0);
-    y[threadIdx.x] = s[1 - cluster_rank()];  // HERE
+    y[64 * blockIdx.x + threadIdx.x] = s[1 - cluster_rank()];  // HERE
   }
-""",
-        blocks=2,
-        cluster=2,
-    ),
-    "value sent with an mbarrier that nobody set up": _planted(
-        FaultKind.UNINITIALISED_SHARED,
-        "that block rank 1 never initialised",
-        """
-  __shared__ float s;
-  __shared__ unsigned long long full;
-  cluster_arrive();
-  cluster_wait();
-  if (threadIdx.x == 0) cluster_send(&s, 1, 1.0f, &full);  // HERE
 """,
         blocks=2,
         cluster=2,
@@ -371,10 +358,10 @@ __device__ inline void put(float* to, int at) {
         """
   if (threadIdx.x >= 32) {
     meet();
-    y[1] = 1.0f;
+    y[threadIdx.x] = 1.0f;
   } else {
     meet();
-    y[0] = 1.0f;
+    y[threadIdx.x] = 2.0f;
   }
 """,
         helpers="""
@@ -422,6 +409,7 @@ __device__ inline void meet() { __syncthreads(); }  // HERE
   __shared__ unsigned long long full;
   if (threadIdx.x == 0) {
     mbarrier_init(&full, 1);
+    mbarrier_fence();
     mbarrier_expect_bytes(&full, 128);
     bulk_load(s, x, 112, &full);
   }

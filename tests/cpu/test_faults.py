@@ -9,15 +9,19 @@ import pytest
 
 from normgen.cpu import FaultKind, Program, Run, build
 from tests.cpu.cases import ROWS, kernel, lines_of, module, pointer
-from tests.cpu.faulty import PLANTED
+from tests.cpu.faulty import PLANTED as PLANTED_ALONE
+from tests.cpu.faulty_order import LEGAL, ORDER, ordered
+
+PLANTED = {**PLANTED_ALONE, **ORDER}
 
 
 def run_planted(program: Program, *, seed: int = 0) -> Run:
     x = np.ones((4, 64), dtype=np.float32)[:, :60]
     y = np.zeros((4, 64), dtype=np.float32)
+    counter = np.zeros(1, dtype=np.uint32)
     slow = {"loop without end or memory access", "spinning on memory"}
     limit = 0.2 if any(program.module is PLANTED[name].module for name in slow) else 20.0
-    return program.run({"x": x, "y": y}, rows=4, cols=60, seed=seed, time_limit_s=limit)
+    return program.run({"x": x, "y": y, "counter": counter}, rows=4, cols=60, seed=seed, time_limit_s=limit)
 
 
 @pytest.mark.parametrize("name", PLANTED)
@@ -73,6 +77,14 @@ def test_a_race_is_seen_in_any_order_of_threads(seed: int, programs: dict[str, P
     assert FaultKind.SHARED_RACE in {fault.kind for fault in run.faults} or FaultKind.UNINITIALISED_SHARED in {
         fault.kind for fault in run.faults
     }
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize("name", LEGAL)
+def test_ordered_accesses_are_no_fault(name: str, seed: int) -> None:
+    body, cluster = LEGAL[name]
+    sound = ordered(FaultKind.GLOBAL_RACE, "", body, cluster=cluster)
+    assert run_planted(build(sound.module), seed=seed).faults == ()
 
 
 def test_a_fault_leaves_the_process_able_to_run_the_next_program(programs: dict[str, Program]) -> None:

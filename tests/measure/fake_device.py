@@ -7,11 +7,13 @@ gone), `slow` (more than the bench has patience for). `once:FILE` before a fault
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from normgen.codegen.module import Module
 from normgen.errors import DriverError
@@ -19,6 +21,9 @@ from normgen.measure.protocol import Check, DeviceLostError, KernelFaultError
 from normgen.problem.problem import Problem
 from normgen.records.record import Outcome
 from tests.measure.simulated import SimulatedTimer
+
+if TYPE_CHECKING:
+    import pytest
 
 COPY_US = 9.0
 
@@ -35,7 +40,7 @@ class FakeBench(SimulatedTimer):
         self._expected_us: float | None = None
         assert problem.rows > 0
         self._note("open")
-        self._act(start.split(), "open", "")
+        act(start.split(), "open", "")
 
     def load(self, key: str, module: Module, cubin: Any) -> None:
         assert cubin.data == module.text.encode()
@@ -43,21 +48,21 @@ class FakeBench(SimulatedTimer):
         self._note(f"load {key}")
         if "refused" in self._words[key]:
             raise DriverError("the CUDA driver must load the cubin", code="CUDA_ERROR_INVALID_VALUE")
-        self._act(self._words[key], "load", key)
+        act(self._words[key], "load", key)
         self.truth[key] = next(float(word[3:]) for word in self._words[key] if word.startswith("us="))
 
     def check(self, key: str, *, full: bool) -> Check:
         self._note(f"check {key}{' full' if full else ''}")
-        self._act(self._words[key], "check", key)
+        act(self._words[key], "check", key)
         ok = "wrong" not in self._words[key]
         return Check(ok=ok, summary="" if ok else "y[0, 0]: got 1, want 2", error={"y": 0.25})
 
     def warm_up(self, key: str) -> None:
         super().warm_up(key)
-        self._act(self._words.get(key, []), "warm_up", key)
+        act(self._words.get(key, []), "warm_up", key)
 
     def sample(self, key: str) -> float:
-        self._act(self._words.get(key, []), "sample", key)
+        act(self._words.get(key, []), "sample", key)
         return super().sample(key)
 
     def unload(self, key: str) -> None:
@@ -75,12 +80,25 @@ class FakeBench(SimulatedTimer):
             with open(self._log, "a", encoding="utf-8") as file:
                 file.write(f"{os.getpid()} {line}\n")
 
-    def _act(self, words: list[str], call: str, key: str) -> None:
-        for word in words:
-            fault, _, at = word.partition("@")
-            condition, _, fault = fault.rpartition(":")
-            if at == call and _holds(condition):
-                _fault(fault, key)
+
+def plant_in_workers(monkeypatch: pytest.MonkeyPatch, **planted: str) -> None:
+    """What goes wrong in worker processes that start from now on: words by the name of what they are planted in."""
+    monkeypatch.setenv("NORMGEN_TEST_PLANTED", json.dumps(planted))
+
+
+def planted() -> dict[str, str]:
+    """The faults that a test planted in its workers."""
+    found: dict[str, str] = json.loads(os.environ.get("NORMGEN_TEST_PLANTED", "{}"))
+    return found
+
+
+def act(words: Sequence[str], call: str, key: str) -> None:
+    """The faults among the words that happen in this call."""
+    for word in words:
+        fault, _, at = word.partition("@")
+        condition, _, fault = fault.rpartition(":")
+        if at == call and _holds(condition):
+            _fault(fault, key)
 
 
 def _holds(condition: str) -> bool:

@@ -1,11 +1,16 @@
-"""Real kernels with a fault written into their text, as a generator with a bug would write it."""
+"""Real kernels with a fault written into their text, as a generator with a bug would write it; workers that end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import pytest
+
 from normgen.codegen.module import Module
+from normgen.measure.isolation import process
+from normgen.measure.isolation.process import Worker
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.schedule.schedule import Schedule
@@ -43,3 +48,18 @@ def planting(kinds: dict[Schedule, str]) -> Callable[[Problem, Schedule], Module
         return plant(module, kinds[schedule], cols=problem.cols) if schedule in kinds else module
 
     return emit_planted
+
+
+@contextlib.contextmanager
+def all_workers_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every worker process that is started within has been ended in the end."""
+    workers: list[Worker] = []
+
+    class Noted(Worker):
+        def __init__(self, factory: str, index: int) -> None:
+            super().__init__(factory, index)
+            workers.append(self)
+
+    monkeypatch.setattr(process, "Worker", Noted)
+    yield
+    assert all(worker.is_gone for worker in workers)

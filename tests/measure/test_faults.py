@@ -18,8 +18,9 @@ from normgen.cost.model import predicted_us
 from normgen.cuda.compiler import compile_module
 from normgen.cuda.cubin import Cubin, Resources
 from normgen.device import TARGETS, Device
+from normgen.measure.isolation import process
 from normgen.measure.isolation.bench import Patience, WorkerBench
-from normgen.measure.isolation.process import Worker
+from normgen.measure.isolation.process import Post, Worker
 from normgen.measure.timing import Policy
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
@@ -97,13 +98,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
 
 def search_on_fake_device(run: Run, *, planted: Mapping[Schedule, str], log: Path) -> tuple[Record, list[Record]]:
     """The winner's record, and the records of all candidates by file order."""
-    with WorkerBench(
-        Worker(FACTORY, 0),
-        opening={"problem": run.problem, "seed": 3, "log": str(log)},
-        restart=lambda: Worker(FACTORY, 0),
-        note=run.note,
-        patience=Patience(floor_s=0.5, first_s=2.0, multiple=20.0),
-    ) as bench:
+    patience = Patience(floor_s=0.5, first_s=2.0, multiple=20.0)
+    opening = {"problem": run.problem, "seed": 3, "log": str(log)}
+    with Post(FACTORY, 0) as post:
+        bench = WorkerBench(post, opening=opening, note=run.note, patience=patience)
         campaign = Campaign(
             run,
             search=Search(LEGAL, predicted=PREDICTED, seeds=(DEFAULT, *planted), seed=run.seed),
@@ -198,7 +196,7 @@ def tune_planted(
         return Search(legal, predicted=predicted, seeds=legal, seed=run.seed), legal[0], None
 
     monkeypatch.setattr(Search, "is_settled", lambda *_: False)  # all of `legal` is wanted
-    monkeypatch.setattr(measured, "Worker", Noted)
+    monkeypatch.setattr(process, "Worker", Noted)
     monkeypatch.setattr(measured, "prepare", prepare)
     monkeypatch.setattr(measured, "emit", planting(kinds))
     with measured.processes(0) as using, open_run(

@@ -20,7 +20,7 @@ from normgen.codegen.module import Kernel, Launch, Module
 from normgen.cuda.cubin import Cubin, Resources
 from normgen.measure import timing
 from normgen.measure.isolation.bench import Patience, WorkerBench
-from normgen.measure.isolation.process import RefusedError, Worker
+from normgen.measure.isolation.process import Post, RefusedError
 from normgen.measure.protocol import DeviceLostError, KernelFaultError
 from normgen.records import statistics
 from normgen.records.record import Outcome
@@ -52,13 +52,12 @@ class Bench(WorkerBench):
     def __init__(self, folder: Path, *, patience: Patience = PATIENCE, start: str = "") -> None:
         self.log = folder / "log"
         self.notes: list[str] = []
-        super().__init__(
-            Worker(FACTORY, 0),
-            opening={"problem": problem(), "seed": 1, "log": str(self.log), "start": start},
-            restart=lambda: Worker(FACTORY, 0),
-            note=self.notes.append,
-            patience=patience,
-        )
+        opening = {"problem": problem(), "seed": 1, "log": str(self.log), "start": start}
+        self.post = Post(FACTORY, 0)
+        super().__init__(self.post, opening=opening, note=self.notes.append, patience=patience)
+
+    def __exit__(self, *_: object) -> None:
+        self.post.close()
 
     def lines(self) -> list[str]:
         """What the workers did, without their process ids."""
@@ -189,8 +188,8 @@ def test_the_time_an_answer_may_take_follows_the_quickest_one(tmp_path: Path) ->
 
 
 def test_a_worker_that_never_starts_is_an_error_that_says_why(tmp_path: Path) -> None:
-    with Bench(tmp_path, start="segv@open") as bench, pytest.raises(DeviceLostError, match="SIGSEGV"):
-        bench.load("a", *kernel())
+    with pytest.raises(DeviceLostError, match="SIGSEGV"), Bench(tmp_path, start="segv@open"):
+        pass
 
 
 def test_a_bug_in_the_bench_is_not_taken_for_a_bad_kernel(bench: Bench) -> None:

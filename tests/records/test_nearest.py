@@ -127,6 +127,14 @@ def test_a_block_keeps_whole_warps_when_rows_get_shorter() -> None:
     assert (narrow.threads_per_row, narrow.rows_per_block) == (16, 2)
 
 
+@pytest.mark.parametrize(("threads", "rows", "cols"), [(96, 4, 2048), (96, 1, 12288), (768, 1, 2048), (352, 2, 2048)])
+def test_uneven_threads_scale_to_whole_warps(threads: int, rows: int, cols: int) -> None:
+    own = replace(ROW_IN_BLOCK, threads_per_row=threads, rows_per_block=rows)
+    found = fitted(tuned(make("4096x4096"), own), make(f"4096x{cols}"), H200)
+    assert found is not None
+    assert found.threads % 32 == 0
+
+
 def test_edges_follow_what_cols_divides_into() -> None:
     record = tuned(make("8192x4096"), ROW_IN_BLOCK)
     for shape in ("8192x4097", "8192x4095", "8192x4100"):

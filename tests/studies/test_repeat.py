@@ -13,6 +13,7 @@ from normgen.cli import main as cli
 from normgen.cuda.compiler import compile_module
 from normgen.device import TARGETS
 from normgen.errors import NothingValidError, UsageError
+from normgen.measure import judge
 from normgen.pipeline import emit
 from normgen.program.source import problem_for
 from normgen.records.record import Cache, Outcome
@@ -21,7 +22,6 @@ from normgen.spec.reader import load
 from normgen.studies import repeat
 from normgen.studies.repeat import SWEPT, Repeat, Tuned, fastest_of, time_together, tune_apart
 from normgen.studies.sweep_file import Point, Sweep, header_of
-from normgen.tuning import measured
 from normgen.tuning.compile import Builder
 from tests.suites.fake_worker import COPY_US, FakeBench
 
@@ -48,7 +48,7 @@ def test_tunes_of_two_seeds_find_the_same_within_the_noise(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("normgen.cuda.driver.device_facts", lambda _: H200)
-    monkeypatch.setattr(measured, "BENCH", "tests.suites.fake_worker:FakeBench")
+    monkeypatch.setattr(judge, "BENCH", "tests.suites.fake_worker:FakeBench")
     monkeypatch.setattr(repeat, "COMMAND", (sys.executable, "-m", "tests.tuning.fake_tune"))
     arguments = [
         "--op",

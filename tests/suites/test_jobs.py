@@ -14,10 +14,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 
 from normgen.errors import UsageError
-from normgen.records.record import Record, parse_line
+from normgen.program.source import problem_for
+from normgen.records.record import Outcome, ProblemKey, Record, parse_line
+from normgen.schedule.schedule import Schedule
+from normgen.spec.reader import load
 from normgen.suites import jobs
 from normgen.suites.jobs import MAX_ATTEMPTS, JobStore, StorageError
 from normgen.suites.shared_study import SharedStudy, delete_studies, study_names
@@ -135,6 +139,24 @@ def test_what_is_no_database_is_refused_with_a_hint(tmp_path: Path) -> None:
         JobStore("my database")
     with pytest.raises(StorageError, match="cannot be used"):
         JobStore(f"sqlite:///{tmp_path}/no/such/folder/jobs.sqlite")
+
+
+def test_a_study_of_other_knob_values_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    """Numbers may leave the range of earlier trials; a word that the study has not seen may not be added."""
+    url, name = f"sqlite:///{tmp_path}/study.sqlite", "older"
+    number = optuna.distributions.IntDistribution(1, 4)
+    word = optuna.distributions.CategoricalDistribution(("plain",))
+    problem = ProblemKey.of(problem_for(load("rmsnorm"), shape="64x256"))
+    record = Record(problem=problem, schedule=Schedule(vector=8), outcome=Outcome.COMPILE_ERROR, measured=True)
+    study = optuna.create_study(storage=url, study_name=name, direction="minimize")
+    study.add_trial(optuna.create_trial(params={"vector": 2}, distributions={"vector": number}, value=1.0))
+    with SharedStudy(url, name) as shared:
+        shared.add(record)
+        assert shared.records() == (record,)
+    study = optuna.create_study(storage=url, study_name="words", direction="minimize")
+    study.add_trial(optuna.create_trial(params={"hold": "plain"}, distributions={"hold": word}, value=1.0))
+    with SharedStudy(url, "words") as shared, pytest.raises(StorageError, match="other knobs"):
+        shared.add(record)
 
 
 def start_worker(url: str, suite: str, folder: Path, machine: str, slow_s: float = 0.0) -> subprocess.Popen[str]:

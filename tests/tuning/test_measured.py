@@ -12,6 +12,7 @@ import pytest
 from normgen.codegen.module import Module
 from normgen.cuda.cubin import Cubin
 from normgen.device import TARGETS, Device
+from normgen.measure import judge
 from normgen.measure.protocol import Check
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
@@ -58,7 +59,7 @@ class PredictedBench(SimulatedTimer):
 
 
 def tune_once(monkeypatch: pytest.MonkeyPatch, storage: str | None = None) -> tuple[tuple[Record, ...], Path]:
-    monkeypatch.setattr(measured, "BENCH", f"{__name__}:PredictedBench")
+    monkeypatch.setattr(judge, "BENCH", f"{__name__}:PredictedBench")
     with measured.processes(0) as using, open_run(
         PROBLEM, H200, cache=Cache.COLD, seed=0, trials=32, budget_s=60.0, progress=Silent(),
         command="test", versions=environment(measured=False), storage=storage,
@@ -111,7 +112,7 @@ def test_the_default_is_searched_even_if_the_spec_leaves_it_out() -> None:
 def test_the_phases_of_a_measured_run_add_up_to_its_wall_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path))
     monkeypatch.setattr("normgen.records.results.cache_root", lambda: tmp_path / "cache")
-    monkeypatch.setattr(measured, "BENCH", f"{__name__}:PredictedBench")
+    monkeypatch.setattr(judge, "BENCH", f"{__name__}:PredictedBench")
     monkeypatch.setattr("normgen.cuda.driver.device_facts", lambda _: H200)
     monkeypatch.setattr(tuner, "environment", lambda *, measured: environment(measured=False))  # noqa: ARG005
     start = time.monotonic()

@@ -66,11 +66,16 @@ def missing_packages(name: str) -> tuple[str, ...]:
     return tuple(package for package in _MODULES[name][1] if importlib.util.find_spec(package) is None)
 
 
-def load_peer(name: str) -> Peer:
-    """Import a peer. Raises NotOfferedError if it is not installed or its import fails."""
+def require_packages(name: str) -> None:
+    """Raises NotOfferedError if a package that this peer needs is not installed."""
     missing = missing_packages(name)
     if missing:
         raise NotOfferedError("not installed", received=", ".join(missing))
+
+
+def load_peer(name: str) -> Peer:
+    """Import a peer. Raises NotOfferedError if it is not installed or its import fails."""
+    require_packages(name)
     try:
         module = importlib.import_module(f"normgen.bench.peers.{_MODULES[name][0]}")
     except Exception as error:  # a broken installation may raise anything

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from normgen.bench.expected import Array, Chunk
-from normgen.bench.peers import Call, Options, Peer, Tensors
+from normgen.bench.peers import Call, Options, Tensors, load_peer
 from normgen.cuda import dlpack
 from normgen.cuda.stream import Graph
 from normgen.measure.gpu import GpuBench
@@ -19,7 +19,7 @@ from normgen.problem.problem import Problem, TensorUse
 
 
 class TorchSide:
-    """One bench seen from torch. Peers run and are captured on a stream of torch's own; the bench replays."""
+    """One bench seen from torch: peers by name, run and captured on a stream of torch's own. The bench replays."""
 
     def __init__(self, bench: GpuBench, *, index: int) -> None:
         self._bench, self._index = bench, index
@@ -33,28 +33,38 @@ class TorchSide:
             for i in range(bench.plan.sets)
         ]
 
-    def first(self, key: str, peer: Peer, options: Options) -> tuple[Tensors, float]:
-        """Prepare a peer and run it on set 0: its results, and the seconds that took."""
+    def prepare(self, name: str, options: Options) -> float:
+        """Let a peer compile and run on set 0: the seconds that took."""
+        peer = load_peer(name)
         start = time.perf_counter()
         with torch.no_grad(), torch.cuda.stream(self._stream):
             call = peer.prepare(self._bench.problem, self._sets, options)
-            results = call(0)
+            call(0)
         torch.cuda.synchronize()
-        self._calls[key] = call
-        return results, time.perf_counter() - start
+        self._calls[name] = call
+        return time.perf_counter() - start
 
-    def add(self, key: str) -> None:
-        """Capture a prepared peer and give it to the bench under its key."""
-        call = self._calls[key]
-        self._bench.add(key, lambda count: self._capture(call, count), rough_us=self._rough_us(call))
+    def has(self, name: str) -> bool:
+        return name in self._calls
 
-    def still_works(self) -> bool:
-        """Whether the context survived what a peer did."""
-        try:
-            torch.cuda.synchronize()
-        except Exception:  # torch's class for it differs from version to version
-            return False
-        return True
+    def forget(self, name: str) -> None:
+        self._calls.pop(name, None)
+
+    def run(self, name: str) -> Tensors:
+        """A prepared peer's results for set 0."""
+        with torch.no_grad(), torch.cuda.stream(self._stream):
+            results = self._calls[name](0)
+        torch.cuda.synchronize()
+        return results
+
+    def read(self, tensor: Any, use: TensorUse, chunks: Sequence[Chunk]) -> tuple[Array, float]:
+        """The chosen rows of a result in float64, and the unit roundoff of the dtype it came in."""
+        roundoff = float(torch.finfo(tensor.dtype).eps) / 2
+        shape = (-1, tensor.shape[-1]) if use.kind.is_elem else (-1,)
+        flat = tensor.detach().reshape(shape)
+        if use.kind.by_row:
+            flat = torch.cat([flat[start:stop] for start, stop in chunks])
+        return np.asarray(flat.float().cpu().numpy(), dtype=np.float64), roundoff
 
     def close(self) -> None:
         """Give torch's memory back to the device; tensors of this bench must not be used any more."""
@@ -80,9 +90,10 @@ class TorchSide:
         flat = torch.utils.dlpack.from_dlpack(capsule)
         return flat.as_strided(shape, (pitch, 1)) if is_elem else flat
 
-    def _capture(self, call: Call, count: int) -> Graph:
+    def capture(self, name: str, count: int) -> Graph:
         """Launch i on set i % sets. The results of a set live until that set comes round again, so that outputs
         rotate through as much memory as ours do."""
+        call = self._calls[name]
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         kept: list[Tensors | None] = [None] * len(self._sets)
         gc.disable()  # what a collection frees on the device would end the capture
@@ -96,8 +107,9 @@ class TorchSide:
             gc.enable()
         return Graph.of(graph.raw_cuda_graph(), device=self._index, owner=graph)
 
-    def _rough_us(self, call: Call) -> float:
+    def rough_us(self, name: str) -> float:
         """From three in a row, queued from the host: good enough to size a graph."""
+        call = self._calls[name]
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         with torch.no_grad(), torch.cuda.stream(self._stream):
             call(0)
@@ -107,12 +119,3 @@ class TorchSide:
             stop.record()
         torch.cuda.synchronize()
         return float(start.elapsed_time(stop)) * 1e3 / 3
-
-
-def read_chunks(tensor: Any, use: TensorUse, chunks: Sequence[Chunk]) -> tuple[Array, float]:
-    """The chosen rows of a result in float64, and the unit roundoff of the dtype it came in."""
-    roundoff = float(torch.finfo(tensor.dtype).eps) / 2
-    flat = tensor.detach().reshape(-1, tensor.shape[-1]) if use.kind.is_elem else tensor.detach().reshape(-1)
-    if use.kind.by_row:
-        flat = torch.cat([flat[start:stop] for start, stop in chunks])
-    return np.asarray(flat.float().cpu().numpy(), dtype=np.float64), roundoff

@@ -26,7 +26,7 @@ class Block(Exchange):
     def combine(self, state: State, *, is_first: bool) -> list[str]:
         slots = f"{state.variable}_slots[parity][slot]" if self.plan.double_slots else f"{state.variable}_slots[slot]"
         own_barrier = ", slot" if self.plan.row_barriers else ""
-        return [f"{state.variable} = {self.function}<kWarpsPerRow>({state.variable}, {slots}{own_barrier});"]
+        return [f"{state.variable} = {self.tree}<kWarpsPerRow>({state.variable}, {slots}{own_barrier});"]
 
     def next_row(self) -> list[str]:
         return ["parity ^= 1;"] if self.plan.double_slots else []

@@ -9,6 +9,7 @@ from normgen.codegen.view import State
 class Cluster(Exchange):
     """A cluster for each row: a cluster barrier around the exchange."""
 
+    function = "reduce_cluster"
     frees_slots = True
 
     def slots(self, states: list[State]) -> tuple[str, ...]:
@@ -19,13 +20,14 @@ class Cluster(Exchange):
 
     def combine(self, state: State, *, is_first: bool) -> list[str]:
         variable = state.variable
-        line = f"{variable} = reduce_cluster<kWarps, kCluster>({variable}, {variable}_slots);"
+        line = f"{variable} = {self.tree}<kWarps, kCluster>({variable}, {variable}_slots);"
         return ["cluster_wait();", line] if is_first else [line]
 
 
 class ClusterWalk(Exchange):
     """Clusters that walk rows: an mbarrier counts the states that arrive, and two sets of slots take turns."""
 
+    function = "exchange_cluster"
     frees_slots = True
 
     def slots(self, states: list[State]) -> tuple[str, ...]:
@@ -49,7 +51,7 @@ class ClusterWalk(Exchange):
     def combine(self, state: State, *, is_first: bool) -> list[str]:
         variable = state.variable
         places = f"{variable}_slots[trip % 2], &{variable}_full[trip % 2], trip / 2 % 2"
-        return [f"{variable} = exchange_cluster<kWarps, kCluster>({variable}, {places});"]
+        return [f"{variable} = {self.tree}<kWarps, kCluster>({variable}, {places});"]
 
     def next_row(self) -> list[str]:
         return ["++trip;"]

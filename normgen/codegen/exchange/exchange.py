@@ -11,10 +11,12 @@ STARTED = "a block may write to another only once that one has started"
 class Exchange:
     """Threads that combine with nobody: a thread owns a row, or the program reduces no row.
 
-    The other techniques override what they do. `shares_slots` says that a thread must know which row of its block is
-    its own, `frees_slots` that all threads of a row pass a barrier in each exchange.
+    The other techniques override what they do. `function` is the device library's tree, `shares_slots` says that a
+    thread must know which row of its block is its own, `frees_slots` that all threads of a row pass a barrier in each
+    exchange.
     """
 
+    function = ""
     shares_slots = False
     frees_slots = False
     headers: tuple[str, ...] = ()  # of CUDA, that its functions need
@@ -48,6 +50,11 @@ class Exchange:
     def next_row(self) -> list[str]:
         """At the end of a row."""
         return []
+
+    @property
+    def tree(self) -> str:
+        """The device library's function that combines states, in its form for their number."""
+        return self.function.replace("_", "_uneven_", 1) if self.plan.is_uneven else self.function
 
     def declare(self, states: list[State], size: str) -> tuple[str, ...]:
         return tuple(f"__shared__ {st.type} {st.variable}_slots{size};" for st in states)

@@ -12,4 +12,4 @@ class Lanes(Exchange):
     function = "reduce_lanes"
 
     def combine(self, state: State, *, is_first: bool) -> list[str]:
-        return [f"{state.variable} = {self.function}<kThreadsPerRow>({state.variable});"]
+        return [f"{state.variable} = {self.tree}<kThreadsPerRow>({state.variable});"]

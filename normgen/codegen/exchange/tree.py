@@ -8,8 +8,9 @@ from normgen.schedule.plan import WARP, Plan
 
 
 class Tree(Exchange):
-    """Any number of threads a row that is a power of two."""
+    """Any number of threads a row."""
 
+    function = "reduce_tree"
     shares_slots = True
 
     def __init__(self, plan: Plan) -> None:
@@ -21,4 +22,4 @@ class Tree(Exchange):
 
     def combine(self, state: State, *, is_first: bool) -> list[str]:
         variable = state.variable
-        return [f"{variable} = reduce_tree<kThreadsPerRow>({variable}, {variable}_slots[slot]);"]
+        return [f"{variable} = {self.tree}<kThreadsPerRow>({variable}, {variable}_slots[slot]);"]

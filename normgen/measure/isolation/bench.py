@@ -1,8 +1,8 @@
 """A bench in a worker process of its own: a kernel that takes the device down takes only the worker with it.
 
-The parent keeps every loaded kernel's cubin. When a worker is lost, the next one is started and gets the kernels
-again as they are asked for. The kernel that ran when it was lost is the suspect: it is tried once more, alone in the
-fresh worker. If it passes, what was interrupted is done again and nothing is lost; if not, it is out.
+The parent keeps how each key was made: of a kernel the cubin. When a worker is lost, the next one is started and makes
+the keys again as they are asked for. The kernel that ran when it was lost is the suspect: it is tried once more, alone
+in the fresh worker. If it passes, what was interrupted is done again and nothing is lost; if not, it is out.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from normgen.codegen.module import Module
 from normgen.errors import NormgenError
-from normgen.measure.isolation.process import RefusedError, Worker, WorkerLostError
+from normgen.measure.isolation.process import Post, RefusedError, Worker, WorkerLostError
 from normgen.measure.protocol import Check, DeviceLostError, KernelFaultError
 from normgen.measure.timing import Series
 from normgen.records.record import Outcome
@@ -30,45 +30,46 @@ class Patience:
 
     first_s    before there is one of its kind
     open_s     until a worker is started and holds the problem's data
+    fixed_s    of verbs for which the quickest answer says nothing about the next
     """
 
     multiple: float = 50.0
     floor_s: float = 5.0
     first_s: float = 30.0
     open_s: float = 120.0
+    fixed_s: Mapping[str, float] = field(default_factory=dict, hash=False)
 
 
 class WorkerBench:
     """A `bench.Bench` whose device lives in a worker process.
 
-    worker    just started; `opening` are the named arguments of its bench (see `tuning.worker`)
-    restart   starts another one
+    post      of the worker, which as a context the bench leaves in its place, unless it ends with an exception
+    opening   named arguments of the worker's bench (see `isolation.server`)
     note      is told of every loss, in one line
     """
 
     def __init__(
         self,
-        worker: Worker,
+        post: Post,
         *,
         opening: Mapping[str, Any],
-        restart: Callable[[], Worker],
         note: Callable[[str], None],
         patience: Patience | None = None,
     ) -> None:
-        self._worker: Worker | None = worker
+        self._post = post
+        self._worker: Worker | None = post.worker()
         self._opening = dict(opening)
-        self._restart = restart
         self._note = note
         self._patience = patience or Patience()
         self._quickest_s: dict[str, float] = {}
-        self._kernels: dict[str, tuple[Module, Any]] = {}  # what was loaded and not unloaded
+        self._recipes: dict[str, tuple[str, tuple[Any, ...]]] = {}  # verb and arguments that make a key
         self._twins: dict[str, str] = {}
         self._present: set[str] = set()  # keys that the present worker knows
         self._is_open = False
         self._roofs: tuple[str, ...] | None = None
         self._best_us: float | None = None
         self._incidents: list[dict[str, str]] = []
-        self._send_open(worker)
+        self._send_open(self._worker)
 
     @property
     def roofs(self) -> Sequence[str]:
@@ -85,11 +86,18 @@ class WorkerBench:
 
     def load(self, key: str, module: Module, cubin: Any) -> None:
         """Raises NormgenError when the device refuses the kernel."""
-        self._kernels[key] = (module, cubin)
+        self.make(key, "load", module, cubin)
+
+    def make(self, key: str, verb: str, *args: Any) -> Any:
+        """Let the worker's bench make a key ready by one of its methods; the next worker makes it in the same way.
+
+        Raises NormgenError when the bench refuses, KernelFaultError when two workers are lost over it.
+        """
+        self._recipes[key] = (verb, args)
         try:
-            self._guarded(key, "load", lambda: self._provide(key))
+            return self._guarded(key, verb, lambda: self._provide(key))
         except NormgenError:
-            self._kernels.pop(key, None)
+            self._recipes.pop(key, None)
             raise
 
     def check(self, key: str, *, full: bool) -> Check:
@@ -99,7 +107,7 @@ class WorkerBench:
 
     def unload(self, key: str) -> None:
         """Forget the kernel; the worker frees it when it has it."""
-        self._kernels.pop(key, None)
+        self._recipes.pop(key, None)
         self._twins = {twin: origin for twin, origin in self._twins.items() if origin != key}
         # A worker lost over this leaves nothing behind that would have to be freed.
         self._guarded(key, "unload", lambda: self._call("unload", key) if key in self._present else None)
@@ -143,24 +151,24 @@ class WorkerBench:
 
         def run() -> Series:
             for key in keys:
-                self._provide(key)
+                self._provide_again(key)
             series: Series = self._call("race", list(keys), **settings)
             return series
 
         found: Series = self._guarded(None, "time", run)
         return found
 
-    def close(self) -> None:
-        """End the worker."""
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            worker.kill()
-
     def __enter__(self) -> Self:
+        self._ready()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Free the problem's data. A worker that was interrupted, or does not answer, is ended."""
+        if kind is None and self._is_open:
+            with contextlib.suppress(WorkerLostError, RefusedError):
+                self._call("close")
+                return
+        self._post.close()
 
     def _guarded(self, key: str | None, during: str, action: Callable[[], Any]) -> Any:
         """Do it; when the worker is lost over it, try the suspect alone, then do it again.
@@ -178,8 +186,8 @@ class WorkerBench:
                     raise self._out(suspect, during, loss) from loss
                 blamed.add(suspect)
                 self._remember(suspect, during, loss, then="tried again alone")
-                # Loading or checking it again is trying it alone.
-                if suspect in self._kernels and during not in ("load", "check"):
+                # Making or checking it again is trying it alone.
+                if suspect in self._recipes and during not in (self._recipes[suspect][0], "check"):
                     self._try_alone(suspect, during, loss)
 
     def _try_alone(self, suspect: str, during: str, loss: WorkerLostError) -> None:
@@ -203,7 +211,7 @@ class WorkerBench:
         self._remember(suspect, during, loss, then="given up")
         if suspect is None:
             return DeviceLostError("a worker process must stay alive", received=str(loss))
-        self._kernels.pop(suspect, None)
+        self._recipes.pop(suspect, None)
         return KernelFaultError(
             f"{loss}; tried again alone: the same end ({during})", key=suspect, outcome=loss.outcome
         )
@@ -221,22 +229,33 @@ class WorkerBench:
         self._provide(key)
         return self._call(verb, *args, **named)
 
-    def _provide(self, key: str) -> None:
-        """Make sure that the present worker knows a key: a kernel, a twin, or a roof (which it always does)."""
+    def _provide_again(self, key: str) -> None:
+        """As `_provide`, of a key that a worker could make once. Raises KernelFaultError when this one refuses."""
+        try:
+            self._provide(key)
+        except RefusedError as refusal:
+            raise KernelFaultError(str(refusal), key=key, outcome=Outcome.LAUNCH_ERROR) from refusal
+
+    def _provide(self, key: str) -> Any:
+        """Make sure that the present worker knows a key: a kernel, a twin, or a roof (which it always does).
+
+        Returns what making it gave; None for one that is there.
+        """
         self._ready()
         if key in self._present or key in (self._roofs or ()):
-            return
+            return None
         try:
             if key in self._twins:
                 self._provide(self._twins[key])
-                self._call("twin", self._twins[key])
+                answer = self._call("twin", self._twins[key])
             else:
-                module, cubin = self._kernels[key]
-                self._call("load", key, module, cubin)
+                verb, args = self._recipes[key]
+                answer = self._call(verb, key, *args)
         except WorkerLostError as loss:
             loss.at = loss.at or key
             raise
         self._present.add(key)
+        return answer
 
     def _call(self, verb: str, *args: Any, **named: Any) -> Any:
         """Tell and hear, within the time that this kind of call may take."""
@@ -251,19 +270,24 @@ class WorkerBench:
         return answer
 
     def _limit_s(self, kind: str) -> float:
+        if kind in self._patience.fixed_s:
+            return self._patience.fixed_s[kind]
         quickest = self._quickest_s.get(kind)
         if quickest is None:
             return max(self._patience.first_s, self._patience.floor_s)
         return max(self._patience.floor_s, self._patience.multiple * quickest)
 
     def _ready(self) -> None:
-        """An open worker: the present one, else a new one. Raises DeviceLostError when none stays alive."""
+        """An open worker: the present one, else a new one.
+
+        Raises DeviceLostError when none stays alive, RefusedError when the first one cannot hold the problem's data.
+        """
         for _ in range(STARTS):
             if self._is_open:
                 return
             try:
                 if self._worker is None:
-                    self._worker = self._restart()
+                    self._worker = self._post.worker()
                     self._send_open(self._worker)
                 self._roofs = self._worker.hear(self._patience.open_s)
                 self._is_open = True
@@ -274,7 +298,8 @@ class WorkerBench:
                 self._drop_worker()
                 self._remember(None, "open", loss, then="started again")
             except RefusedError as refusal:
-                self.close()
+                if self._roofs is None:
+                    raise  # nothing is lost: the problem may be too large for the device
                 raise DeviceLostError("the device must take the problem's data", received=str(refusal)) from refusal
         if not self._is_open:
             raise DeviceLostError(f"one of {STARTS} worker processes must start", received=self._incidents[-1]["cause"])

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from typing import Any
+from typing import Any, Self
 
 from normgen.errors import NormgenError
 from normgen.measure.protocol import KernelFaultError
@@ -28,6 +28,8 @@ class WorkerLostError(NormgenError):
 
 class RefusedError(NormgenError):
     """The device refused a call and goes on; the text is the worker's."""
+
+    exit_code = 6
 
 
 class Worker:
@@ -50,6 +52,11 @@ class Worker:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it was ended, or found to have ended."""
+        return self._link.closed
 
     def tell(self, verb: str, *args: Any, **named: Any) -> None:
         """Send a message; `hear` waits for its answer. Raises WorkerLostError when nobody is there."""
@@ -88,7 +95,8 @@ class Worker:
 
     def _fail(self, kind: str, value: Any, at: str | None) -> None:
         if kind == "refused":
-            raise RefusedError(str(value))
+            rule, received, hint = value
+            raise RefusedError(rule, received=received, hint=hint)
         if kind == "fault":
             key, outcome, text = value
             raise KernelFaultError(text, key=key, outcome=Outcome(outcome))
@@ -108,3 +116,38 @@ class Worker:
         else:
             how = f"ended with status {status}" if status is not None else "closed its pipe"
         return WorkerLostError(f"the worker process {how}", outcome=Outcome.WORKER_DIED, at=at)
+
+
+class Post:
+    """The place of one worker at a time on device `index`: a lost one is followed by the next of the same factory.
+
+    A post outlives the benches of its worker, which keeps what it imported and its context from one to the next.
+    """
+
+    def __init__(self, factory: str, index: int) -> None:
+        self.index = index
+        self._factory = factory
+        self._worker: Worker | None = None
+
+    def worker(self) -> Worker:
+        """The worker, started if there is none."""
+        if self._worker is None or self._worker.is_gone:
+            self._worker = Worker(self._factory, self.index)
+        return self._worker
+
+    def ask(self, verb: str, *args: Any, limit_s: float) -> Any:
+        """A call that needs no bench. Raises as `Worker.hear`."""
+        worker = self.worker()
+        worker.tell(verb, *args)
+        return worker.hear(limit_s)
+
+    def close(self) -> None:
+        """End the worker."""
+        if self._worker is not None and not self._worker.is_gone:
+            self._worker.kill()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,14 +1,15 @@
-"""The process that owns a device during a search: it builds a bench and does what it is told over a pipe.
+"""The process that owns a device while kernels are judged: it builds a bench and does what it is told over a pipe.
 
     python -m normgen.measure.isolation.server FD PARENT FACTORY INDEX
 
 FD is one end of a socket pair, PARENT the process at the other, FACTORY names the bench (`module:class`), INDEX the
 device. Before the first message the factory's module may get the device ready (`get_ready(index)`). A message is
-(verb, positional, named arguments), the first verb `open` with the bench's arguments. For each message there are any
-number of ("at", key), the kernel that runs next, and then one of
+(verb, positional, named arguments). `open` builds a bench of its named arguments and `close` ends it; between them a
+verb is a method of the bench, or `race`, else one of the factory. For each message there are any number of
+("at", key), the kernel that runs next, and then one of
 
     ("ok", value)               what the call returned
-    ("refused", text)           the device refused the kernel; the bench goes on
+    ("refused", (rule, received, hint))   the device refused the kernel; the bench goes on
     ("fault", (key, outcome, text))   a KernelFaultError; the bench goes on
     ("lost", text)              the context is gone; the process ends
     ("bug", text)               any other exception, with its traceback; the process ends
@@ -32,7 +33,6 @@ from normgen.measure import timing
 from normgen.measure.protocol import Bench, DeviceLostError, KernelFaultError
 from normgen.records.record import Outcome
 
-VERBS = ("load", "check", "unload", "warm_up", "twin", "expect", "conditions", "race")
 ORPHAN_CHECK_S = 0.5
 
 
@@ -95,7 +95,7 @@ class Server:
         except DeviceLostError as error:
             answer = ("lost", str(error))
         except NormgenError as error:
-            answer = ("refused", str(error))
+            answer = ("refused", (error.rule, error.received, error.hint))
         except Exception:
             answer = ("bug", traceback.format_exc())
         self._link.send(answer)
@@ -105,11 +105,13 @@ class Server:
         if verb == "open":
             self._bench = self._factory(**named)
             return tuple(self._bench.roofs)
-        assert self._bench is not None, "the first message opens the bench"
-        assert verb in VERBS, verb
+        bench = self._bench
         if verb == "race":
-            return timing.race(_Announcing(self._bench, self._announce), *args, **named)
-        return getattr(self._bench, verb)(*args, **named)
+            assert bench is not None, "a race is held on an open bench"
+            return timing.race(_Announcing(bench, self._announce), *args, **named)
+        if verb == "close":
+            self._bench = None
+        return getattr(bench or self._factory, verb)(*args, **named)
 
     def _announce(self, key: str) -> None:
         self._link.send(("at", key))

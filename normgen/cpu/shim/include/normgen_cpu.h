@@ -57,6 +57,7 @@ __attribute__((const)) unsigned normgen_cpu_cluster_rank();
 __attribute__((const)) unsigned char* normgen_cpu_dynamic_shared();
 void normgen_cpu_dependency_wait();
 void normgen_cpu_syncthreads();
+void normgen_cpu_threadfence();
 void normgen_cpu_syncwarp(unsigned mask);
 void normgen_cpu_shuffle(unsigned mask, int source, const void* in, void* out, int bytes);
 unsigned normgen_cpu_ballot(unsigned mask, int predicate);
@@ -70,6 +71,8 @@ void normgen_cpu_cluster_send(void* own, unsigned rank, const void* value, unsig
 void normgen_cpu_cp_async(void* to, const void* from, unsigned bytes);
 void normgen_cpu_cp_async_commit();
 void normgen_cpu_cp_async_wait(int groups_left);
+void normgen_cpu_mbarrier_fence();
+void normgen_cpu_mbarrier_cluster_fence();
 void normgen_cpu_mbarrier_init(unsigned long long* mbarrier, unsigned count);
 void normgen_cpu_mbarrier_arrive(unsigned long long* mbarrier, unsigned bytes);
 void normgen_cpu_mbarrier_wait(unsigned long long* mbarrier, unsigned parity);

@@ -3,7 +3,7 @@
 
 NORMGEN_INLINE void __syncthreads() { normgen_cpu_syncthreads(); }
 NORMGEN_INLINE void __syncwarp(unsigned mask = 0xFFFFFFFFu) { normgen_cpu_syncwarp(mask); }
-NORMGEN_INLINE void __threadfence() { asm volatile("" ::: "memory"); }
+NORMGEN_INLINE void __threadfence() { normgen_cpu_threadfence(); }
 NORMGEN_INLINE void __threadfence_block() { asm volatile("" ::: "memory"); }
 NORMGEN_INLINE unsigned __activemask() { return normgen_cpu_activemask(); }
 NORMGEN_INLINE unsigned __ballot_sync(unsigned mask, int predicate) { return normgen_cpu_ballot(mask, predicate); }
@@ -81,7 +81,7 @@ template <int N>
 NORMGEN_INLINE void cp_async_wait() { normgen_cpu_cp_async_wait(N); }
 
 NORMGEN_INLINE void mbarrier_init(unsigned long long* mbarrier, unsigned count) { normgen_cpu_mbarrier_init(mbarrier, count); }
-NORMGEN_INLINE void mbarrier_fence() {}
+NORMGEN_INLINE void mbarrier_fence() { normgen_cpu_mbarrier_fence(); }
 NORMGEN_INLINE void mbarrier_expect_bytes(unsigned long long* mbarrier, unsigned bytes) { normgen_cpu_mbarrier_arrive(mbarrier, bytes); }
 NORMGEN_INLINE void mbarrier_arrive(unsigned long long* mbarrier) { normgen_cpu_mbarrier_arrive(mbarrier, 0); }
 NORMGEN_INLINE void mbarrier_wait(unsigned long long* mbarrier, unsigned parity) { normgen_cpu_mbarrier_wait(mbarrier, parity); }
@@ -108,7 +108,7 @@ template <typename Value>
 NORMGEN_INLINE void cluster_send(Value* own_shared_address, unsigned rank, Value value, unsigned long long* mbarrier) {
   normgen_cpu_cluster_send(own_shared_address, rank, &value, sizeof(Value), mbarrier);
 }
-NORMGEN_INLINE void mbarrier_cluster_fence() {}
+NORMGEN_INLINE void mbarrier_cluster_fence() { normgen_cpu_mbarrier_cluster_fence(); }
 NORMGEN_INLINE void cluster_arrive() { normgen_cpu_cluster_arrive(); }
 NORMGEN_INLINE void cluster_wait() { normgen_cpu_cluster_wait(); }
 NORMGEN_INLINE void opaque(unsigned&) {}

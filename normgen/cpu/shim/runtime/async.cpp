@@ -24,16 +24,23 @@ Copy checked_copy(void* to, const void* from, unsigned bytes, size_t alignment, 
   return copy;
 }
 
-// The mbarrier at that address; an access to one that nobody has set up is a read of uninitialised memory.
-Mbarrier& find_mbarrier(unsigned long long* address, uintptr_t pc) {
+// The mbarrier that block has at that address. The order of fibers may hide that a thread uses one too early, so the
+// initialisation must come first by barriers, too.
+Mbarrier& find_mbarrier(Block& block, unsigned long long* address, uintptr_t pc) {
   const uintptr_t key = reinterpret_cast<uintptr_t>(address);
-  check_access(key, sizeof *address, kAtomic, true, pc);
-  auto found = machine.current->block->mbarriers.find(key);
-  if (found == machine.current->block->mbarriers.end()) {
-    fatal_fault(kUninitialisedShared, pc, "uses an mbarrier that was never initialised");
+  if (!in_shared(key)) fatal_fault(kOutOfBoundsShared, pc, "an mbarrier must lie in shared memory");
+  const auto found = block.mbarriers.find(key);
+  if (found == block.mbarriers.end()) {
+    fatal_fault(kMbarrier, pc, "thread %d uses an mbarrier that block rank %d has not initialised", machine.current->thread,
+                block.rank);
+  }
+  if (check_mbarrier_order(found->second, pc) && &block == machine.current->block) {
+    check_access(key, sizeof *address, kAtomic, true, pc);
   }
   return found->second;
 }
+
+Mbarrier& own_mbarrier(unsigned long long* address, uintptr_t pc) { return find_mbarrier(*machine.current->block, address, pc); }
 
 int arrival_event() {
   Fiber& fiber = *machine.current;
@@ -126,25 +133,25 @@ NORMGEN_API void normgen_cpu_cp_async_wait(int groups_left) {
 }
 
 NORMGEN_API void normgen_cpu_mbarrier_init(unsigned long long* address, unsigned count) {
-  const uintptr_t pc = NORMGEN_CALLER;
-  check_access(reinterpret_cast<uintptr_t>(address), sizeof *address, kWrite, true, pc);
-  if (!in_shared(reinterpret_cast<uintptr_t>(address))) {
-    fatal_fault(kOutOfBoundsShared, pc, "an mbarrier must lie in shared memory");
-  }
-  Mbarrier& mbarrier = machine.current->block->mbarriers[reinterpret_cast<uintptr_t>(address)];
-  mbarrier = Mbarrier();
+  const uintptr_t pc = NORMGEN_CALLER, key = reinterpret_cast<uintptr_t>(address);
+  if (!in_shared(key)) fatal_fault(kOutOfBoundsShared, pc, "an mbarrier must lie in shared memory");
+  auto& mbarriers = machine.current->block->mbarriers;
+  if (mbarriers.count(key) != 0) fatal_fault(kMbarrier, pc, "initialises an mbarrier that is in use already");
+  check_access(key, sizeof *address, kWrite, true, pc);
+  Mbarrier& mbarrier = mbarriers[key];
+  mbarrier.initialised = my_stamp();
   mbarrier.count = count;
   mbarrier.pending = count;
 }
 
 NORMGEN_API void normgen_cpu_mbarrier_arrive(unsigned long long* address, unsigned bytes) {
   const uintptr_t pc = NORMGEN_CALLER;
-  arrive(find_mbarrier(address, pc), bytes, pc);
+  arrive(own_mbarrier(address, pc), bytes, pc);
 }
 
 NORMGEN_API void normgen_cpu_mbarrier_wait(unsigned long long* address, unsigned parity) {
   const uintptr_t pc = NORMGEN_CALLER;
-  Mbarrier& mbarrier = find_mbarrier(address, pc);
+  Mbarrier& mbarrier = own_mbarrier(address, pc);
   Fiber& fiber = *machine.current;
   if (mbarrier.phase % 2 == parity % 2) {
     fiber.mbarrier = &mbarrier;
@@ -163,8 +170,10 @@ NORMGEN_API void normgen_cpu_mbarrier_wait(unsigned long long* address, unsigned
 NORMGEN_API void normgen_cpu_bulk_load(void* to, const void* from, unsigned bytes, unsigned long long* address) {
   const uintptr_t pc = NORMGEN_CALLER;
   if (bytes % 16 != 0) fatal_fault(kMisaligned, pc, "a bulk copy moves a multiple of 16 bytes, and this one %u", bytes);
-  Mbarrier& mbarrier = find_mbarrier(address, pc);
+  Mbarrier& mbarrier = own_mbarrier(address, pc);
   if (bytes == 0) return;
+  check_proxy(mbarrier, pc);
+  check_overwritten(Copy{static_cast<unsigned char*>(to), static_cast<const unsigned char*>(from), bytes}, pc);
   mbarrier.copies.push_back(checked_copy(to, from, bytes, 16, pc));
   Block& block = *machine.current->block;
   if (has_waiter(block, mbarrier)) settle(block, mbarrier, true);
@@ -173,17 +182,13 @@ NORMGEN_API void normgen_cpu_bulk_load(void* to, const void* from, unsigned byte
 NORMGEN_API void normgen_cpu_cluster_send(void* own, unsigned rank, const void* value, unsigned bytes,
                                           unsigned long long* address) {
   const uintptr_t pc = NORMGEN_CALLER;
-  const uintptr_t to = reinterpret_cast<uintptr_t>(own), key = reinterpret_cast<uintptr_t>(address);
+  const uintptr_t to = reinterpret_cast<uintptr_t>(own);
   Block& target = block_of_cluster(to, rank, kWrite, pc);
   check_shared_extent(to, bytes, kWrite, pc);
-  if (!in_shared(key)) fatal_fault(kOutOfBoundsShared, pc, "an mbarrier must lie in shared memory");
   if (bytes % 4 != 0 || bytes > kMaxSent) fatal_fault(kMisaligned, pc, "sends %u bytes: words of 4, at most 16", bytes);
-  auto found = target.mbarriers.find(key);
-  if (found == target.mbarriers.end()) {
-    fatal_fault(kUninitialisedShared, pc, "sends with an mbarrier that block rank %u never initialised", rank);
-  }
+  Mbarrier& mbarrier = find_mbarrier(target, address, pc);
+  if (&target != machine.current->block) check_cluster_fence(mbarrier, pc);
   mark_sent(target, shadow_index(to), bytes, pc);
-  Mbarrier& mbarrier = found->second;
   mbarrier.sent.push_back(Sent{to, bytes, {}});
   std::memcpy(mbarrier.sent.back().value, value, bytes);
   const Fiber& fiber = *machine.current;

@@ -1,6 +1,7 @@
 // What the compiler's instrumentation calls: before each load and store (thread sanitizer's interface), when a pointer
 // is not aligned for its type and when an array index is too large (undefined behaviour sanitizer's interface).
 #include <cstring>
+#include <type_traits>
 
 #include "runtime.h"
 
@@ -39,7 +40,10 @@ struct TypeMismatchData {
 template <typename T>
 T atomic_add(T* target, T value, uintptr_t pc) {
   if (time_is_up) fault_timeout(pc);
-  check_access(reinterpret_cast<uintptr_t>(target), sizeof(T), kAtomic, true, pc);
+  const uintptr_t address = reinterpret_cast<uintptr_t>(target);
+  check_access(address, sizeof(T), kAtomic, true, pc);
+  // Blocks count each other with integers; a sum of floats tells nobody that it is complete.
+  if (std::is_integral<T>::value && !in_shared(address)) meet_at_counter(address);
   const T old = *target;
   *target = old + value;
   return old;

@@ -67,6 +67,7 @@ void check_global(uintptr_t address, size_t bytes, int access, uintptr_t pc) {
       fatal_fault(kTooEarly, pc, "%s '%s' before waiting for the kernels in front, which may still use it", verb(access),
                   region.name);
     }
+    if (region.writable != 0) check_cells(index, address, bytes, access, pc);
     return;
   }
   if (read_only != nullptr) fatal_fault(kOutOfBounds, pc, "writes to '%s', which the kernel only reads", read_only->name);

@@ -5,7 +5,9 @@ namespace normgen_cpu {
 
 uint64_t tick() { return ++machine.clock; }
 
-uint64_t my_stamp() { return machine.clock << kStampShift | machine.current->stamp_thread; }
+uint64_t stamp_of(const Fiber& fiber, uint64_t clock) { return clock << kStampShift | fiber.stamp_thread; }
+
+uint64_t my_stamp() { return stamp_of(*machine.current, machine.clock); }
 
 int add_event(Block& block, std::vector<Lanes> lanes, std::vector<int> before, bool asynchronous) {
   block.events.push_back(Event{tick(), std::move(lanes), std::move(before), asynchronous});

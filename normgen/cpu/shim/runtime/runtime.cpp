@@ -4,6 +4,8 @@
 #include "order.cpp"
 #include "faults.cpp"
 #include "memory.cpp"
+#include "global.cpp"
+#include "fences.cpp"
 #include "fiber.cpp"
 #include "warp.cpp"
 #include "barriers.cpp"

@@ -38,6 +38,9 @@ enum FaultKind : int {
   kTimeout,
   kOutOfBoundsShared,
   kTooEarly,  // a dependent launch touched memory, or ended, before it waited for the kernels in front of it
+  kMbarrier,  // used with no barrier since its initialisation, or initialised while in use
+  kMissingFence,
+  kGlobalRace,
   kIndexOutOfArray,  // of a local or a shared array: Python tells which from the line
 };
 
@@ -50,6 +53,7 @@ struct Region {  // one tensor: `rows` rows of `row_bytes` legal bytes, `pitch_b
   int64_t rows, row_bytes, pitch_bytes;
   int64_t writable;
   int64_t stable;  // no kernel in front writes it: it may be read before the wait
+  int64_t cell_bytes;  // of an element: no thread writes half of one
   const char* name;
 };
 
@@ -62,6 +66,7 @@ struct FaultRecord {
   int kind, block, thread, group_count;
   uint64_t pc;        // offset into the kernel's image
   uint64_t other_pc;  // a second call site that must be the same one, or 0
+  uint64_t earlier_pc;  // of the access that this one conflicts with, or 0
   WaitGroup groups[6];
   char message[256];
 };
@@ -96,6 +101,14 @@ struct Event {  // everything `lanes` did before `time` is known to whoever know
   std::vector<Lanes> lanes;
   std::vector<int> before;
   bool asynchronous;  // covers what asynchronous copies wrote
+};
+
+// ---- fences ----
+
+struct Fence {  // a thread's last one, and what stood before it: clocks up to which accesses are fenced
+  uint64_t clock = 0;    // of the thread itself
+  uint64_t barrier = 0;  // of its block, by the last block barrier in front of the fence
+  uint64_t warp = 0;     // of its warp, by the last __syncwarp in front of the fence
 };
 
 // ---- shared memory shadow: one cell per byte ----
@@ -141,6 +154,9 @@ struct Knowledge {  // all that the threads of a warp did before `clock` has hap
 };
 
 struct Mbarrier {
+  uint64_t initialised = 0;            // stamp
+  uint64_t cluster_fence = 0;          // stamp of the initialising thread's mbarrier_cluster_fence, or 0
+  std::vector<uint64_t> proxy_fences;  // stamps of mbarrier_fences behind the initialisation
   uint32_t count = 0;
   int64_t pending = 0, missing_bytes = 0;
   uint32_t phase = 0;
@@ -177,6 +193,9 @@ struct Fiber {
   uint32_t parity;
   int event;            // the last event this thread took part in since the last block barrier, or -1
   uint64_t warp_clock;  // of the last __syncwarp of the whole warp
+  Fence fence;          // __threadfence
+  Fence proxy_fence;    // mbarrier_fence: makes generic writes visible to the copy engine
+  std::vector<int> acquired;  // updates of counters that this thread may rely on: indices into global.cpp's list
   uint64_t cluster_phase;
   bool cluster_arrived;
   std::vector<uint64_t> known;  // by warp of the cluster: the clock up to which values received tell of its accesses
@@ -209,6 +228,7 @@ struct Machine {
   void* scheduler_stack = nullptr;
   std::vector<Block*> cluster;
   uint64_t clock = 1;
+  uint64_t launch_clock = 0, cluster_clock = 0;  // at their starts
   uint64_t cluster_phase = 0;
   int cluster_waiting = 0;
   int cluster_arrived = 0;
@@ -259,11 +279,27 @@ void mark_sent(Block& target, size_t index, size_t bytes, uintptr_t pc);
 void land_bytes(Block& block, size_t index, size_t bytes, uint64_t thread);
 void poison_shared(Block& block);
 
+// global.cpp
+void start_global_launch();
+void start_global_cluster(int first_block);
+void check_cells(int region, uintptr_t address, size_t bytes, int access, uintptr_t pc);
+void meet_at_counter(uintptr_t address);
+void acquire_counters(Fiber& fiber);
+
+// fences.cpp
+Fence fence_now(const Fiber& fiber);
+bool is_within(uint64_t stamp, const Fence& fence, uint64_t owner);
+bool check_mbarrier_order(const Mbarrier& mbarrier, uintptr_t pc);
+void check_proxy(const Mbarrier& mbarrier, uintptr_t pc);
+void check_cluster_fence(const Mbarrier& mbarrier, uintptr_t pc);
+void check_overwritten(const Copy& copy, uintptr_t pc);
+
 // order.cpp
 bool is_ordered(uint64_t stamp, const Fiber& reader);
 int add_event(Block& block, std::vector<Lanes> lanes, std::vector<int> before, bool asynchronous);
 uint64_t tick();
 uint64_t my_stamp();
+uint64_t stamp_of(const Fiber& fiber, uint64_t clock);
 
 // barriers.cpp
 Block& block_of_cluster(uintptr_t address, unsigned rank, int access, uintptr_t pc);

@@ -108,6 +108,7 @@ void run_cluster(int index) {
   machine.cluster_phase = 0;
   machine.cluster_arrived = 0;
   const int size = machine.launch.cluster;
+  start_global_cluster(index * size);
   for (auto& arrivals : machine.arrivals) arrivals.assign(static_cast<size_t>(size) * kMaxThreads, 0);
   for (int rank = 0; rank < size; ++rank) start_block(index * size + rank, rank);
   while (!machine.aborted && run_ready_fibers()) {
@@ -162,6 +163,7 @@ void prepare(const Launch& launch, Report* report) {
   dl_iterate_phdr(find_image, nullptr);
   std::memset(report, 0, offsetof(Report, faults));
   find_redzones();
+  start_global_launch();
 }
 
 }  // namespace

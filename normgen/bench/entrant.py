@@ -1,0 +1,72 @@
+"""Who takes part in a bench's race, ours and peers, and how the bench of a race between them is opened."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from normgen.bench.result import one_line, reason_of
+from normgen.codegen.module import Module
+from normgen.cuda.cache import CubinCache
+from normgen.cuda.compiler import compile_module
+from normgen.cuda.cubin import Cubin
+from normgen.device import Device
+from normgen.errors import NormgenError
+from normgen.measure.isolation.bench import Patience, WorkerBench
+from normgen.measure.isolation.process import Post
+from normgen.measure.judge import bench_at
+from normgen.measure.replays import CONTEST_REPLAY_US
+from normgen.pipeline import emit
+from normgen.problem.problem import Problem
+from normgen.records.record import Cache, Outcome
+from normgen.schedule.schedule import Schedule
+
+CHECKED_ELEMENTS = 1 << 21  # of the adversarial check; what is timed is checked on its own inputs besides
+PREPARE_S = 300.0  # a peer may compile this long
+CAPTURE_S = 60.0  # hundreds of a library's calls may take this long to be captured
+
+
+@dataclass(kw_only=True)
+class Draft:
+    """What is known so far of an entrant, for `measure.judge`: `failed` says why it will have no time."""
+
+    key: str
+    module: Module | None = None
+    cubin: Cubin | None = None
+    failed: str = ""
+    error: Mapping[str, float] = field(default_factory=dict)
+    prepare_s: float = 0.0
+
+    def fail(self, outcome: Outcome, reason: str) -> None:
+        said = one_line(reason)
+        self.failed = f"wrong result: {said}" if outcome is Outcome.WRONG_RESULT else said
+
+
+def compiled(key: str, problem: Problem, schedule: Schedule, arch: int) -> Draft:
+    """Our kernel for a schedule, ready to be loaded; a schedule without one says why."""
+    draft, start = Draft(key=key), time.perf_counter()
+    try:
+        draft.module = emit(problem, schedule)
+        draft.cubin = compile_module(draft.module, arch, cache=CubinCache())
+    except NormgenError as error:
+        draft.failed = reason_of(error)
+    draft.prepare_s = time.perf_counter() - start
+    return draft
+
+
+def race_bench(
+    post: Post, problem: Problem, facts: Device, *, cache: Cache, seed: int, note: Callable[[str], None]
+) -> WorkerBench:
+    """The bench of a race between libraries or techniques: longer replays than a search has."""
+    return bench_at(
+        post,
+        problem,
+        facts,
+        cache=cache,
+        seed=seed,
+        note=note,
+        patience=Patience(fixed_s={"prepare": PREPARE_S, "warm_up": CAPTURE_S, "race": CAPTURE_S}),
+        checked_elements=CHECKED_ELEMENTS,
+        replay_us=CONTEST_REPLAY_US,
+    )

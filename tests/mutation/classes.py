@@ -1,0 +1,272 @@
+"""The ways in which a kernel is made wrong: one row each, a rewrite of a match of a regular expression."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Rewrite = Callable[["re.Match[str]"], str]
+
+
+@dataclass(frozen=True)
+class MutationClass:
+    """`rewrite` is a template for `Match.expand`, or a function of the match, whose `string` is the whole text.
+
+    The pattern never sees comments. A rewrite that gives back what it was given makes no mutant.
+    """
+
+    name: str
+    meaning: str
+    pattern: str
+    rewrite: str | Rewrite
+
+    def replacement(self, match: re.Match[str]) -> str:
+        return match.expand(self.rewrite) if isinstance(self.rewrite, str) else self.rewrite(match)
+
+
+C = MutationClass
+TWELVE_BITS = r"\1 __uint_as_float(__float_as_uint(\2) & 0xfffff000u);"
+UPPER_HALVES = r"((__float_as_uint(\1) >> 16) | (__float_as_uint(\2) & 0xffff0000u))"
+LEAST = r"(?<=\{)(?:__int_as_float\(0xff800000\)|-3\.402823466e\+38f)"  # where a maximum starts
+
+
+def other_pitch(match: re.Match[str]) -> str:
+    """The pitch of the next tensor of the kernel."""
+    names = list(dict.fromkeys(re.findall(r"long long (\w+_pitch)\b", match.string)))
+    return names[(names.index(match[0]) + 1) % len(names)] if match[0] in names else match[0]
+
+
+def other_parameter(match: re.Match[str]) -> str:
+    """The other column parameter, where a kernel reads two."""
+    other = {"weight": "bias", "bias": "weight"}[match[1]]
+    return match[0].replace(match[1], other) if f"* __restrict__ {other}," in match.string else match[0]
+
+
+def cols_of(match: re.Match[str]) -> str:
+    """The number of columns, which some kernels know only at run time."""
+    return "kCols" if "constexpr int kCols" in match.string else "cols"
+
+
+def half(match: re.Match[str]) -> str:
+    return f"{match[1]}{int(match[2]) // 2};" if int(match[2]) > 1 else match[0]
+
+
+def one_less(match: re.Match[str]) -> str:
+    return f"{match[1]}{int(match[2]) - 1};" if int(match[2]) > 1 else match[0]
+
+
+def other_operand(match: re.Match[str]) -> str:
+    """dy instead of x, or x instead of dy, where a kernel holds both."""
+    other = {"x": "dy", "dy": "x"}[match[1]]
+    return match[0].replace(f"= {match[1]}_", f"= {other}_") if f"{other}_{match[2]}" in match.string else match[0]
+
+
+def other_statistic(match: re.Match[str]) -> str:
+    """What the kernel stores as the other statistic."""
+    others = [m[2] for m in re.finditer(r"\b(mean|rstd)\[row\] = ([\w.]+);", match.string) if m[1] != match[1]]
+    return f"{match[1]}[row] = {others[0]};" if others else match[0]
+
+
+ROWS = (
+    C("pitch_of_another", "the pitch of another tensor", r"(?<=\* )\w+_pitch\b", other_pitch),
+    C("pitch_is_cols", "rows are taken to lie side by side", r"(?<=\* )\w+_pitch\b", cols_of),
+    C("rows_plus_one", "one row too many is active", r"\brow < rows\b", "row < (rows + 1)"),
+    C("idle_row_read", "an idle row reads past the end", r"active \? row : rows - 1", "row"),
+    C("fetched_row_read", "a fetched row may lie past the end", r"min\((first_row \+ slot), rows - 1\)", r"(\1)"),
+    C("fetched_row_plus", "the last row that is fetched is one too far", r"(slot, rows) - 1\)", r"\1 + 1)"),
+    C("active_ignored", "idle rows store", r"if \(active\) (?=write)", ""),
+    C("active_statistic", "idle rows store their statistics", r"lane == 0 && active", "lane == 0"),
+    C("row_stride_doubled", "every other row tile is left out", r"first_row \+= ", "first_row += 2 * "),
+    C("row_start", "the first row tile is left out", r"(int first_row =) (blockIdx\.x)\b", r"\1 (\2 + 1)"),
+    C("row_bound", "the last row tile is left out", r"; first_row < rows;", "; first_row < rows - 1;"),
+    C("fetch_bound", "a row tile is not fetched", r"< rows\) fetch", "< rows - 1) fetch"),
+    C("slot_of_thread", "the row of another thread", r"threadIdx\.x / (kThreadsPerRow)", r"(threadIdx.x + 1) / \1"),
+    C("slot_ignored", "all row groups take one row", r"\b(first_row|blockIdx\.x \* kRowsPerBlock) \+ slot", r"\1"),
+    C("lane_of_thread", "quotient instead of remainder", r"threadIdx\.x % (kThreadsPerRow)", r"threadIdx.x / \1"),
+    C("lane_modulo", "one lane too few", r"threadIdx\.x % kThreadsPerRow", "threadIdx.x % (kThreadsPerRow - 1)"),
+    C("narrow_index", "an index of 32 bits", r"static_cast<long long>\((\w+)\) \* (\w+_pitch)", r"int(\1 * \2)"),
+    C("null_test", "a statistic is stored unasked", r"if \((mean|rstd) != nullptr\)", "if (true)"),
+    C("null_test_inverted", "a statistic is stored only if it is absent", r"(mean|rstd) != nullptr", r"\1 == nullptr"),
+    C("statistic_of_row_0", "all rows take the statistic of row 0", r"= (mean|rstd)\[\w+\];", r"= \1[0];"),
+)  # fmt: skip
+
+COLUMNS_OF_A_ROW = (
+    C("step_stride", "steps overlap", r"step \* kThreadsPerRow\b", "step * (kThreadsPerRow - 1)"),
+    C("step_bound", "one step too many", r"step < (kSteps|steps|kHeldSteps);", r"step <= \1;"),
+    C("step_last", "the last step is left out", r"step < (kSteps|steps|kHeldSteps);", r"step < \1 - 1;"),
+    C("step_first", "the first step is left out", r"int step = 0;", "int step = 1;"),
+    C("step_doubled", "every other step is left out", r"\+\+step", "step += 2"),
+    C("element_last", "the last element of a vector is left out", r"i < kVector;", "i < kVector - 1;"),
+    C("element_bound", "one element too many", r"i < kVector;", "i <= kVector;"),
+    C("element_neighbour", "the neighbour's element", r"\b(element\((?:weight|bias|dy)_[^,]+, )i\)", r"\1i ^ 1)"),
+    C("element_first", "one element for all", r"\b(element\(\w+(?:\[\w+\])?, )i\)", r"\g<1>0)"),
+    C("vector_shifted", "vectors start one element late", r"(\w+ \+ vector \* kVector)\)", r"\1 + 1)"),
+    C("vector_unscaled", "vectors overlap", r"\+ vector \* kVector\b", "+ vector"),
+    C("tail_ignored", "vectors past the end", r"if \((?:step < kWholeSteps \|\| )?vector < \w+\)", "if (true)"),
+    C("tail_bound", "one vector too many", r"vector < (kVectors|vectors)\)", r"vector <= \1)"),
+    C("tail_cut", "one vector too few", r"vector < (kVectors|vectors)\)", r"vector < \1 - 1)"),
+    C("edge_left_out", "edges are left out", r"if \(has_edge\)", "if (false)"),
+    C("edge_everywhere", "every lane has an edge", r"if \(has_edge\)", "if (true)"),
+    C("edge_bound", "one edge too many", r"edge < (kCols|cols);", r"edge <= \1;"),
+    C("head_ignored", "vectors start at the row's first element", r"= head \+ vector \* kVector", "= vector * kVector"),
+    C("head_of_aligned_rows", "an aligned row has a head, too", r"\(kVector - shift\) % kVector", "(kVector - shift)"),
+    C("parameter_of_another", "the other column parameter", r">\((weight|bias) \+ ", other_parameter),
+)  # fmt: skip
+
+SIZES = (
+    C("cols_one_less", "kCols", r"(constexpr int kCols = )(\d+);", one_less),
+    C("vector_halved", "kVector", r"(constexpr int kVector = )(\d+);", half),
+    C("threads_halved", "kThreadsPerRow", r"(constexpr int kThreadsPerRow = )(\d+);", half),
+    C("block_threads_halved", "kThreads", r"(constexpr int kThreads = )(\d+);", half),
+    C("row_groups_halved", "kRowsPerBlock", r"(constexpr int kRowsPerBlock = )(\d+);", half),
+    C("cluster_halved", "kCluster", r"(constexpr int kCluster = )(\d+);", half),
+    C("stage_less", "kStages", r"(constexpr int kStages = )(\d+);", one_less),
+    C("held_steps_less", "kHeldSteps", r"(constexpr int kHeldSteps = )(\d+);", one_less),
+    C("warps_halved", "kWarps, kWarpsPerRow", r"(constexpr int kWarps(?:PerRow)? = \w+) / 32;", r"\1 / 64;"),
+    C("pitch_of_sums_halved", "kPitch", r"(constexpr int kPitch = )(\d+);", half),
+    C("row_sums_halved", "kVectors of the kernel that adds partial rows", r"(constexpr int kVectors = )(\d+);", half),
+    C("steps_rounded_down", "the last steps are left out", r"(\w*[vV]ector\w*) \+ kThreadsPerRow - 1\)", r"\1)"),
+)  # fmt: skip
+
+ARITHMETIC = (
+    C("sum_replaced", "= instead of +=", r"(look\d\.\w+) \+= ", r"\1 = "),
+    C("sum_negated", "-= instead of +=", r"(look\d\.\w+) \+= ", r"\1 -= "),
+    C("square_dropped", "a value instead of its square", r"(\(\w+ - [\w.]+\)|\bx_i) \* \1;", r"\1;"),
+    C("mean_ignored", "the mean is not subtracted", r"\(x_i - [\w.]+\)(?! \*)", "(x_i)"),
+    C("subtraction_swapped", "operands of a subtraction", r"\b(x_i|dxhat_i) - ([\w.]+(?: \* [\w.]+)?)", r"\2 - \1"),
+    C("divisor_less", "a mean of one column fewer", r"([\w.]+) / (kCols|cols)\b(?= *[;)])", r"\1 / (\2 - 1)"),
+    C("divisor_dropped", "a sum instead of a mean", r"([\w.]+) / (kCols|cols)\b(?= *[;)])", r"\1"),
+    C("eps_dropped", "no eps", r"\beps \+ ", ""),
+    C("eps_doubled", "twice the eps", r"\beps \+ ", "2.0f * eps + "),
+    C("rsqrt_is_sqrt", "the reciprocal is dropped", r"\brsqrtf\(", "sqrtf("),
+    C("rsqrt_coarse", "rsqrt with 12 bits", r"(=) (rsqrtf\(.*\));", TWELVE_BITS),
+    C("summand_coarse", "summands with 12 bits", r"(look\d\.\w+ \+=) (.*);", TWELVE_BITS),
+    C("output_coarse", "outputs with 12 bits", r"(\w+_values\[\w\] =) (.*);", TWELVE_BITS),
+    C("weight_dropped", "no weight", r" \* weight_i\b", ""),
+    C("bias_dropped", "no bias", r" \+ bias_i\b", ""),
+    C("bias_negated", "the bias is subtracted", r" \+ bias_i\b", " - bias_i"),
+    C("inverse_dropped", "the reciprocal is dropped", r"1\.0f / (look\d\.\w+)", r"\1"),
+    C("statistic_of_another", "mean and rstd swapped", r"\b(mean|rstd)\[row\] = [\w.]+;", other_statistic),
+    C("maximum_ignored", "exponentials that overflow", r"\b(exp\w*\(x_i) - [\w.]+\)", r"\1)"),
+    C("exponential_base", "powers of two", r"\bexpf\(", "exp2f("),
+    C("identity_large", "a finite number instead of -inf", LEAST, "-1.0e30f"),
+    C("identity_zero", "0 instead of -inf", LEAST, "0.0f"),
+    C("identity_one", "a sum starts at 1", r"(Look\d look\d = \{)0\.0f", r"\g<1>1.0f"),
+    C("maximum_is_minimum", "minimum instead of maximum", r"\bmaximum\(", "minimum("),
+    C("maximum_without_nan", "a maximum that ignores NaN", r"\bmaximum\(", "fmaxf("),
+    C("accumulation_dropped", "gradients replace what is there", r"element\(\w+_before, \w\) \+ ", ""),
+    C("gradient_term_dropped", "a term of the gradient is left out", r" - (?:xhat_i \* )?row_\w+_mean\b", ""),
+    C("gradient_sign", "a term of the gradient is added", r" - ((?:xhat_i \* )?row_\w+_mean\b)", r" + \1"),
+    C("gradient_scale_dropped", "the gradient is not scaled", r"\) \* row_rstd;", ");"),
+    C("gradient_of_another", "a factor of the parameter's gradient", r"dy_i \* xhat_i", "dy_i * x_i"),
+)  # fmt: skip
+
+MONOIDS = (
+    C("combine_one", "one of two states", r"\ba\.(\w+) \+ b\.\1\b", r"a.\1"),
+    C("combine_twice", "one state twice", r"\ba\.(\w+) \+ b\.\1\b", r"a.\1 + a.\1"),
+    C("combine_maximum", "one of two maxima", r"maximum\(a\.(\w+), b\.\1\)", r"a.\1"),
+    C("rescale_dropped", "sums about two maxima are added", r"expf\([\w.]+ - new_max\) \* ", ""),
+    C("welford_share", "a weight of 1", r"delta \* share\b", "delta"),
+    C("welford_count", "no count", r"x_count \+ 1\.0f", "x_count"),
+    C("welford_new_mean", "about the old mean", r"\(x_i - new_mean\) \* delta", "delta * delta"),
+    C("welford_empty", "0 / 0 of two empty states", r"maximum\(total, 1\.0f\)", "total"),
+    C("pivot_dropped", "a mean about the pivot", r"= row_x_first \+ ", "= "),
+    C("pivot_of_lane", "a pivot for each lane", r"(element\(read_default<1>\(x_row)\), 0\)", r"\1 + lane), 0)"),
+)  # fmt: skip
+
+EXCHANGES = (
+    C("shuffle_start", "half of the lanes are left out", r"kLanes / 2; offset", "kLanes / 4; offset"),
+    C("shuffle_end", "neighbours are left out", r"offset > 0", "offset > 1"),
+    C("shuffle_step", "every other exchange is left out", r"offset /= 2", "offset /= 4"),
+    C("shuffle_mask", "half of the lanes are named", r"0xffffffffu", "0x0000ffffu"),
+    C("shuffle_down", "a shift instead of an exchange", r"__shfl_xor_sync", "__shfl_down_sync"),
+    C("lanes_halved", "half of a row's lanes", r"reduce_(lanes|tile)<(\w+)>\(", r"reduce_\1<\2 / 2>("),
+    C("sync_dropped", "__syncthreads", r"__syncthreads\(\);", ""),
+    C("syncwarp_dropped", "__syncwarp", r"__syncwarp\(\);", ""),
+    C("fence_dropped", "__threadfence", r"__threadfence\(\);", ""),
+    C("mbarrier_fence_dropped", "the fence behind an mbarrier's start", r"mbarrier_(?:cluster_)?fence\(\);", ""),
+    C("cluster_wait_dropped", "cluster_wait", r"cluster_wait\(\);", ""),
+    C("cluster_arrive_dropped", "cluster_arrive", r"cluster_arrive\(\);", ""),
+    C("warp_of_thread", "all warps share a slot", r"slots\[threadIdx\.x / 32 % kWarps\]", "slots[0]"),
+    C("warp_leader", "one warp leaves its state", r"threadIdx\.x % 32 == 0", "threadIdx.x == 0"),
+    C("slots_read_wide", "slots past the last warp's", r"slots\[threadIdx\.x % kWarps\]", "slots[threadIdx.x % 32]"),
+    C("parity_kept", "one set of slots", r"parity \^= 1;", ""),
+    C("slots_kept", "one set of slots for all trips", r"_slots\[(?:parity|trip % 2)\]", "_slots[0]"),
+    C("trip_kept", "trips are not counted", r"\+\+trip;", ""),
+    C("exchange_phase", "the phase of an exchange", r"trip / 2 % 2", "(trip / 2 + 1) % 2"),
+    C("tree_stride", "every other level is left out", r"stride /= 2", "stride /= 4"),
+    C("tree_start", "half of the threads are left out", r"kThreads / 2; stride", "kThreads / 4; stride"),
+    C("tree_bound", "a thread too many", r"lane < stride", "lane <= stride"),
+    C("rank_of_another", "the rank of another block", r"\bcluster_rank\(\)", "(cluster_rank() ^ 1)"),
+    C("cluster_send_short", "one block is not sent to", r"lane < kCluster\)", "lane < kCluster - 1)"),
+    C("states_expected", "one state fewer is waited for", r"kStates \* static_cast", "(kStates - 1) * static_cast"),
+)  # fmt: skip
+
+TRANSPORTS = (
+    C("bytes_expected", "fewer bytes are waited for", r"kCopiedCols \* \(", "(kCopiedCols - 8) * ("),
+    C("bytes_copied", "the end of a row is not copied", r"\b(kCopiedCols|count) \* sizeof", r"(\1 - 8) * sizeof"),
+    C("mbarrier_wait_dropped", "rows are read before they arrive", r"mbarrier_wait\([^;]*\);", ""),
+    C("mbarrier_count", "an mbarrier of two arrivals", r"(mbarrier_init\([^,]*,) 1\)", r"\1 2)"),
+    C("cp_async_wait_less", "rows are read before they arrive", r"cp_async_wait<(\w+) - 1>", r"cp_async_wait<\1>"),
+    C("cp_async_wait_dropped", "rows are read before they arrive", r"cp_async_wait<[^>]*>\(\);", ""),
+    C("cp_async_commit_dropped", "copies of two rows count as one", r"cp_async_commit\(\);", ""),
+    C("stage_kept", "the stage does not advance", r"stage = \(stage \+ 1\) % kStages", "stage = stage"),
+    C("stage_wraps_early", "the last stage is left out", r"\+\+stage == kStages\)", "++stage == kStages - 1)"),
+    C("phase_kept", "the phase does not change", r"phase \^= 1;", ""),
+    C("stage_ignored", "stages share a slot", r"\bstage \* (kSteps|kRowsPerBlock)", r"0 * \1"),
+    C("ring_distance", "a row that is there already", r"first_row \+ kStages \* ", "first_row + (kStages - 1) * "),
+    C("ring_start", "one stage is not filled at first", r"stage < kStages; ", "stage < kStages - 1; "),
+    C("next_row_kept", "the next row never becomes the current one", r"\b(\w+)_held\[step\] = \1_next\[step\];", ""),
+    C("held_of_another", "another tensor's row", r"\b(x|dy)_held\[step\] = \1_(next|shared|row)", other_operand),
+    C("next_row_distance", "the row after the next", r"(first_row \+) gridDim\.x(?=[^<;]*\);)", r"\1 2 * gridDim.x"),
+    C("dependency_wait_dropped", "the kernel in front is not waited for", r"dependency_wait\(\);", ""),
+)  # fmt: skip
+
+SUMS_OVER_ROWS = (
+    C("column_sum_replaced", "= instead of +=", r"(?<![\w.])(\w+_sum(?:\[step\]\[i\])?) \+= ", r"\1 = "),
+    C("column_sum_idle", "idle rows add to column sums", r"if \(active\) (?=\w+_sum|atomicAdd)", ""),
+    C("atomic_is_plain", "a plain addition", r"atomicAdd\(([^,;]*sums[^,;]*), ([^;]+)\);", r"*(\1) += \2;"),
+    C("column_order", "cells of columns in another order", r"i \* kVectors \+ vector", "i + vector * kVector"),
+    C("column_of_cell", "columns in the order of cells", r"cell % kVectors \* kVector \+ cell / kVectors", "cell"),
+    C("ticket_early", "the last block but one finishes", r"== gridDim\.x;", "== gridDim.x - 1;"),
+    C("ticket_ignored", "every block finishes", r"(= atomicAdd\(ticket[^;]*) == gridDim\.x;", r"\1 <= gridDim.x;"),
+    C("ticket_kept", "the ticket is not given back", r"(?:\*ticket|tickets\[[^\]]*\]) = 0;", ";"),
+    C("sums_kept", "sums are left for the next call", r"\bsums\[[^\]]*\] = 0\.0f;", ";"),
+    C("shared_sums_kept", "sums in shared memory start as they are", r"column_sums\[i\] = 0\.0f;", ";"),
+    C("partial_row_bound", "a partial row too many", r"row < partial_rows\b", "row <= partial_rows"),
+    C("partial_rows_endless", "an endless loop over partial rows", r"(first|next) \+= (kInFlight|8) \*", r"\1 = \2 *"),
+    C("partial_row_of_0", "all blocks write one partial row", r"static_cast<long long>\(blockIdx\.x[^)]*\) \*", "0 *"),
+    C("partial_rows_halved", "partial rows are left out", r"\+ i \* (kLanes|\(kThreads / 32\))", r"+ 2 * i * \1"),
+    C("tensor_of_another", "the sums of another tensor", r"\btensor == ([01])", lambda m: f"tensor == {1 - int(m[1])}"),
+    C("last_ignored", "every block finishes", r"\bis_last(?=\))", "true"),
+    C("warp_sum_dropped", "the last warp's sum is left out", r"warp < (kWarps|kThreads / 32)", r"warp < \1 - 1"),
+    C("finish_shuffle", "half of the lanes are left out", r"offset = kCells;", "offset = 2 * kCells;"),
+    C("row_group_dropped", "a row group's sums are left out", r" \+ column_sums\[(?:\d \* )?kPitch \+ cell\]", ""),
+    C("cluster_part_dropped", "a block's sums are left out", r"int rank = 1; (rank < kCluster)", r"int rank = 2; \1"),
+)  # fmt: skip
+
+LIBRARY = (
+    C("load_same_word", "one word of a vector for all", r"\(elements\) \+ i\), vec", "(elements)), vec"),
+    C("store_same_word", "all words of a vector to one place", r"\(elements\) \+ i, word", "(elements), word"),
+    C("split_swapped", "words of an access swapped", r"bits\[2\] = word\.z", "bits[2] = word.y"),
+    C("join_swapped", "words of an access swapped", r"make_uint4\(bits\[0\], bits\[1\]", "make_uint4(bits[1], bits[0]"),
+    C("bfloat16_bit", "an element's last bit", r"& 0xffff0000u\)", "& 0xfffe0000u)"),
+    C("half_of_word", "elements of a word swapped", r"i % 2 == 1\)", "i % 2 == 0)"),
+    C("half_of_word_kept", "one element of a word for both", r"i % 2 == 1\)", "false)"),
+    C("pack_same_value", "one value of a pair for both", r"values\[i \+ 1\]\)", "values[i])"),
+    C("pack_short", "the last pair is left out", r"i \+ 1 < N;", "i + 3 < N;"),
+    C("pack_truncates", "bf16 towards zero", r"floats_to_bfloat162\((values\[i\]), (values\[i \+ 1\])\)", UPPER_HALVES),
+)  # fmt: skip
+
+CLASSES: tuple[MutationClass, ...] = (
+    *ROWS,
+    *COLUMNS_OF_A_ROW,
+    *SIZES,
+    *ARITHMETIC,
+    *MONOIDS,
+    *EXCHANGES,
+    *TRANSPORTS,
+    *SUMS_OVER_ROWS,
+    *LIBRARY,
+)

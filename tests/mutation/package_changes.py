@@ -1,0 +1,251 @@
+"""The wrong lines of the package: one row each, a text that occurs once in its file, and what it is changed to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+REWRITES = ("tests/program/test_rewrites.py",)
+LEGALITY = (
+    "tests/schedule/test_space.py::test_refusals_say_why",
+    "tests/schedule/test_default.py",
+    "tests/codegen/test_promises.py::test_a_promise_of_the_same_bits_refuses_atomics_with_a_sentence",
+)
+PLAN = ("tests/codegen/test_golden.py", "tests/codegen/test_last_tile.py", "tests/codegen/test_promises.py")
+STATISTICS = ("tests/records/test_statistics.py",)
+WINNERS = ("tests/records/test_winners.py",)
+NEAREST = ("tests/records/test_nearest.py",)
+RESULTS = ("tests/records/test_results.py",)
+LINES = (*WINNERS, *RESULTS)
+GROUPS = (
+    "tests/export/test_export.py",
+    "--deselect=tests/export/test_export.py::test_the_general_kernel_is_right_at_any_cols",
+)
+HANDLE = ("tests/python/test_handle.py", "tests/python/test_general_kernels.py")
+ARGUMENTS = ("tests/python/test_arguments.py", "tests/python/test_general_kernels.py")
+ERROR_MODEL = ("tests/verify/test_error_model.py", "tests/verify/test_check.py")
+
+
+@dataclass(frozen=True)
+class Change:
+    """`old` of `file`, below normgen/, becomes `new`; `tests` are the arguments of the pytest that should see it."""
+
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+    @property
+    def kind(self) -> str:
+        return self.file
+
+    @property
+    def name(self) -> str:
+        old, new = (" ".join(text.split()) for text in (self.old, self.new))
+        return f"{self.file}: {old} -> {new or 'nothing'}"
+
+
+def changes(file: str, tests: tuple[str, ...], *pairs: tuple[str, str]) -> tuple[Change, ...]:
+    return tuple(Change(file, old, new, tests) for old, new in pairs)
+
+
+CHANGES: tuple[Change, ...] = (
+    *changes(
+        "program/rewrites/reductions.py",
+        REWRITES,
+        (
+            "left = sp.Max(symbol(squares) - COLS * symbol(mean) ** 2, 0)",
+            "left = symbol(squares) - COLS * symbol(mean) ** 2",
+        ),
+        ("symbol(squares) - COLS * symbol(offset) ** 2", "symbol(squares) + COLS * symbol(offset) ** 2"),
+        ("shifted_sum + COLS * pivot", "shifted_sum + pivot"),
+        ("Map(pair.mean, Kind.ROW, pivot + symbol(offset))", "Map(pair.mean, Kind.ROW, symbol(offset))"),
+        ("Map(total, Kind.ROW, COLS * symbol(mean))", "Map(total, Kind.ROW, symbol(mean))"),
+        ("Reduce((squares,), Kind.ROW, SUM, (square(pair.e),))", "Reduce((squares,), Kind.ROW, SUM, (pair.e,))"),
+        ("sp.exp(inline(m.args[0]) - symbol(m.names[0]))", "sp.exp(symbol(m.names[0]) - inline(m.args[0]))"),
+        ("if not used_names(s) & undefined)", "if not used_names(s) - undefined)"),
+    ),
+    *changes(
+        "program/rewrites/hoist.py",
+        ("tests/program", "tests/codegen/test_golden.py"),
+        ("power.exp < 0)", "power.exp < -1)"),
+        ("if s != COLS) is Kind.ROW", "if s != COLS) is not Kind.COL"),
+    ),
+    *changes(
+        "program/rewrites/approximate.py",
+        ("tests/program", "tests/codegen/test_forward_matrix.py"),
+        ("step=_recipe(monoid.step),", "step=monoid.step,"),
+        ("return expr.replace(sp.exp, exp_approximate)", "return expr"),
+    ),
+    *changes(
+        "schedule/legality.py",
+        LEGALITY,
+        ("if s.threads > 1024:", "if s.threads > 2048:"),
+        ("if s.threads % 32:", "if s.threads % 16:"),
+        ("lanes // 2 >= vectors_per_row", "lanes >= 4 * vectors_per_row"),
+        ("limit = 32 if device.arch >= 100 else 16", "limit = 32"),
+        (
+            "needed, limit = shared_bytes(problem, s), device.shared_per_block - 4096",
+            "needed, limit = shared_bytes(problem, s), device.shared_per_block + 4096",
+        ),
+        (
+            "used, limit = shared_bytes(problem, s), device.shared_per_block - 4096",
+            "used, limit = shared_bytes(problem, s), 2 * device.shared_per_block",
+        ),
+        (
+            'if s.persistent and s.row_blocks > 1:\n            return "clusters that fit',
+            'if False:\n            return "clusters that fit',
+        ),
+        ("if edge > s.threads_per_row * s.row_blocks:", "if edge > 2 * s.threads_per_row * s.row_blocks:"),
+        ('return "the next row travels in registers: hold = registers"', "return None"),
+        (
+            'if s.reduce_with is not ReduceWith.SHUFFLE:\n        return "clusters combine',
+            'if False:\n        return "clusters combine',
+        ),
+        ("if s.unroll > max(1, steps):", "if s.unroll > 8 * max(1, steps):"),
+        (
+            'if s.rows_per_block > 1 or s.edges is Edges.PEEL:\n            return "deterministic',
+            'if s.edges is Edges.PEEL:\n            return "deterministic',
+        ),
+    ),
+    *changes(
+        "schedule/plan.py",
+        PLAN,
+        ("return available * 3 // 4 - 12", "return available - 12"),
+        ("return -(-problem.cols // 32) * 32", "return problem.cols"),
+        ("// (8 * 128)) * 128)", "// (8 * 128)) * 64)"),
+        ("return waits and self.loops_rows and len(self.looks) == 1", "return False"),
+        ("return tile * s.stages if s.copy is not Copy.DIRECT else tile", "return tile"),
+        ("fixed = last_tiles(p) * TICKET_BYTES if", "fixed = TICKET_BYTES if"),
+        ("fixed = row_bytes + TICKET_BYTES", "fixed = row_bytes"),
+        ("block_bytes=row_bytes // s.cluster if", "block_bytes=row_bytes // 2 if"),
+        ("return s.chained and ahead and stable", "return s.chained and ahead"),
+        ("return self.steps * self.lanes != self.vectors", "return self.steps * self.lanes < self.vectors"),
+        ("in_order = self.problem.deterministic and", "in_order = False and"),
+    ),
+    *changes(
+        "records/statistics.py",
+        STATISTICS,
+        ("position = q * (len(ordered) - 1)", "position = q * len(ordered) - 0.5"),
+        ("if tail > (1 - confidence) / 2:", "if tail > 1 - confidence:"),
+        ("k = max(k, 1)", "k = max(k, 2) if n > 3 else 1"),
+        ("return max(abs(ratio.low - 1), abs(ratio.high - 1))", "return abs(ratio.high - 1)"),
+        ("ratios = [x / y for", "ratios = [y / x for"),
+        ("median_interval(best)[1] * (1 + margin)", "median_interval(best)[0] * (1 + margin)"),
+    ),
+    *changes(
+        "records/winners.py",
+        WINNERS,
+        (
+            "return not record.measured, record.cache is not cache,",
+            "return record.cache is not cache, not record.measured,",
+        ),
+        (
+            "if not (force or is_better(record, old, text_now=text_now)):",
+            "if not is_better(record, old, text_now=text_now):",
+        ),
+        ("for slot in sorted(slots)", "for slot in slots"),
+        (
+            "return [r for r in records if r.serves(key) and r.outcome.is_usable]",
+            "return [r for r in records if r.serves(key)]",
+        ),
+        (
+            "_of_problem(key, found) or _of_problem(replace(key, stable_parameters=False), found)",
+            "_of_problem(key, found)",
+        ),
+        ("        keep_aside(path, reading.damaged)\n", ""),
+    ),
+    *changes(
+        "records/nearest.py",
+        NEAREST,
+        ("r.problem != own and is_same_kind", "is_same_kind"),
+        ("OCTAVE_OF_COLS * _octaves(tuned.cols, own.cols)", "_octaves(tuned.cols, own.cols)"),
+        ("kept = problem.stable_parameters or not tuned.stable_parameters", "kept = True"),
+        ("(OTHER_CACHE if r.cache is not cache else 0.0)", "0.0"),
+        ("near.sort(key=lambda found: (not found[1].measured,", "near.sort(key=lambda found: ("),
+        ("(1 + WORTH - WORTH_LOST * near.distance)", "(1 + WORTH)"),
+        ("WIDER if there > here else NARROWER if there < here else 0.0", "0.0"),
+    ),
+    *changes(
+        "records/results.py",
+        RESULTS,
+        ("        if record.outcome not in _LASTING:\n            return\n        try:", "        try:"),
+        ("elif record.outcome in _LASTING:", "else:"),
+        ("self._misses[record.schedule] = difference", "self._hits[record.schedule] = record"),
+        ("or facts.st_size < self._offset", "or False"),
+        ("self._offset += len(whole) + len(newline)", "self._offset += len(data)"),
+        (
+            '            if self._is_writable:\n                self._report(f"results',
+            '            if True:\n                self._report(f"results',
+        ),
+    ),
+    *changes(
+        "records/lines.py",
+        LINES,
+        ('            data = b"\\n" + data\n', "            pass\n"),
+        ("            fcntl.flock(fd, fcntl.LOCK_EX)\n", ""),
+        ("if os.stat(path).st_ino == os.fstat(fd).st_ino:", "if True:"),
+        ("if n not in wrong and ln.strip()", "if ln.strip()"),
+    ),
+    *changes(
+        "export/groups.py",
+        GROUPS,
+        ("return not record.measured, record.cache is not Cache.COLD,", "return record.cache is not Cache.COLD,"),
+        ("record.cache is not Cache.COLD, entry.device.name", "entry.device.name"),
+        ("if bases.setdefault(slot, base).tensors != base.tensors:", "if False:"),
+        ("best.setdefault(entry.record.problem, entry)", "best[entry.record.problem] = entry"),
+        ("if not record.outcome.is_usable or record.problem.any_cols:", "if not record.outcome.is_usable:"),
+        (
+            "return (key.cols, key.rows, -len(self.problem.absent),",
+            "return (key.cols, key.rows, len(self.problem.absent),",
+        ),
+        ("pitch=1025, align=align", "pitch=1024, align=align"),
+        ('*(f"{n}_{d.name}" for n, d in others.items()), ', ""),
+    ),
+    *changes(
+        "python/handle.py",
+        HANDLE,
+        ("if len(set(counts.values())) > 1:", "if False:"),
+        ("            if shared:\n", "            if False:\n"),
+        ("v.readonly, v.pointer & 127)", "v.readonly)"),
+        ("if t.name not in given and not t.nullable]", "if False]"),
+        ("pitch = problem.cols + (2 if problem.cols % 2 else 1)", "pitch = problem.cols"),
+        ("elif name in arrays:", "elif False:"),
+        ("if self.problem.accumulate:", "if False:"),
+        ("if rows > 2**31 - 1:", "if False:"),
+    ),
+    *changes(
+        "python/arguments.py",
+        ARGUMENTS,
+        ("if self.tensor.is_written and view.readonly:", "if view.readonly:"),
+        ("if view.dtype != self.tensor.dtype.name:", "if False:"),
+        ("if self.cols > 1 and strides[-1] != 1:", "if strides[-1] not in (1, 2):"),
+        ("if pitch < self.cols:", "if pitch < 1:"),
+        ("if self.fixed_pitch is not None and pitch != self.fixed_pitch:", "if False:"),
+        ("(pointer | pitch * self.tensor.dtype.bytes) % self.alignment", "pointer % self.alignment"),
+        ("elif stride == span:", "elif True:"),
+        ("if len(set(starts.values())) > 1:", "if False:"),
+        ("if view.pointer % self.tensor.dtype.bytes:", "if False:"),
+    ),
+    *changes(
+        "verify/error_model.py",
+        ERROR_MODEL,
+        ("LAMBDA = 6.0", "LAMBDA = 60.0"),
+        ("REARRANGED = 2.0", "REARRANGED = 4.0"),
+        ('"rsqrt": 4.0,', '"rsqrt": 64.0,'),
+        ("HALF_SUBNORMAL = F32.smallest_subnormal / 2", "HALF_SUBNORMAL = 0.0"),
+        ("return chain - 1 + math.log2(self.cols / chain)", "return chain - 1"),
+        ("error = min(depth, LAMBDA * math.sqrt(depth)) * U * size", "error = depth * U * size"),
+        ("if rows.size:", "if False:"),
+        ("error = np.where(size + carried > F32.largest, np.inf, carried)", "error = carried"),
+        (
+            "bound = bound + dtype.unit_roundoff * (size + bound)",
+            "bound = bound + 2 * dtype.unit_roundoff * (size + bound)",
+        ),
+        ("np.abs(self.total) + 4 * np.sqrt(self.square)", "np.abs(self.total) + 400 * np.sqrt(self.square)"),
+        ("error = (error + error + a.error) * a.error", "error = error * a.error"),
+        (
+            "np.where(np.abs(a.value) <= REARRANGED * a.error, 2.0, 0.0)",
+            "np.where(np.abs(a.value) <= a.error, 2.0, 0.0)",
+        ),
+    ),
+)
