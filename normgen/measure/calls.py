@@ -106,7 +106,9 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
         rows = TRIPS * tile * (launch.grid(rows=FAR, sm_count=sms) // launch.cluster) - tile // 2
     yield at(rows, said, sm_count=sms)
     yield at(rows, f"{said} and threads in another order", sm_count=sms, order=1)
-    if parts := finishing_trip(module) + 1 if module.workspace_block_bytes else 0:
+    if module.workspace_block_bytes:
+        lanes, in_flight = finishing_loop(module)
+        parts = lanes * (in_flight + 1) + 1  # a second trip, whose threads are about to read one row too many
         sms = math.ceil(parts * launch.cluster / max(1, launch.persistent))
         yield at((parts - 1) * tile + 1, f"with {parts} partial rows to add up", sm_count=max(sm_count, sms))
     steps = -(-FAR // (FAR_ROWS - 1)) // PITCH_STEP
@@ -166,14 +168,14 @@ def together(made: Iterable[tuple[Call, Verdict | str | None]]) -> Checked:
     )
 
 
-def finishing_trip(module: Module) -> int:
-    """The partial rows, one of a block or cluster, that one trip of the loop adds which finishes column sums."""
+def finishing_loop(module: Module) -> tuple[int, int]:
+    """Threads that share a cell, and rows of a thread's trip, in the loop that adds the blocks' partial rows."""
     first, *others = module.kernels
     if not others:
-        return LAST_TILE_IN_FLIGHT * (first.launch.threads // 32)
+        return first.launch.threads // 32, LAST_TILE_IN_FLIGHT
     finish = others[-1].launch
     sums = module.workspace_block_bytes * first.launch.cluster // 4
-    return FINISH_IN_FLIGHT * finish.threads * finish.blocks // sums
+    return finish.threads * finish.blocks // sums, FINISH_IN_FLIGHT
 
 
 def _nulls(problem: Problem) -> list[tuple[str, ...]]:
