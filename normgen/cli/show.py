@@ -121,11 +121,10 @@ def verify(target: str, as_json: bool, device: str | None, knobs: str, seed: int
     schedule = read_schedule(problem, facts, knobs)
     module = emit(problem, schedule)
     if gpu:
-        verdict = check_on_gpu(problem, module, facts, index=gpu[0], seed=seed)
-        ok, summary = verdict.ok, verdict.summary()
+        checked = check_on_gpu(problem, module, facts, index=gpu[0], seed=seed)
     else:
         checked = check_on_cpu(problem, module, seed=seed)
-        ok, summary = checked.ok, checked.summary
+    ok, summary = checked.ok, checked.summary
     where = facts.name if gpu else "CPU executor"
     if as_json:
         show({"problem": str(problem), "schedule": str(schedule), "device": where, "ok": ok, "summary": summary})

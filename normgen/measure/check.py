@@ -1,7 +1,8 @@
-"""One run of a kernel on adversarial rows, on the device, compared with the float64 reference."""
+"""Calls of a kernel on adversarial rows, on the device, compared with the float64 reference."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,11 +12,13 @@ from normgen import verify
 from normgen.codegen.module import Module
 from normgen.cuda.compiler import compile_module
 from normgen.cuda.launch import Bound, LoadedModule
-from normgen.cuda.memory import DeviceBuffer
+from normgen.cuda.memory import DeviceBuffer, memset
 from normgen.cuda.stream import Stream
 from normgen.device import Device
+from normgen.errors import DriverError
+from normgen.measure.calls import MOST_ELEMENTS, Call, Checked, calls, together
 from normgen.problem.problem import Problem
-from normgen.verify import FAMILY_ROWS, Buffer, Expectation, Verdict
+from normgen.verify import FAMILY_ROWS, Buffer, Expectation, Outputs, Verdict, pick_rows, pick_slabs
 
 CHECKED_ELEMENTS = 1 << 17  # of every candidate
 CHECKED_ELEMENTS_FULL = 1 << 22  # of every finalist: some 0.5 s of float64 on the host, once for all of them
@@ -85,18 +88,56 @@ def _mirror(host: Buffer, align: int, index: int) -> _Mirror:
     return mirror
 
 
+class _Setting:
+    """Inputs and poisoned outputs of one call, on a device."""
+
+    def __init__(self, call: Call, *, index: int, seed: int) -> None:
+        self.call = call
+        self.inputs, self.outputs = call.tensors(seed=seed)
+        problem = call.problem
+        of = {t.name: t for t in problem.tensors}
+        buffers = {**self.inputs.buffers, **self.outputs.buffers}
+        self._mirrors = {n: _mirror(b, max(problem.align, of[n].dtype.bytes), index) for n, b in buffers.items()}
+
+    def keep(self) -> None:
+        """Remember the poisoned outputs, for `restore`."""
+        for name in self.outputs.buffers:
+            self._mirrors[name].keep()
+
+    def restore(self, stream: Stream) -> None:
+        for name in self.outputs.buffers:
+            self._mirrors[name].restore(stream)
+
+    def launch(self, bound: Bound, stream: Stream) -> None:
+        """Run the kernel once and wait for it."""
+        call, problem = self.call, self.call.problem
+        elems = (t.name for t in problem.tensors if t.kind.is_elem)
+        bound.set(
+            pointers={**{n: m.pointer for n, m in self._mirrors.items()}, **dict.fromkeys(call.nulls)},
+            pitches={name: call.pitches.get(name, problem.pitch) for name in elems},
+            rows=problem.rows,
+            cols=problem.cols,
+            scalars=self.inputs.scalars,
+        )
+        bound.launch(stream)
+        stream.synchronize()
+
+    def download(self, rows: NDArray[np.intp] | None = None) -> Outputs:
+        """The outputs: all bytes, or those of these rows and the guard bytes."""
+        for name in self.outputs.buffers:
+            self._mirrors[name].download(rows)
+        return self.outputs
+
+
 class DeviceCheck:
     """Inputs and poisoned outputs of a problem on a device, ready for any number of kernels."""
 
-    def __init__(self, problem: Problem, *, index: int, seed: int, elements: int = VERIFY_ELEMENTS) -> None:
+    def __init__(self, problem: Problem, facts: Device, *, index: int, seed: int, elements: int = VERIFY_ELEMENTS):
         self.problem = checked_problem(problem, elements)
-        self._inputs = verify.make_inputs(self.problem, seed=seed)
-        self._outputs = verify.make_outputs(self.problem, seed=seed)
-        buffers = {**self._inputs.buffers, **self._outputs.buffers}
-        of = {t.name: t for t in self.problem.tensors}
-        self._mirrors = {n: _mirror(b, max(problem.align, of[n].dtype.bytes), index) for n, b in buffers.items()}
-        for name in self._outputs.buffers:
-            self._mirrors[name].keep()
+        self._facts, self._index, self._seed = facts, index, seed
+        self.plain = Call(says="", problem=self.problem, sm_count=facts.sm_count)
+        self._setting = _Setting(self.plain, index=index, seed=seed)
+        self._setting.keep()
         self._expected: dict[tuple[bool, int | None], Expectation] = {}
 
     def run(self, bound: Bound, stream: Stream, *, full: bool, chain: int | None = None) -> Verdict:
@@ -105,42 +146,83 @@ class DeviceCheck:
         `chain` as in `verify.check`.
         """
         expected = self._expectation(full, chain)
-        for name in self._outputs.buffers:
-            self._mirrors[name].restore(stream)
-        bound.set(
-            pointers={name: mirror.pointer for name, mirror in self._mirrors.items()},
-            pitches={t.name: self.problem.pitch for t in self.problem.tensors if t.kind.is_elem},
-            rows=self.problem.rows,
-            cols=self.problem.cols,
-            scalars=self._inputs.scalars,
-        )
-        bound.launch(stream)
-        stream.synchronize()
-        for name in self._outputs.buffers:
-            self._mirrors[name].download(None if full else expected.rows)
-        return expected.check(self._outputs)
+        self._setting.restore(stream)
+        self._setting.launch(bound, stream)
+        return expected.check(self._setting.download(None if full else expected.rows))
+
+    def run_all(self, loaded: LoadedModule, bound: Bound, stream: Stream) -> Checked:
+        """The plain call in full, then the others up to the first that is wrong.
+
+        Left out: another order of threads, which the device picks, and rows 2^31 elements apart, 9 GB a tensor.
+        Raises DriverError, which names the call, for a kernel that faults.
+        """
+
+        def made() -> Iterator[tuple[Call, Verdict | str | None]]:
+            yield self.plain, self.run(bound, stream, full=True)
+            for call in calls(self.problem, loaded.module, sm_count=self._facts.sm_count):
+                if call.order or call.is_far:
+                    continue
+                try:
+                    yield call, self._other(call, loaded, stream) if call.elements <= MOST_ELEMENTS else None
+                except DriverError as error:
+                    raise DriverError(error.rule, code=error.code, received=call.says) from error
+
+        return together(made())
+
+    def _other(self, call: Call, loaded: LoadedModule, stream: Stream) -> Verdict | str:
+        """One call in its own memory: its verdict, or what is wrong with the workspace."""
+        module = _in_grid_of(loaded.module, call)
+        setting = _Setting(call, index=self._index, seed=self._seed)
+        fixed = module.workspace_fixed_bytes
+        size = module.workspace_bytes(rows=call.problem.rows, sm_count=call.sm_count)
+        workspace = DeviceBuffer(max(size, 1), device=self._index)
+        workspace.fill(0xFF)
+        if fixed:
+            memset(workspace.pointer, 0, fixed, device=self._index)
+        stream.wait_for(0)
+        own = LoadedModule(module, loaded.cubin, device=self._index)
+        try:
+            setting.launch(own.bind().set(workspace=workspace.pointer), stream)
+            if fixed and workspace.read((fixed,), "uint8").any():
+                return "the workspace is left unfit for the next call"
+            outputs = setting.download()
+        finally:
+            own.close()
+            workspace.close()
+        rows = max(FAMILY_ROWS, CHECKED_ELEMENTS // call.problem.cols)
+        return replace(verify.check(call.problem, setting.inputs, outputs, rows=rows), call=call.says)
 
     def _expectation(self, full: bool, chain: int | None) -> Expectation:
         """Reference values and bounds, computed the first time they are asked for."""
         if (full, chain) not in self._expected:
-            families, seed = self._inputs.families, self._inputs.seed
+            inputs = self._setting.inputs
             elements = CHECKED_ELEMENTS_FULL if full else CHECKED_ELEMENTS
             count = max(FAMILY_ROWS, elements // self.problem.cols)
-            rows = verify.pick_rows(families, count, seed=seed) if full else verify.pick_slabs(families, count)
-            start = self._outputs.start
-            self._expected[full, chain] = verify.prepare(
-                self.problem, self._inputs, start=start, rows=rows, chain=chain
-            )
+            rows = pick_rows(inputs.families, count, seed=inputs.seed) if full else pick_slabs(inputs.families, count)
+            start = self._setting.outputs.start
+            self._expected[full, chain] = verify.prepare(self.problem, inputs, start=start, rows=rows, chain=chain)
         return self._expected[full, chain]
 
 
-def check_on_gpu(problem: Problem, module: Module, facts: Device, *, index: int, seed: int) -> Verdict:
+def _in_grid_of(module: Module, call: Call) -> Module:
+    """The module with row loops on the grid that this call's number of SMs would get."""
+    kernels = []
+    for kernel in module.kernels:
+        launch = kernel.launch
+        if launch.persistent:
+            grid = launch.grid(rows=call.problem.rows, sm_count=call.sm_count)
+            launch = replace(launch, persistent=0, blocks=grid)
+        kernels.append(replace(kernel, launch=launch))
+    return replace(module, kernels=tuple(kernels))
+
+
+def check_on_gpu(problem: Problem, module: Module, facts: Device, *, index: int, seed: int) -> Checked:
     """Compile, load and check one kernel on GPU `index`, as thoroughly as a finalist of the tuner."""
     loaded = LoadedModule(module, compile_module(module, facts.arch), device=index)
-    checks = DeviceCheck(problem, index=index, seed=seed)
+    checks = DeviceCheck(problem, facts, index=index, seed=seed)
     stream = Stream(index)
     rows = checks.problem.rows
     workspace = DeviceBuffer(module.workspace_bytes(rows=rows, sm_count=facts.sm_count), device=index)
     workspace.fill(0)
     stream.wait_for(0)
-    return checks.run(loaded.bind().set(workspace=workspace.pointer), stream, full=True)
+    return checks.run_all(loaded, loaded.bind().set(workspace=workspace.pointer), stream)

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from normgen import verify
+import numpy as np
+
 from normgen.codegen.module import Module
-from normgen.cpu import build, find_compiler
+from normgen.cpu import Program, build, find_compiler
+from normgen.measure.calls import MOST_ELEMENTS, Call, Checked, calls, together
 from normgen.problem.problem import Problem
-from normgen.verify import FAMILY_ROWS
+from normgen.verify import FAMILY_ROWS, Verdict, check
 
 CPU_ELEMENTS = 1 << 15
 CPU_SMS = 4  # a persistent grid on so few makes its blocks loop even over the few rows
-
-
-@dataclass(frozen=True, kw_only=True)
-class CpuCheck:
-    """`verdict` is None when the executor found a fault before there was a result."""
-
-    rows: int
-    ok: bool
-    summary: str
-    error: dict[str, float]
 
 
 def has_compiler() -> bool:
@@ -30,32 +23,53 @@ def has_compiler() -> bool:
     return find_compiler() is not None
 
 
-def check_on_cpu(problem: Problem, module: Module, *, seed: int = 0) -> CpuCheck:
-    """Build the module's text and run it on the CPU; numerics, and every fault the executor knows.
+def check_on_cpu(problem: Problem, module: Module, *, seed: int = 0, most_elements: int = MOST_ELEMENTS) -> Checked:
+    """Build the module's text and run it on the CPU: numerics, and every fault the executor knows.
 
     The number of rows is a run-time argument of the kernel, so a large problem is checked with fewer rows, enough
     for every row family and, when cols is small, for several blocks. One with fewer rows than that is checked
-    with its own number first and then with enough for every family.
+    with its own number first and then with enough for every family. The other calls follow (`calls`), but for
+    those of more than `most_elements`; the first that is wrong is the last.
     Raises CompileError when the host compiler refuses the text.
     """
+    program = build(module)
+
+    def run(call: Call) -> Verdict | str | None:
+        try:
+            return _run(program, call, seed) if call.elements <= most_elements or not call.says else None
+        except MemoryError:  # rows that lie 2^31 elements apart need 9 GB of address space
+            return None
+
+    return together((call, run(call)) for call in _all_calls(problem, module))
+
+
+def _all_calls(problem: Problem, module: Module) -> Iterator[Call]:
+    """Plain calls, then the others."""
     enough = max(FAMILY_ROWS, CPU_ELEMENTS // problem.cols)
-    counts = [problem.rows, FAMILY_ROWS] if problem.rows < FAMILY_ROWS else [min(problem.rows, enough)]
-    check = _check_rows(replace(problem, rows=counts[0]), module, seed)
-    if check.ok and len(counts) > 1:
-        check = _check_rows(replace(problem, rows=counts[1]), module, seed)
-    return check
+    for rows in [problem.rows, FAMILY_ROWS] if problem.rows < FAMILY_ROWS else [min(problem.rows, enough)]:
+        yield Call(says="", problem=replace(problem, rows=rows), sm_count=CPU_SMS)
+    yield from calls(problem, module, sm_count=CPU_SMS)
 
 
-def _check_rows(problem: Problem, module: Module, seed: int) -> CpuCheck:
-    inputs = verify.make_inputs(problem, seed=seed)
-    outputs = verify.make_outputs(problem, seed=seed)
-    tensors: dict[str, Any] = {**inputs.arrays, **outputs.arrays}
-    run = build(module).run(
-        tensors, rows=problem.rows, cols=problem.cols, scalars=inputs.scalars, seed=seed, sm_count=CPU_SMS
+def _run(program: Program, call: Call, seed: int) -> Verdict | str:
+    """The verdict on one call, or the faults that were found before there was a result. Raises MemoryError."""
+    problem, module = call.problem, program.module
+    inputs, outputs = call.tensors(seed=seed)
+    tensors: dict[str, Any] = {**inputs.arrays, **outputs.arrays, **dict.fromkeys(call.nulls)}
+    workspace = np.full(module.workspace_bytes(rows=problem.rows, sm_count=call.sm_count), 0xFF, dtype=np.uint8)
+    workspace[: module.workspace_fixed_bytes] = 0
+    run = program.run(
+        tensors,
+        rows=problem.rows,
+        cols=problem.cols,
+        scalars=inputs.scalars,
+        seed=seed + call.order,
+        sm_count=call.sm_count,
+        workspace=workspace if workspace.size else None,
     )
     if run.faults:
-        summary = "\n".join(str(fault) for fault in run.faults)
-        return CpuCheck(rows=problem.rows, ok=False, summary=summary, error={})
-    verdict = verify.check(problem, inputs, outputs)
-    error = {t.name: float(t.max_ratio) for t in verdict.tensors}
-    return CpuCheck(rows=problem.rows, ok=verdict.ok, summary=verdict.summary(), error=error)
+        return "\n".join(str(fault) for fault in run.faults)
+    if workspace[: module.workspace_fixed_bytes].any():
+        return "the workspace is left unfit for the next call"
+    rows = max(FAMILY_ROWS, CPU_ELEMENTS // problem.cols)
+    return replace(check(problem, inputs, outputs, rows=rows), call=call.says)

@@ -18,6 +18,7 @@ from normgen.cuda.memory import DeviceBuffer, copy, memset
 from normgen.cuda.stream import Event, Graph, Stream
 from normgen.device import Device
 from normgen.errors import DriverError
+from normgen.measure.calls import together
 from normgen.measure.check import VERIFY_ELEMENTS, DeviceCheck
 from normgen.measure.clocks import Watch
 from normgen.measure.data import filled_sets, sample_inputs, zeros
@@ -92,7 +93,7 @@ class GpuBench:
         self.inputs = sample_inputs(problem, seed=seed)  # of every set, repeated over its rows
         self._sets = filled_sets(self.inputs, problem, self._offsets, set_bytes, count=self.plan.sets, index=index)
         self._scalars = {name: float(value) for name, value in problem.spec.scalars}
-        self._checks = DeviceCheck(problem, index=index, seed=seed, elements=checked_elements)
+        self._checks = DeviceCheck(problem, facts, index=index, seed=seed, elements=checked_elements)
         self._stream.wait_for(0)  # the data was prepared on the default stream
         self._loaded: dict[str, _Loaded] = {}
         self._replays: dict[str, _Replay] = {}
@@ -114,15 +115,22 @@ class GpuBench:
         self._loaded[key] = _Loaded(module=loaded, workspace=workspace)
 
     def check(self, key: str, *, full: bool) -> Check:
-        """One run on the adversarial rows, compared with the float64 reference; every guard byte is looked at."""
+        """One call on the adversarial rows, compared with the float64 reference, or in full all of `calls`.
+
+        Every guard byte is looked at.
+        """
         loaded = self._loaded[key]
         with _watching():
-            verdict = self._checks.run(self._bind(loaded), self._stream, full=full)
+            bound = self._bind(loaded)
+            if full:
+                checked = self._checks.run_all(loaded.module, bound, self._stream)
+            else:
+                plain = self._checks.run(bound, self._stream, full=False)
+                checked = together([(self._checks.plain, plain)])
             overran = loaded.overran()
-        shares = {t.name: float(t.max_ratio) for t in verdict.tensors}
         if overran:
-            return Check(ok=False, summary="bytes next to the workspace were written", error=shares)
-        return Check(ok=verdict.ok, summary=verdict.summary(), error=shares)
+            return Check(ok=False, summary="bytes next to the workspace were written", error=checked.error)
+        return Check(ok=checked.ok, summary=checked.summary, error=checked.error, not_shown=checked.not_shown)
 
     def unload(self, key: str) -> None:
         """Free the kernel's graph, module and workspace."""
@@ -342,5 +350,5 @@ def _watching() -> Iterator[None]:
         yield
     except DriverError as error:
         if any(name in error.code for name in _FATAL):
-            raise DeviceLostError("a kernel ended the device's context", received=error.code) from error
+            raise DeviceLostError("a kernel ended the device's context", received=error.received) from error
         raise

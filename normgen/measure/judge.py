@@ -58,11 +58,16 @@ def bench_at(
 
 
 class Judge:
-    """Judges entrants on one bench; `loaded` are the keys that the bench holds."""
+    """Judges entrants on one bench.
+
+    loaded     the keys that the bench holds
+    not_shown  by the full check of a key: what it says nothing about, in words
+    """
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
         self.loaded: set[str] = set()
+        self.not_shown: dict[str, tuple[str, ...]] = {}
 
     def admit(
         self, entrant: Entrant, *, full: bool = False, warm: bool = False, make: Callable[[], object] | None = None
@@ -85,6 +90,8 @@ class Judge:
                 self.loaded.add(entrant.key)
             check = self.bench.check(entrant.key, full=full)
             entrant.error = check.error
+            if full:
+                self.not_shown[entrant.key] = check.not_shown
             if warm and check.ok:
                 self.bench.warm_up(entrant.key)
         except KernelFaultError as fault:

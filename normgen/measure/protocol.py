@@ -42,11 +42,15 @@ class KernelFaultError(NormgenError):
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """A kernel's result against the reference: `error` per written tensor as a fraction of its bound."""
+    """A kernel's result against the reference: `error` per written tensor as a fraction of its bound.
+
+    `not_shown`: what the check says nothing about, in words.
+    """
 
     ok: bool
     summary: str
     error: dict[str, float] = field(default_factory=dict)
+    not_shown: tuple[str, ...] = ()
 
 
 class Bench(timing.Timer, Protocol):
@@ -64,7 +68,7 @@ class Bench(timing.Timer, Protocol):
         """Make a kernel ready under `key`. Raises NormgenError when the device refuses it."""
 
     def check(self, key: str, *, full: bool) -> Check:
-        """Run a loaded kernel once on poisoned outputs and compare: some rows, or all that the problem offers."""
+        """Run a loaded kernel on poisoned outputs and compare: some rows of one call, or in full all the calls."""
 
     def unload(self, key: str) -> None:
         """Forget a kernel and its replays."""

@@ -83,8 +83,15 @@ READ = tuple(role for role in Role if not role.is_written)
 ROW_FAMILIES = (
     "normal",
     "large_mean",
+    "near_level",
+    "sparse_steps",
+    "fine_noise",
+    "step_noise",
+    "large_steps",
     "constant",
+    "large_constant",
     "one_outlier",
+    "outlier_first",
     "tiny",
     "huge",
     "zeros",
@@ -92,6 +99,7 @@ ROW_FAMILIES = (
     "inf",
     "nan",
     "tail",
+    "masked",
 )  # the adversarial rows that an accuracy contract may be restricted to
 
 

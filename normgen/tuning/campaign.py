@@ -26,7 +26,7 @@ from normgen.schedule.policy import costs_to_others
 from normgen.schedule.schedule import Schedule
 from normgen.tuning.compile import Builder
 from normgen.tuning.progress import Standing
-from normgen.tuning.run import Candidate, Run
+from normgen.tuning.run import Candidate, Run, brief
 from normgen.tuning.search import Search
 
 BATCH = 8  # two are in flight: small enough that the seeds are told before the surrogate is asked
@@ -68,6 +68,7 @@ class Campaign:
         self._roof_us: float | None = None
         self._roofs_us: Mapping[str, float] = {}
         self._batches = 0
+        self._has_said_wrong = False
         self.conditions: Mapping[str, Any] = {}  # of the device during the confirmation
 
     def finish(self) -> Finish:
@@ -198,10 +199,19 @@ class Campaign:
         if candidate.cubin is None:
             self._rebuild(candidate)
         try:
-            return self.judge.admit(candidate, full=full)
+            is_right = self.judge.admit(candidate, full=full)
         except DeviceLostError:
             self.run.keep(candidate)
             raise
+        if candidate.outcome is Outcome.WRONG_RESULT:
+            self._say_wrong(candidate, is_choice=full or self._is_guest(candidate))
+        return is_right
+
+    def _say_wrong(self, candidate: Candidate, *, is_choice: bool) -> None:
+        """The reason of a choice that was wrong, and of the first other candidate; the record file has the rest."""
+        if is_choice or not self._has_said_wrong:
+            self.run.note(f"left out: {candidate.schedule}: {brief(candidate.reason)}")
+        self._has_said_wrong = True
 
     def _time(self, good: list[Candidate]) -> None:
         """Time candidates against the reference; one that faults drops out and the rest are timed again."""
@@ -312,6 +322,8 @@ class Campaign:
         for key, candidate in by_key.items():
             candidate.times_us = confirmation.times[key]
         self._keep_roofs({key: confirmation.times[key].median for key in self.bench.roofs})
+        for said in self.judge.not_shown.get(confirmation.winner, ()):
+            self.run.note(f"not shown: {said}")
         ranked = sorted(finalists, key=lambda c: (c.key != confirmation.winner, confirmation.times[c.key].median))
         return Finish(
             winner=by_key[confirmation.winner],

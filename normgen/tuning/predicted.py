@@ -14,10 +14,11 @@ from normgen.records.record import Cache, Outcome, Record
 from normgen.schedule.schedule import Schedule
 from normgen.tuning.compile import Builder
 from normgen.tuning.measured import prepare
-from normgen.tuning.run import Candidate, Run, local_bytes, misfit
+from normgen.tuning.run import Candidate, Run, brief, local_bytes, misfit
 
 COMPILED = 40  # schedules worth compiling when nothing is measured
 COMPILE_SHARE = 0.6  # of the budget; the rest is for the CPU executor
+CHECKED_ELEMENTS = 1 << 20  # of a call on the CPU executor: more takes 1 to 3 s, and is left to `normgen verify`
 CHECKED = 12  # kernels that may fail on the CPU executor before the run gives up
 
 
@@ -101,6 +102,7 @@ def first_right(run: Run, ranked: list[Candidate]) -> list[Candidate]:
         if is_right(run, candidate):
             run.keep(candidate)
             return [candidate, *left]
+        run.note(f"left out: {candidate.schedule}: {brief(candidate.reason)}")
         run.keep(candidate)
         # What is wrong with one kernel is mostly the way it computes the statistics: try another way next.
         left.sort(key=lambda c: way(c) == way(candidate))
@@ -116,7 +118,7 @@ def is_right(run: Run, candidate: Candidate) -> bool:
         run.note("verified on the CPU executor before the run was resumed")
         return True
     try:
-        check = cpu_check.check_on_cpu(run.problem, candidate.module, seed=run.seed)
+        check = cpu_check.check_on_cpu(run.problem, candidate.module, seed=run.seed, most_elements=CHECKED_ELEMENTS)
     except NormgenError as error:
         candidate.fail(Outcome.COMPILE_ERROR, f"on the CPU executor: {error}")
         return False
@@ -124,7 +126,9 @@ def is_right(run: Run, candidate: Candidate) -> bool:
     if not check.ok:
         candidate.fail(Outcome.WRONG_RESULT, check.summary)
         return False
-    run.note(f"verified on the CPU executor at {check.rows} rows")
+    run.note(f"verified on the CPU executor at {check.rows} rows and in {check.right - 1} other calls")
+    for said in check.not_shown:
+        run.note(f"not shown: {said}")
     return True
 
 

@@ -328,6 +328,11 @@ def _go_on(run: Run) -> int:
     return found.lock
 
 
+def brief(reason: str) -> str:
+    """The first two lines of a check's summary in one: the call that was wrong, and what was wrong in it."""
+    return "; ".join(line.strip() for line in reason.splitlines()[:2])
+
+
 def versions(**more: object) -> dict[str, str]:
     """normgen, Python, and what the caller knows of compiler and driver."""
     known = {

@@ -7,10 +7,7 @@ proven to be the formula's derivative before it says what is right.
 from __future__ import annotations
 
 from normgen.verify.check import (
-    BadElement,
     Expectation,
-    TensorVerdict,
-    Verdict,
     check,
     longest_chain,
     pick_rows,
@@ -24,6 +21,7 @@ from normgen.verify.interpret import finite_difference_check, interpret
 from normgen.verify.reference import BACKWARD_FORMULAS, has_reference, reference, register
 from normgen.verify.rows import ALL, FAMILY_ROWS, Buffer, Inputs, Outputs, allocate, make_outputs
 from normgen.verify.sources import prove_derivative
+from normgen.verify.verdict import BadElement, TensorVerdict, Verdict
 
 __all__ = [
     "ALL",

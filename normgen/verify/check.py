@@ -19,93 +19,10 @@ from normgen.verify.program_walk import Walk
 from normgen.verify.reference import has_reference, reference
 from normgen.verify.rows import Inputs, Outputs
 from normgen.verify.sources import Formulas, OpenWalk, walk_opener
+from normgen.verify.verdict import BadElement, TensorVerdict, Verdict
 
 BLOCK_ELEMENTS = 1 << 16  # 0.5 MB a float64 temporary: a block's temporaries stay in the L2 cache
 COLUMNS = "columns"  # the family that column outputs are reported under: they sum over all rows
-
-
-@dataclass(frozen=True, kw_only=True)
-class BadElement:
-    """One element outside its bound. `row` is -1 for a column output."""
-
-    row: int
-    col: int
-    family: str
-    got: float
-    want: float
-    bound: float
-
-    def __str__(self) -> str:
-        where = f"col {self.col}" if self.row < 0 else f"row {self.row}, col {self.col}"
-        return f"{where} ({self.family}): got {self.got:.9g}, want {self.want:.9g} ± {self.bound:.3g}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class TensorVerdict:
-    """What was found for one written tensor.
-
-    max_abs_error, max_ratio, bad and first_bad count the rows of the contract's families; `ratios` gives
-    max error / bound for every family, and `outside` those that fail without being part of the contract.
-    `unbounded` elements have no finite bound (an intermediate may overflow float32): any value passes there.
-    """
-
-    name: str
-    max_abs_error: float
-    max_ratio: float
-    bad: int
-    unbounded: int
-    ratios: dict[str, float]
-    outside: tuple[str, ...] = ()
-    first_bad: BadElement | None = None
-    first_outside: BadElement | None = None
-
-    @property
-    def ok(self) -> bool:
-        return self.bad == 0
-
-    @property
-    def bad_families(self) -> tuple[str, ...]:
-        """Families of the contract with an element out of bounds."""
-        return tuple(sorted(f for f, ratio in self.ratios.items() if ratio > 1 and f not in self.outside))
-
-    def summary(self) -> str:
-        state = "ok" if self.ok else f"{self.bad} bad in {', '.join(self.bad_families)}"
-        line = f"{self.name}: {state}, max error {self.max_abs_error:.3g}, {self.max_ratio:.3g} of the bound"
-        if self.first_bad is not None:
-            line += f"; first {self.first_bad}"
-        if self.outside:
-            line += f"; outside the contract: {', '.join(self.outside)} (first {self.first_outside})"
-        return line
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """The result of `check`. `overrun` names tensors that were written outside their elements."""
-
-    problem: Problem
-    tensors: tuple[TensorVerdict, ...]
-    overrun: tuple[str, ...]
-    rows_checked: int
-    seed: int
-
-    @property
-    def ok(self) -> bool:
-        return not self.overrun and all(t.ok for t in self.tensors)
-
-    @property
-    def max_ratio(self) -> float:
-        """The largest error as a share of its bound, over all tensors."""
-        return max((t.max_ratio for t in self.tensors), default=0.0)
-
-    def tensor(self, name: str) -> TensorVerdict:
-        return next(t for t in self.tensors if t.name == name)
-
-    def summary(self) -> str:
-        """One line for the verdict and one for each tensor."""
-        what = f"{self.problem}, {self.rows_checked} rows checked, seed {self.seed}"
-        lines = [f"{'ok' if self.ok else 'WRONG'}: {what}", *("  " + t.summary() for t in self.tensors)]
-        lines += [f"  {name}: bytes outside the elements were written" for name in self.overrun]
-        return "\n".join(lines)
 
 
 def check(
@@ -233,7 +150,7 @@ def _judged(
 ) -> Verdict:
     """Tally the results against their parts."""
     arrays = outputs.arrays if isinstance(outputs, Outputs) else {k: v for k, v in outputs.items() if v is not None}
-    names = sorted(set(inputs.families))
+    names, contract = sorted(set(inputs.families)), problem.spec.accuracy_rows
     codes = np.searchsorted(names, inputs.families) if names else np.zeros(0, dtype=np.intp)
     written = [t for t in _written(problem) if t.name in arrays]
     tallies = {t.name: _Tally(problem=problem, tensor=t, names=names, codes=codes) for t in written}
@@ -249,6 +166,8 @@ def _judged(
         overrun=outputs.overrun() if isinstance(outputs, Outputs) else (),
         rows_checked=rows_checked,
         seed=inputs.seed,
+        left_out=inputs.left_out,
+        uncounted=tuple(name for name in names if contract and name not in contract),
     )
 
 
@@ -405,6 +324,7 @@ class _Tally:
     codes: NDArray[np.intp]  # [rows]: which family
     max_abs_error: float = 0.0
     bad: int = 0
+    elements: int = 0
     unbounded: int = 0
     ratios: dict[str, float] = field(default_factory=dict)
     outside: set[str] = field(default_factory=set)
@@ -424,6 +344,7 @@ class _Tally:
             worst[odd], largest[odd] = ratio.max(axis=1), error.max(axis=1)
             for i in np.flatnonzero(worst[odd] > 1).tolist():
                 self._note(int(rows[odd[i]]), got[odd[i]], want[odd[i]], limits[i], ratio[i])
+        self.elements += want.size
         if not bound.max() < np.inf:
             self.unbounded += int((np.isinf(bound) & np.isfinite(want)).sum())
         for family, at in self._by_family(rows):
@@ -464,6 +385,7 @@ class _Tally:
             max_abs_error=self.max_abs_error,
             max_ratio=max(counted, default=0.0),
             bad=self.bad,
+            elements=self.elements,
             unbounded=self.unbounded,
             ratios=self.ratios,
             outside=tuple(sorted(self.outside)),

@@ -36,7 +36,9 @@ absolute error of its float32 evaluation. With u = 2^-24:
 * The derivative of |a| or of a maximum of two jumps where a, or their difference, passes 0. Its sign is exact but for
   |a| <= REARRANGED e_a, where a schedule may be on either side: e(sign) is then 2, the whole jump, and the element
   is held to no more than that. An exact tie (e_a = 0) takes the middle of the jump, and the kernel must too.
-* An operation whose result may exceed the largest float32 has the bound inf: nothing can be said after it.
+* An operation whose result may round to an infinity has the bound inf: nothing can be said after it. Rounding to
+  nearest does so from half a spacing above the largest float32 on, (2 - u) 2^127: the difference of -largest (what
+  masks write) and a small number stays finite.
 
 `REARRANGED` = 2 multiplies the computed error once, at the end: schedules may pull row factors out of sums, divide
 by a reciprocal, contract to fma, shift by a pivot or merge Welford states. Each of these trades one rounding of the
@@ -61,6 +63,7 @@ from normgen.verify.interpret import EXTREMA, Array, Float64, spread_over_row
 
 U = F32.unit_roundoff
 HALF_SUBNORMAL = F32.smallest_subnormal / 2
+OVERFLOW = (2 - U) * 2.0**127  # what is smaller rounds to a finite number
 FLUSHED = 2.0**-126  # what an exponential by the hardware's power of two loses below the smallest normal
 LAMBDA = 6.0  # 2 exp(-λ²/2) = 3.0e-8: probability that one sum of independent roundings exceeds its bound
 REARRANGED = 2.0  # a schedule may trade each rounding for one other: see the module docstring
@@ -117,7 +120,7 @@ def _rounded(value: Array, error: Array | None, roundings: float | Array = 1.0) 
     bound += HALF_SUBNORMAL
     if not top < F32.largest / 2:  # also when there is a NaN
         bound = np.where(np.isinf(value), 0.0, bound)
-        bound = np.where((size + (0.0 if error is None else error) > F32.largest) & ~np.isinf(value), np.inf, bound)
+        bound = np.where((size + (0.0 if error is None else error) >= OVERFLOW) & ~np.isinf(value), np.inf, bound)
     if error is not None:
         bound = bound + error if bound.shape != np.broadcast_shapes(bound.shape, error.shape) else _into(bound, error)
     return Bounded(value, bound)
@@ -251,7 +254,7 @@ class Float32Error:
         error = self._summation(t, size)
         total = t.sum(axis=1, keepdims=True)
         carried = error if e is None else error + e.sum(axis=1, keepdims=True)
-        error = np.where(size + carried > F32.largest, np.inf, carried)
+        error = np.where(size + carried >= OVERFLOW, np.inf, carried)
         result = Bounded(total, error)
         return self.divide(result, self.constant(self.cols)) if name == "mean" else result
 

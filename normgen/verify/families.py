@@ -5,10 +5,15 @@ are of the size of dy. In that of any formula they may grow with x (db = Σ dy |
 exponentials of rows near the largest number). Such a family is left out of the default rows: where, in the median
 column, the error bound of its rows in the sum is not below the term of a single normal row, the check of that sum
 would not see a normal row that is lost. A spec's accuracy contract says the same by name and goes before this rule.
+
+Masked rows, the lowest finite number of the dtype, are for formulas that take a row's maximum, as a softmax does: in
+any other its squares and sums overflow.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 
@@ -21,22 +26,40 @@ from normgen.verify.rows import ALL, NON_FINITE, Inputs, draw_inputs
 from normgen.verify.sources import is_derived
 
 SAMPLE_ROWS = 4
+_MAXIMUM = re.compile(r"\bmax\s*\(")
 LARGEST_COLS = 1024  # of the sample: 0.1 s
 
 
-def make_inputs(problem: Problem, *, seed: int = 0, families: tuple[str, ...] | None = None) -> Inputs:
+def make_inputs(
+    problem: Problem,
+    *,
+    seed: int = 0,
+    families: tuple[str, ...] | None = None,
+    pitches: Mapping[str, int] | None = None,
+) -> Inputs:
     """`draw_inputs` of the chosen families, by default `default_families`."""
-    return draw_inputs(problem, default_families(problem) if families is None else families, seed=seed)
+    if families is not None:
+        return draw_inputs(problem, families, seed=seed, pitches=pitches)
+    chosen = default_families(problem)
+    left_out = tuple(name for name in fitting_families(problem) if name not in chosen)
+    return replace(draw_inputs(problem, chosen, seed=seed, pitches=pitches), left_out=left_out)
 
 
 def default_families(problem: Problem) -> tuple[str, ...]:
-    """All of them; for a problem with column outputs, what one sum over rows can hold and the contract covers."""
+    """Those that fit its formulas; of a problem with column outputs, what one sum over rows can hold."""
+    fitting = fitting_families(problem)
     if not any(t.is_row_sum for t in problem.tensors):
-        return ALL
-    finite = tuple(name for name in ALL if name not in NON_FINITE)
+        return fitting
+    finite = tuple(name for name in fitting if name not in NON_FINITE)
     if problem.spec.accuracy_rows:
         return tuple(name for name in finite if name in problem.spec.accuracy_rows)
     return tuple(name for name in finite if name not in _hiding(_sample(problem))) if is_derived(problem) else finite
+
+
+def fitting_families(problem: Problem) -> tuple[str, ...]:
+    """All rows, masked ones only where a formula takes the row's maximum."""
+    has_maximum = any(_MAXIMUM.search(formula.text) for formula in problem.spec.formulas)
+    return tuple(name for name in ALL if has_maximum or name != "masked")
 
 
 def _sample(problem: Problem) -> Problem:
@@ -50,7 +73,7 @@ def _hiding(problem: Problem) -> frozenset[str]:
     normal = column_parts(problem, draw_inputs(problem, ("normal",)))
     seen = {name: float(np.median(part.size)) / SAMPLE_ROWS for name, part in normal.items()}
     found = set()
-    for family in ALL:
+    for family in fitting_families(problem):
         if family in ("normal", *NON_FINITE):
             continue
         parts = column_parts(problem, draw_inputs(problem, (family,)))

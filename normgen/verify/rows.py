@@ -1,27 +1,31 @@
 """Adversarial inputs: rows of x cycle through families that break careless kernels.
 
-    normal       standard normal
-    large_mean   mean 10^4 times the standard deviation (or 1 / (8 u) of a coarser dtype): breaks E[x²] - mean²
-    near_level   50 with noise of a quarter unit roundoff: as stored, one element in a hundred is a step off
-    sparse_steps 1000, one element in a hundred the next number of the dtype: mean/std is 2500 in bf16
-    constant     one value per row: variance 0, and every addition of a chain rounds the same way
-    one_outlier  standard normal, one element 10^3
-    tiny         around the smallest normal number of the dtype
-    huge         as large as Σ (2x)² of a row allows in float32, and the dtype in itself
-    zeros        all 0
-    mixed_sign   ±c alternating, 1 % noise: sums cancel
-    inf          standard normal, one +inf or -inf
-    nan          standard normal, one NaN
-    tail         0 but for the last column: breaks masked tails
-
-Opt-in: `outlier_first`, one_outlier with the outlier in column 0, where `shifted` takes its pivot: it then loses
-about cols u of the variance, and the error model says so.
+normal       standard normal
+large_mean   mean 10^4 times the standard deviation (or 1 / (8 u) of a coarser dtype): breaks E[x²] - mean²
+near_level   50 with noise of a quarter unit roundoff: as stored, one element in a hundred is a step off
+sparse_steps 1000, one element in a hundred the next number of the dtype: mean/std is 2500 in bf16
+fine_noise   mean/std = 1 / (8 u) with u of the dtype: noise of a few steps between its numbers
+step_noise   mean/std = 1 / u: noise of about one step
+large_steps  2^20, or 2^14 of f16; one element in 256 the next number of the dtype: mean/std is about 8 / u
+constant     one value per row: variance 0, and every addition of a chain rounds the same way
+large_constant  the same, up to 2^20, or 2^14 of f16
+one_outlier  standard normal, one element 10^3
+outlier_first  the same in column 0, where `shifted` takes its pivot: see below
+tiny         around the smallest normal number of the dtype
+huge         as large as Σ (2x)² of a row allows in float32, and the dtype in itself
+zeros        all 0
+mixed_sign   ±c alternating, 1 % noise: sums cancel
+inf          standard normal, one +inf or -inf
+nan          standard normal, one NaN
+tail         0 but for the last column: breaks masked tails
+masked       standard normal, some columns the lowest finite number of the dtype; every second row has nothing else
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import mmap
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +43,7 @@ Stored = NDArray[Any]
 Draw = Callable[[np.random.Generator, int, int, DType], Array]
 POISON = 0xA5  # what the bytes between and around the rows hold
 GUARD_BYTES = 256
+SPARSE_BYTES = 1 << 30  # of a buffer that is not filled: its rows are 2^31 elements apart
 
 
 def _normal(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
@@ -59,6 +64,33 @@ def _sparse_steps(rng: np.random.Generator, rows: int, cols: int, dtype: DType) 
     is_off[np.arange(rows), rng.integers(0, cols, rows)] = True
     step = 2.0**9 * 2 * dtype.unit_roundoff  # the spacing of the dtype's numbers from 512 to 1024
     return np.where(is_off, 1000.0 + step, 1000.0)
+
+
+def _level(times: float) -> Draw:
+    """Noise about a level `times` / u of its size: what is stored is a few steps, or about one, off the level."""
+
+    def draw(rng: np.random.Generator, rows: int, cols: int, dtype: DType) -> Array:
+        level = times / dtype.unit_roundoff * rng.uniform(1.0, 2.0, (rows, 1)) * rng.choice([-1.0, 1.0], (rows, 1))
+        return np.asarray(level * (1 + dtype.unit_roundoff / times * rng.standard_normal((rows, cols))))
+
+    return draw
+
+
+def _large(dtype: DType) -> float:
+    """Of rows that are nearly constant: the error of a larger mean, squared and divided by eps, has no bound."""
+    return float(min(2.0**20, 2.0 ** math.floor(math.log2(dtype.largest / 2))))
+
+
+def _large_steps(rng: np.random.Generator, rows: int, cols: int, dtype: DType) -> Array:
+    is_off = rng.random((rows, cols)) < 1 / 256
+    is_off[np.arange(rows), rng.integers(0, cols, rows)] = True
+    level = _large(dtype)
+    return np.where(is_off, level * (1 + 2 * dtype.unit_roundoff), level)
+
+
+def _large_constant(rng: np.random.Generator, rows: int, cols: int, dtype: DType) -> Array:
+    size = rng.uniform(0.5, 1.0, (rows, 1)) * _large(dtype)
+    return np.repeat(size * rng.choice([-1.0, 1.0], (rows, 1)), cols, axis=1)
 
 
 def _constant(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
@@ -111,13 +143,25 @@ def _tail(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
     return x
 
 
+def _masked(rng: np.random.Generator, rows: int, cols: int, dtype: DType) -> Array:
+    x = rng.standard_normal((rows, cols))
+    hidden = rng.random((rows, cols)) < rng.uniform(0.2, 0.9, (rows, 1))
+    hidden[1::2] = True
+    return np.where(hidden, -dtype.largest, x)
+
+
 DRAWS: dict[str, Draw] = {
     "normal": _normal,
     "large_mean": _large_mean,
     "near_level": _near_level,
     "sparse_steps": _sparse_steps,
+    "fine_noise": _level(1 / 8),
+    "step_noise": _level(1.0),
+    "large_steps": _large_steps,
     "constant": _constant,
+    "large_constant": _large_constant,
     "one_outlier": _one_outlier,
+    "outlier_first": _outlier_first,
     "tiny": _tiny,
     "huge": _huge,
     "zeros": _zeros,
@@ -125,9 +169,9 @@ DRAWS: dict[str, Draw] = {
     "inf": _one_of([np.inf, -np.inf]),
     "nan": _one_of([np.nan]),
     "tail": _tail,
-    "outlier_first": _outlier_first,
+    "masked": _masked,
 }
-ALL: tuple[str, ...] = tuple(name for name in DRAWS if name != "outlier_first")
+ALL: tuple[str, ...] = tuple(DRAWS)
 NON_FINITE = ("inf", "nan")
 FAMILY_ROWS = 2 * len(ALL)  # two of every family
 
@@ -139,9 +183,15 @@ class Buffer:
     array: Stored
     storage: NDArray[np.uint8]
     offset: int
+    is_sparse: bool = False  # too large to fill and to look through: its rows lie far apart in empty pages
 
     def untouched(self) -> bool:
-        """Whether every byte of the allocation that is no element still holds what it was filled with."""
+        """Whether every byte of the allocation that is no element still holds what it was filled with.
+
+        A sparse one is for an executor that checks each access.
+        """
+        if self.is_sparse:
+            return True
         rows, cols = self.array.shape if self.array.ndim == 2 else (1, self.array.shape[0])
         width = cols * self.array.itemsize
         step = self.array.strides[0] if self.array.ndim == 2 else width
@@ -157,6 +207,7 @@ class Inputs:
     problem: Problem
     seed: int
     families: tuple[str, ...]  # the family of each row
+    left_out: tuple[str, ...] = ()  # families that a sum over rows could not hold, or its contract leaves out
     scalars: dict[str, float]  # as float32 holds them
     buffers: dict[str, Buffer]
 
@@ -181,36 +232,52 @@ class Outputs:
         return tuple(name for name, buffer in self.buffers.items() if not buffer.untouched())
 
 
-def allocate(tensor: TensorUse, problem: Problem) -> Buffer:
-    """Memory for one tensor with the problem's pitch, its base an odd multiple of `align` bytes.
+def allocate(tensor: TensorUse, problem: Problem, pitch: int | None = None) -> Buffer:
+    """Memory for one tensor with its own pitch or the problem's, its base an odd multiple of `align` bytes.
 
     Shapes: elem [rows, cols] with row stride pitch, row [rows], col [cols], scalar [1].
+    Raises MemoryError when there is no address space for it.
     """
     item = tensor.dtype.bytes
     shape = tensor.kind.shape(problem.rows, problem.cols) or (1,)
-    strides = (problem.pitch * item, item) if tensor.kind.is_elem else (item,)
+    strides = ((pitch or problem.pitch) * item, item) if tensor.kind.is_elem else (item,)
     extent = shape[0] * strides[0]
     align = max(problem.align, item)
-    storage = np.full(GUARD_BYTES + 2 * align + extent + GUARD_BYTES, POISON, dtype=np.uint8)
+    size = GUARD_BYTES + 2 * align + extent + GUARD_BYTES
+    is_sparse = size > SPARSE_BYTES
+    storage = _empty_pages(size) if is_sparse else np.full(size, POISON, dtype=np.uint8)
     offset = GUARD_BYTES + (align - storage.ctypes.data - GUARD_BYTES) % (2 * align)
     array = np.ndarray(shape, tensor.dtype.numpy, storage.data, offset=offset, strides=strides)
-    return Buffer(array=array, storage=storage, offset=offset)
+    return Buffer(array=array, storage=storage, offset=offset, is_sparse=is_sparse)
 
 
-def _fill(tensor: TensorUse, problem: Problem, values: Array) -> Buffer:
-    buffer = allocate(tensor, problem)
+def _empty_pages(size: int) -> NDArray[np.uint8]:
+    """Address space whose pages cost memory only once they are written. Raises MemoryError."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    try:
+        return np.frombuffer(mmap.mmap(-1, size, flags=flags), dtype=np.uint8)
+    except OSError as error:
+        raise MemoryError(f"no address space of {size} bytes") from error
+
+
+def _fill(tensor: TensorUse, problem: Problem, values: Array, pitch: int | None = None) -> Buffer:
+    buffer = allocate(tensor, problem, pitch)
     with np.errstate(all="ignore"):
         buffer.array[...] = values.astype(tensor.dtype.numpy)
     return buffer
 
 
-def draw_inputs(problem: Problem, chosen: tuple[str, ...], *, seed: int = 0) -> Inputs:
+def draw_inputs(
+    problem: Problem, chosen: tuple[str, ...], *, seed: int = 0, pitches: Mapping[str, int] | None = None
+) -> Inputs:
     """Every read tensor of the problem, in its stored dtype, pitch and alignment.
 
     The rows of the spec's first input cycle through the `chosen` families, in an order that the seed picks. Other
     elem inputs and dy are standard normal, parameters 1 + 0.2 N and, named bias or with `absent` = 0, 0.2 N. In a
     backward problem saved statistics and saved outputs come from the float64 forward, rounded to their dtype.
+    `pitches` are those of tensors that do not have the problem's.
     """
+    pitches = pitches or {}
     for name in chosen:
         if name not in DRAWS:
             raise UsageError("unknown row family", received=name, hint=did_you_mean(name, DRAWS))
@@ -226,9 +293,12 @@ def draw_inputs(problem: Problem, chosen: tuple[str, ...], *, seed: int = 0) -> 
         if _is_computed(tensor, problem):
             saved.append(tensor)
         else:
-            made[tensor.name] = _fill(tensor, problem, draw_tensor(tensor, problem, of_row, rng))
+            made[tensor.name] = _fill(
+                tensor, problem, draw_tensor(tensor, problem, of_row, rng), pitches.get(tensor.name)
+            )
     if saved:
-        made |= _forward_values(problem, saved, made, of_row, scalars, rng)
+        values = _forward_values(problem, made, of_row, scalars, rng)
+        made |= {t.name: _fill(t, problem, values[t.name], pitches.get(t.name)) for t in saved}
     in_order = {t.name: made[t.name] for t in problem.tensors if not t.is_written}
     return Inputs(problem=problem, seed=seed, families=of_row, scalars=scalars, buffers=in_order)
 
@@ -263,12 +333,11 @@ def draw_rows(of_row: tuple[str, ...], cols: int, dtype: DType, rng: np.random.G
 
 def _forward_values(
     problem: Problem,
-    saved: list[TensorUse],
     made: dict[str, Buffer],
     of_row: tuple[str, ...],
     scalars: dict[str, float],
     rng: np.random.Generator,
-) -> dict[str, Buffer]:
+) -> dict[str, Array]:
     """Saved statistics and outputs of the forward, from inputs that the backward may not itself read."""
     spec = problem.spec
     inputs: dict[str, Array] = {name: b.array.astype(np.float64) for name, b in made.items()}
@@ -280,21 +349,24 @@ def _forward_values(
             with np.errstate(all="ignore"):
                 inputs[tensor.name] = drawn.astype(dtype.numpy).astype(np.float64)
     if has_reference(spec.name, Direction.FORWARD):
-        values = reference(spec.name, Direction.FORWARD, inputs, scalars)
-    else:
-        values = interpret(spec, inputs, scalars)
-    return {t.name: _fill(t, problem, values[t.name]) for t in saved}
+        return reference(spec.name, Direction.FORWARD, inputs, scalars)
+    return interpret(spec, inputs, scalars)
 
 
-def make_outputs(problem: Problem, *, seed: int = 0) -> Outputs:
-    """Every written tensor, filled with NaN, or with random numbers where the problem accumulates."""
+def make_outputs(
+    problem: Problem, *, seed: int = 0, pitches: Mapping[str, int] | None = None, nulls: Collection[str] = ()
+) -> Outputs:
+    """Every written tensor but `nulls`, filled with NaN, or with random numbers where the problem accumulates.
+
+    `pitches` are those of tensors that do not have the problem's.
+    """
     rng = np.random.default_rng([seed, 1])
     buffers: dict[str, Buffer] = {}
     start: dict[str, Stored] = {}
     for tensor in problem.tensors:
-        if not tensor.is_written:
+        if not tensor.is_written or tensor.name in nulls:
             continue
-        buffer = allocate(tensor, problem)
+        buffer = allocate(tensor, problem, (pitches or {}).get(tensor.name))
         buffer.array[...] = np.array(np.nan).astype(tensor.dtype.numpy)
         if problem.accumulate:
             buffer.array[...] = rng.standard_normal(buffer.array.shape).astype(tensor.dtype.numpy)

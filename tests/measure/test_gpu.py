@@ -18,6 +18,7 @@ from normgen.records.record import Cache
 from normgen.records.winners import read
 from normgen.schedule.default import default_schedule
 from normgen.spec.reader import load
+from tests.codegen.kernels import KERNELS
 
 pytestmark = pytest.mark.gpu
 
@@ -81,6 +82,70 @@ def test_a_kernel_with_an_unbiased_variance_is_found_wrong() -> None:
     wrong = replace(module, text=planted)
     bench.load("wrong", wrong, compile_module(wrong, facts.arch))
     assert not bench.check("wrong", full=False).ok
+
+
+# What one plain call does not show, in a kernel of FULL: its text, what is written in its place, what is said then.
+FULL = {
+    "pitch": ("(row) * dx_pitch", "(row) * x_pitch", "WRONG with pitches of their own"),
+    "finish": ("+= kInFlight * kLanes", "+= 2 * kInFlight * kLanes", "partial rows to add up"),
+}
+
+
+@pytest.mark.parametrize("mutant", list(FULL))
+def test_a_finalist_is_checked_in_every_call(mutant: str) -> None:
+    from normgen.cuda.driver import device_facts
+    from normgen.measure.check import check_on_gpu
+
+    facts, kernel = device_facts(0), KERNELS["backward_clusters"]
+    module = kernel.module()
+    right = check_on_gpu(kernel.problem, module, facts, index=0, seed=0)
+    assert right.ok, right.summary
+    assert right.right >= 6
+    old, new, says = FULL[mutant]
+    text = module.text.replace(old, new)
+    assert text != module.text
+    wrong = check_on_gpu(kernel.problem, replace(module, text=text), facts, index=0, seed=0)
+    assert not wrong.ok
+    assert says in wrong.summary
+
+
+@pytest.mark.parametrize("name", list(KERNELS))
+def test_right_kernels_pass_every_call(name: str) -> None:
+    from normgen.cuda.driver import device_facts
+    from normgen.measure.check import check_on_gpu
+
+    kernel = KERNELS[name]
+    checked = check_on_gpu(kernel.problem, kernel.module(), device_facts(0), index=0, seed=0)
+    loses_rows = kernel.schedule.variance == "sum_of_squares"
+    assert checked.ok is not loses_rows, checked.summary
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_rows_beyond_2_31_elements_are_right(direction: str) -> None:
+    """4 GB a tensor; the inputs' first rows are repeated, so that any stretch of as many rows is like them."""
+    from normgen.cuda.driver import device_facts
+    from normgen.measure.gpu import GpuBench
+    from normgen.verify import check
+
+    cols, rows = 4096, (1 << 31) // 4096 + 1024
+    problem = problem_for(load("layernorm"), shape=(rows, cols), dtype="bf16", direction=direction)
+    facts = device_facts(0)
+    bench = GpuBench(problem, facts, index=0, cache=Cache.COLD, seed=0)
+    try:
+        module = emit(problem, default_schedule(problem, facts))
+        bench.load("default", module, compile_module(module, facts.arch))
+        bench.launch_once("default")
+        sample = bench.inputs
+        count = sample.problem.rows
+        assert (rows - 1) * cols >= 1 << 31
+        assert (1 << 31) // cols % count == rows % count == 0
+        by_row = [t for t in problem.tensors if t.is_written and t.kind.by_row]
+        for start in (0, (1 << 31) // cols - count, rows - count):
+            got = {t.name: bench.read(t, (start, start + count)) for t in by_row}
+            verdict = check(sample.problem, sample, got, rows=64)
+            assert verdict.ok, f"from row {start} on: {verdict.summary()}"
+    finally:
+        bench.close()
 
 
 def test_a_tuning_run_ends_with_a_measured_winner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

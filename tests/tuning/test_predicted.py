@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from normgen.codegen.module import Module
 from normgen.device import TARGETS
 from normgen.errors import NothingValidError, UsageError
 from normgen.measure import cpu_check
@@ -18,6 +20,7 @@ from normgen.program.source import problem_for
 from normgen.records.record import Cache, Outcome
 from normgen.records.winners import read
 from normgen.schedule.default import default_schedule
+from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from normgen.tuning import predicted
 from normgen.tuning.progress import Silent
@@ -51,10 +54,30 @@ def test_the_winner_is_predicted_compiled_and_checked_on_the_cpu(run: Run) -> No
     assert set(winner.error) == {"y", "mean", "rstd"}
     assert all(0 <= share <= 1 for share in winner.error.values())
     assert winner.resources[0]["registers"] > 0
-    assert any("verified on the CPU executor at 42 rows" in note for note in run.notes)
+    assert any(re.fullmatch(r"verified on the CPU executor at 42 rows and in \d+ other calls", n) for n in run.notes)
     kept = read(run.candidates_path)
     assert not kept.damaged
     assert len(kept.records) + run.counts["same_code"] == 6
+
+
+def test_a_first_choice_that_is_wrong_is_said_with_the_reason(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    emitted: list[str] = []
+
+    def emit_wrong_first(problem: Problem, schedule: Schedule) -> Module:
+        module = emit(problem, schedule)
+        text = re.sub(r"if \((mean|rstd) != nullptr\) ", "", module.text)
+        emitted.append(schedule.variance)
+        return replace(module, text=text) if schedule.variance == "two_pass" else module
+
+    monkeypatch.setattr(predicted, "emit", emit_wrong_first)
+    records, _ = predicted.predict_without_gpu(run)
+    assert {"two_pass", "welford"} <= set(emitted)
+    assert records[0].schedule.variance != "two_pass"
+    said = [note for note in run.notes if note.startswith("left out: ")]
+    assert said
+    assert "WRONG with null mean: layernorm forward" in said[0]
+    assert "out_of_bounds" in said[0]
+    assert "\n" not in said[0]
 
 
 def test_without_a_compiler_only_formulas_as_written_are_considered(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

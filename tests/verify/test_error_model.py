@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from normgen.dtypes import DTYPES, F32
 from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
-from normgen.verify import Verdict, check, interpret, make_inputs, make_outputs
+from normgen.verify import ALL, Verdict, check, default_families, interpret, make_inputs, make_outputs
 from normgen.verify.error_model import LAMBDA, REARRANGED, Bounded, Float32Error, U, stored
 from normgen.verify.interpret import Evaluation, formula_table
 from tests.verify import made, schedules
@@ -38,7 +38,17 @@ def verdict(
 
 
 def rows_for(cols: int) -> int:
-    return 22 if cols > 10000 else 44  # every family at least twice
+    return len(ALL) if cols > 10000 else 2 * len(ALL)
+
+
+def held(problem: Problem, name: str) -> tuple[str, ...]:
+    """The families that a right schedule of this name is inside the bound on.
+
+    Not `outlier_first` with a pivot. Not `large_steps` with one chain of thousands of Welford steps: the mean stands
+    still once its steps are less than half a spacing.
+    """
+    lost = {"shifted": ("outlier_first",), "welford": ("large_steps",) if problem.cols > 1000 else ()}
+    return tuple(f for f in default_families(problem) if f not in lost.get(name.split()[0], ()))
 
 
 def correct(problem: Problem) -> dict[str, Run]:
@@ -70,8 +80,10 @@ def test_every_correct_schedule_is_inside_the_bound_on_every_family(
     make = made.forward if direction is Direction.FORWARD else made.backward
     problem = make(op, rows_for(cols), cols, stored_as)
     for name, run in correct(problem).items():
-        found = verdict(problem, run)
+        found = verdict(problem, run, families=held(problem, name))
         assert found.ok, f"{name}: {found.summary()}"
+        if op is made.LOG_SOFTMAX and stored_as == "f32" and cols > 1:
+            continue  # what is masked may become -inf
         assert all(t.unbounded == 0 for t in found.tensors), found.summary()
 
 
@@ -83,7 +95,7 @@ def test_correct_schedules_stay_inside_for_any_seed_and_cols(
     problem = made.forward(op, 22, cols, which.draw(st.sampled_from(list(DTYPES))))
     runs = correct(problem)
     name = which.draw(st.sampled_from(list(runs)))
-    found = verdict(problem, runs[name], seed=seed)
+    found = verdict(problem, runs[name], seed=seed, families=held(problem, name))
     assert found.ok, f"{name}: {found.summary()}"
 
 
@@ -106,7 +118,7 @@ def test_a_known_chain_length_tells_sum_of_squares_apart_at_65536_cols() -> None
     chain = 65536 // 32
     for variance in ("two_pass", "shifted", "welford_lanes"):
         run = lambda i, v=variance: schedules.layernorm(i, 1e-5, v, SUMS["lanes"])  # noqa: E731
-        assert verdict(problem, run, chain=chain).ok
+        assert verdict(problem, run, chain=chain, families=held(problem, variance)).ok
     wrong = verdict(problem, lambda i: schedules.layernorm(i, 1e-5, "sum_of_squares", SUMS["lanes"]), chain=chain)
     assert wrong.tensor("y").ratios["large_mean"] > 100
 
@@ -142,6 +154,26 @@ def test_shifted_is_outside_when_its_pivot_is_an_outlier() -> None:
     for variance, is_ok in (("shifted", False), ("two_pass", True), ("welford", True)):
         run = lambda i, v=variance: schedules.layernorm(i, 1e-5, v, SUMS["serial"])  # noqa: E731
         assert verdict(problem, run, families=("outlier_first",)).ok is is_ok
+
+
+def test_one_long_chain_of_welford_steps_is_outside_where_the_mean_stands_still() -> None:
+    problem = made.forward(made.LAYERNORM, 8, 4097, "bf16")
+    for variance, is_ok in (("welford", False), ("welford_lanes", True), ("two_pass", True)):
+        run = lambda i, v=variance: schedules.layernorm(i, 1e-5, v, SUMS["serial"])  # noqa: E731
+        assert verdict(problem, run, families=("large_steps",)).ok is is_ok
+
+
+def test_a_difference_that_rounds_to_the_largest_float32_has_a_bound() -> None:
+    lowest = Bounded(np.array([[-F32.largest]]))
+    found = ARITHMETIC.subtract(lowest, Bounded(np.array([[3.0]])))
+    assert found.error is not None
+    assert np.float32(-F32.largest) - np.float32(3.0) == -np.float32(F32.largest)
+    assert np.isfinite(found.error).all()
+    beyond = ARITHMETIC.subtract(lowest, Bounded(np.array([[2.0**103]])))
+    assert beyond.error is not None
+    with np.errstate(over="ignore"):
+        assert np.isinf(np.float32(-F32.largest) - np.float32(2.0**103))
+    assert np.isinf(beyond.error).all()
 
 
 @pytest.mark.parametrize("stored_as", list(DTYPES))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -17,7 +19,7 @@ from tests.verify import made
 @pytest.mark.parametrize("stored_as", list(DTYPES))
 @pytest.mark.parametrize("cols", [1, 7, 768])
 def test_each_family_is_what_it_says_once_stored(cols: int, stored_as: str) -> None:
-    problem = made.forward(made.LAYERNORM, 4 * len(ALL), cols, stored_as)
+    problem = made.forward(made.SOFTMAX, 4 * len(ALL), cols, stored_as)
     inputs = make_inputs(problem, seed=5)
     assert sorted(set(inputs.families)) == sorted(ALL)
     x = inputs.arrays["x"].astype(np.float64)
@@ -32,7 +34,19 @@ def test_each_family_is_what_it_says_once_stored(cols: int, stored_as: str) -> N
     assert np.all((np.abs(of["tiny"]) >= d.smallest_normal / 2) & (np.abs(of["tiny"]) <= 4 * d.smallest_normal))
     for name in set(ALL) - {"inf", "nan"}:
         assert np.all(np.isfinite(of[name])), name
+    assert np.all(of["large_constant"] == of["large_constant"][:, :1])
+    assert np.all(np.abs(of["large_constant"]) >= (2**13 if stored_as == "f16" else 2**19))
+    is_masked = of["masked"] == -d.largest
+    assert np.all(is_masked[1::2])
+    steps = of["large_steps"] - of["large_steps"].min(axis=1, keepdims=True)
+    assert np.all((steps == 0) | (steps == 2 * d.unit_roundoff * of["large_steps"].min(axis=1, keepdims=True)))
     if cols > 100:
+        assert np.all(is_masked[::2].any(axis=1) & ~is_masked[::2].all(axis=1))
+        assert np.all(steps.any(axis=1))
+        for name, ratio in (("fine_noise", 1 / 8), ("step_noise", 1), ("large_steps", 8)):
+            mean_over_std = np.abs(of[name].mean(axis=1)) / of[name].std(axis=1) * d.unit_roundoff
+            assert np.all((mean_over_std > ratio / 2) & (mean_over_std < ratio * 2.1)), name
+        assert np.all(of["outlier_first"][:, 0] == 1000)
         assert np.all(np.abs(of["large_mean"].mean(axis=1)) > 20 * of["large_mean"].std(axis=1))
         assert np.all(of["large_mean"].std(axis=1) > 0.5)
         assert np.all(np.abs(of["one_outlier"]).max(axis=1) > 100 * np.median(np.abs(of["one_outlier"]), axis=1))
@@ -74,6 +88,30 @@ def test_arrays_have_the_problems_pitch_and_no_better_alignment(
     assert outputs.overrun() == ()
 
 
+def test_a_tensor_may_have_a_pitch_of_its_own_and_a_statistic_may_be_null() -> None:
+    problem = made.forward(made.LAYERNORM, 4, 5, pitch=8)
+    inputs = make_inputs(problem, pitches={"x": 16})
+    outputs = make_outputs(problem, pitches={"y": 12}, nulls=("mean",))
+    assert inputs.arrays["x"].strides == (64, 4)
+    assert outputs.arrays["y"].strides == (48, 4)
+    assert set(outputs.arrays) == {"y", "rstd"}
+    np.testing.assert_array_equal(inputs.arrays["x"], make_inputs(problem).arrays["x"])
+    buffer = outputs.buffers["y"]
+    buffer.storage[buffer.offset + 48 + 5 * 4] ^= 1
+    assert outputs.overrun() == ("y",)
+
+
+def test_rows_far_apart_take_only_the_memory_of_their_pages() -> None:
+    problem = made.forward(made.SOFTMAX, 3, 5)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    inputs = make_inputs(problem, families=("normal",), pitches={"x": 1 << 30})
+    x = inputs.arrays["x"]
+    assert x.strides[0] * (problem.rows - 1) == 1 << 33
+    assert np.all(x != 0)
+    assert inputs.buffers["x"].untouched()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KB
+
+
 @pytest.mark.parametrize("where", ["gap", "before", "behind"])
 def test_a_write_outside_the_elements_is_seen(where: str) -> None:
     outputs = make_outputs(made.forward(made.LAYERNORM, 3, 5, pitch=8))
@@ -92,7 +130,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others() -> None:
     for name, array in one.arrays.items():
         assert array.tobytes() == same.arrays[name].tobytes()
     assert one.arrays["x"].tobytes() != other.arrays["x"].tobytes()
-    picked = {family for s in range(40) for family in make_inputs(made.forward(made.ROW_SUM, 1, 3), seed=s).families}
+    picked = {family for s in range(80) for family in make_inputs(made.forward(made.SOFTMAX, 1, 3), seed=s).families}
     assert picked == set(ALL)
 
 

@@ -1,0 +1,190 @@
+"""The calls of a kernel that its check consists of: each choice a caller has, where it breaks careless kernels.
+
+A plain call has every family of rows. Each of the others differs from it in what it says, and has normal rows, which
+are all different: a row that was skipped, taken twice or taken from a neighbour shows. The CPU executor and the GPU
+make the same calls, but for what only one of them can do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from normgen.codegen.module import Module, Source
+from normgen.problem.problem import Problem
+from normgen.verify import Inputs, Outputs, Verdict, make_inputs, make_outputs
+
+TRIPS = 9  # of a row loop: every slot of a ring is filled three times, as rings have at most 4
+PITCH_STEP = 32  # elements: own pitches differ by whole vectors of every width, so that alignments stay as promised
+FAR_ROWS = 17
+FAR = 1 << 31  # elements: more than an int counts
+MOST_ELEMENTS = 1 << 23  # of a call that needs many rows: some 3 s on the CPU executor
+# Partial rows that a thread of a finishing kernel, and of a last block's tile, adds in one trip of its loop.
+FINISH_IN_FLIGHT = 12
+LAST_TILE_IN_FLIGHT = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One call of a kernel.
+
+    says      what sets it apart from a plain call: "at 1 row"
+    problem   with the number of rows of this call
+    families  of its rows; None: all that the problem is checked on
+    pitches   row strides in elements, of tensors that do not have the problem's
+    nulls     statistics that are passed as null
+    order     other than 0: blocks and threads run in another order, where the executor picks it
+    sm_count  of the device that a row loop's grid is made for
+    """
+
+    says: str
+    problem: Problem
+    sm_count: int
+    families: tuple[str, ...] | None = None
+    pitches: Mapping[str, int] = field(default_factory=dict)
+    nulls: tuple[str, ...] = ()
+    order: int = 0
+
+    @property
+    def is_far(self) -> bool:
+        """Whether some row starts beyond FAR elements."""
+        return (self.problem.rows - 1) * max(self.pitches.values(), default=0) >= FAR
+
+    @property
+    def elements(self) -> int:
+        return self.problem.rows * self.problem.cols
+
+    def tensors(self, *, seed: int) -> tuple[Inputs, Outputs]:
+        """What it runs on. Raises MemoryError when there is no address space for rows so far apart."""
+        inputs = make_inputs(self.problem, seed=seed, families=self.families, pitches=self.pitches)
+        return inputs, make_outputs(self.problem, seed=seed, pitches=self.pitches, nulls=self.nulls)
+
+
+def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
+    """The calls besides plain ones, those that need most memory last."""
+    contract = problem.spec.accuracy_rows
+    normal = None if contract and "normal" not in contract else ("normal",)
+    launch = module.kernels[0].launch
+    tile = launch.rows_per_block
+
+    def at(
+        rows: int,
+        says: str,
+        *,
+        sm_count: int = sm_count,
+        pitches: Mapping[str, int] | None = None,
+        nulls: tuple[str, ...] = (),
+        order: int = 0,
+    ) -> Call:
+        return Call(
+            says=says,
+            problem=replace(problem, rows=rows),
+            sm_count=sm_count,
+            families=normal,
+            pitches=pitches or {},
+            nulls=nulls,
+            order=order,
+        )
+
+    yield at(1, "at 1 row")
+    if launch.min_blocks:
+        yield at(0, "at 0 rows")
+    if tile > 2:
+        yield at(tile - 1, f"at {tile - 1} rows, one less than a tile")
+    ragged = 3 * tile - tile // 2
+    for nulls in _nulls(problem):
+        yield at(ragged, f"with null {' and '.join(nulls)}", nulls=nulls)
+    pitched = _pitched(module)
+    own = {name: problem.pitch + (i + 1) * PITCH_STEP for i, name in enumerate(pitched)}
+    if own:
+        said = ", ".join(f"{name} {pitch}" for name, pitch in own.items())
+        yield at(ragged, f"with pitches of their own ({said})", pitches=own)
+    said, rows, sms = f"at {ragged} rows" + (", the last tile ragged" if tile > 1 else ""), ragged, sm_count
+    if launch.persistent:
+        said, sms = f"with {TRIPS} trips of the row loop", 0  # the smallest grid
+        rows = TRIPS * tile * (launch.grid(rows=FAR, sm_count=sms) // launch.cluster) - tile // 2
+    yield at(rows, said, sm_count=sms)
+    yield at(rows, f"{said} and threads in another order", sm_count=sms, order=1)
+    if module.workspace_block_bytes:
+        lanes, in_flight = finishing_loop(module)
+        parts = lanes * (in_flight + 1) + 1  # a second trip, whose threads are about to read one row too many
+        sms = math.ceil(parts * launch.cluster / max(1, launch.persistent))
+        yield at((parts - 1) * tile + 1, f"with {parts} partial rows to add up", sm_count=max(sm_count, sms))
+    steps = -(-FAR // (FAR_ROWS - 1)) // PITCH_STEP
+    for name in pitched:
+        far = {name: problem.pitch + steps * PITCH_STEP}
+        yield at(FAR_ROWS, f"with rows of {name} beyond 2^31 elements", pitches=far)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What the calls of a check showed together, or the first that was wrong.
+
+    rows     of the plain call, or of the wrong one
+    summary  of the plain call and a line for each other; or of the wrong one: its faults, else its verdict
+    error    the largest error as a share of its bound, of each tensor; nothing where there was a fault
+    right    how many calls were right
+    not_shown  what the check says nothing about, in words
+    """
+
+    rows: int
+    ok: bool
+    summary: str
+    error: dict[str, float]
+    right: int
+    not_shown: tuple[str, ...] = ()
+
+
+def together(made: Iterable[tuple[Call, Verdict | str | None]]) -> Checked:
+    """The calls up to the first that is wrong. One ends in a verdict, in a fault's text, or was not made: None."""
+    right: list[tuple[Call, Verdict]] = []
+    not_made: list[str] = []
+    error: dict[str, float] = {}
+    for call, found in made:
+        if found is None:
+            not_made.append(call.says)
+        elif isinstance(found, str):
+            state = " ".join(filter(None, ("WRONG", call.says)))
+            summary = f"{state}: {call.problem}\n{found}"
+            return Checked(rows=call.problem.rows, ok=False, summary=summary, error={}, right=len(right))
+        elif not found.ok:
+            worst = {t.name: float(t.max_ratio) for t in found.tensors}
+            return Checked(rows=call.problem.rows, ok=False, summary=found.summary(), error=worst, right=len(right))
+        else:
+            right.append((call, found))
+            for t in found.tensors:
+                error[t.name] = max(error.get(t.name, 0.0), float(t.max_ratio))
+    plain, verdict = [run for run in right if not run[0].says][-1]
+    lines = [verdict.summary(), *(f"  ok {call.says}" for call, _ in right if call.says)]
+    untried = tuple(f"a call {says} was not made" for says in not_made)
+    return Checked(
+        rows=plain.problem.rows,
+        ok=True,
+        summary="\n".join([*lines, *(f"  not shown: {said}" for said in untried)]),
+        error=error,
+        right=len(right),
+        not_shown=(*verdict.not_shown, *untried),
+    )
+
+
+def finishing_loop(module: Module) -> tuple[int, int]:
+    """Threads that share a cell, and rows of a thread's trip, in the loop that adds the blocks' partial rows."""
+    first, *others = module.kernels
+    if not others:
+        return first.launch.threads // 32, LAST_TILE_IN_FLIGHT
+    finish = others[-1].launch
+    sums = module.workspace_block_bytes * first.launch.cluster // 4
+    return finish.threads * finish.blocks // sums, FINISH_IN_FLIGHT
+
+
+def _nulls(problem: Problem) -> list[tuple[str, ...]]:
+    """Each nullable statistic alone, then all."""
+    names = tuple(t.name for t in problem.tensors if t.nullable)
+    return [*((name,) for name in names), *([names] if len(names) > 1 else [])]
+
+
+def _pitched(module: Module) -> list[str]:
+    """The tensors whose pitch the kernels take as an argument."""
+    params = (param for kernel in module.kernels for param in kernel.params)
+    return list(dict.fromkeys(param.key for param in params if param.source is Source.PITCH))

@@ -1,0 +1,124 @@
+"""What a check found: for each written tensor, and for one call of a kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from normgen.problem.problem import Problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadElement:
+    """One element outside its bound. `row` is -1 for a column output."""
+
+    row: int
+    col: int
+    family: str
+    got: float
+    want: float
+    bound: float
+
+    def __str__(self) -> str:
+        where = f"col {self.col}" if self.row < 0 else f"row {self.row}, col {self.col}"
+        return f"{where} ({self.family}): got {self.got:.9g}, want {self.want:.9g} ± {self.bound:.3g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorVerdict:
+    """What was found for one written tensor.
+
+    max_abs_error, max_ratio, bad and first_bad count the rows of the contract's families; `ratios` gives
+    max error / bound for every family, and `outside` those that fail without being part of the contract.
+    `unbounded` of the `elements` looked at have no finite bound (an intermediate may overflow float32): any value
+    passes there.
+    """
+
+    name: str
+    elements: int
+    max_abs_error: float
+    max_ratio: float
+    bad: int
+    unbounded: int
+    ratios: dict[str, float]
+    outside: tuple[str, ...] = ()
+    first_bad: BadElement | None = None
+    first_outside: BadElement | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.bad == 0
+
+    @property
+    def bad_families(self) -> tuple[str, ...]:
+        """Families of the contract with an element out of bounds."""
+        return tuple(sorted(f for f, ratio in self.ratios.items() if ratio > 1 and f not in self.outside))
+
+    def summary(self) -> str:
+        state = "ok" if self.ok else f"{self.bad} bad in {', '.join(self.bad_families)}"
+        line = f"{self.name}: {state}, max error {self.max_abs_error:.3g}, {self.max_ratio:.3g} of the bound"
+        if self.first_bad is not None:
+            line += f"; first {self.first_bad}"
+        if self.outside:
+            line += f"; outside the contract: {', '.join(self.outside)} (first {self.first_outside})"
+        if self.unbounded:
+            line += f"; {self.unbounded} of {self.elements} elements without a finite bound"
+        return line
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The result of `check`.
+
+    overrun   tensors that were written outside their elements
+    call      what sets the call apart from a plain one: "at 1 row"
+    left_out  families of rows that were not tried: a sum over rows cannot hold them, or its contract leaves them out
+    uncounted  families that were tried, but that the spec's accuracy contract leaves out
+    """
+
+    problem: Problem
+    tensors: tuple[TensorVerdict, ...]
+    overrun: tuple[str, ...]
+    rows_checked: int
+    seed: int
+    call: str = ""
+    left_out: tuple[str, ...] = ()
+    uncounted: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return not self.overrun and all(t.ok for t in self.tensors)
+
+    @property
+    def max_ratio(self) -> float:
+        """The largest error as a share of its bound, over all tensors."""
+        return max((t.max_ratio for t in self.tensors), default=0.0)
+
+    def tensor(self, name: str) -> TensorVerdict:
+        return next(t for t in self.tensors if t.name == name)
+
+    @property
+    def unbounded_share(self) -> float:
+        """Of all elements looked at, those without a finite bound."""
+        return sum(t.unbounded for t in self.tensors) / max(1, sum(t.elements for t in self.tensors))
+
+    @property
+    def not_shown(self) -> tuple[str, ...]:
+        """What this verdict says nothing about, in words."""
+        said = []
+        if self.unbounded_share:
+            said.append(f"any value passes in {self.unbounded_share:.2g} of the elements, which have no finite bound")
+        if self.left_out:
+            said.append(f"rows of {', '.join(self.left_out)} were not tried")
+        if self.uncounted:
+            said.append(f"rows of {', '.join(self.uncounted)} are outside the spec's accuracy contract")
+        return tuple(said)
+
+    def summary(self) -> str:
+        """One line for the verdict and one for each tensor, wrong ones first; then what was not shown."""
+        what = f"{self.problem}, {self.rows_checked} rows checked, seed {self.seed}"
+        state = " ".join(filter(None, ("ok" if self.ok else "WRONG", self.call)))
+        lines = [f"{state}: {what}"]
+        lines += [f"  {name}: bytes outside the elements were written" for name in self.overrun]
+        lines += ["  " + t.summary() for t in sorted(self.tensors, key=lambda t: t.ok)]
+        lines += [f"  not shown: {said}" for said in self.not_shown]
+        return "\n".join(lines)

@@ -1,0 +1,243 @@
+"""The check on the CPU executor: wrong kernels are refused, each in the call that shows it; right ones never are."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import replace
+
+import pytest
+
+from normgen.codegen.module import Module
+from normgen.cpu import build_many, find_compiler
+from normgen.device import target
+from normgen.measure.calls import FAR, PITCH_STEP, TRIPS, Call, calls, finishing_loop, together
+from normgen.measure.cpu_check import check_on_cpu
+from normgen.pipeline import emit
+from normgen.program.source import problem_for
+from normgen.schedule.legality import refusal
+from normgen.spec.reader import load
+from tests.codegen.covering import Case, cover, pool
+from tests.codegen.kernels import IN_REGISTERS, KERNELS, Named, named
+from tests.verify import made
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+
+H200 = target("h200")
+MORE = {
+    "ring": named(
+        "softmax", "4096x1024", "f32",
+        {"threads_per_row": 64, "rows_per_block": 2, "persistent": 2, "stages": 3, "copy": "bulk", "hold": "shared",
+         "vector": 4, "unroll": 4},
+    ),
+    "norm_ring": named(
+        "layernorm", "4096x1024", "f32",
+        {"threads_per_row": 256, "persistent": 2, "stages": 3, "copy": "bulk", "hold": "shared", "vector": 4,
+         "unroll": 1},
+    ),
+    "online": named(
+        "softmax", "64x1024", "f32",
+        {"threads_per_row": 32, "rows_per_block": 4, "vector": 4, "softmax": "online", **IN_REGISTERS},
+    ),
+}  # fmt: skip
+NAMED: dict[str, Named] = {**KERNELS, **MORE}
+
+AT_1_ROW, OWN_PITCHES = "WRONG at 1 row:", "WRONG with pitches of their own"
+# Kernel, its text, what is written in its place, and what the check says then.
+MUTANTS = [
+    ("warp_per_row", "(valid_row) * y_pitch", "(valid_row) * x_pitch", OWN_PITCHES),
+    ("warp_per_row", "(valid_row) * y_pitch", "(valid_row) * kCols", OWN_PITCHES),
+    ("backward_clusters", "(row) * dx_pitch", "(row) * x_pitch", OWN_PITCHES),
+    ("ring", "(fetched_row) * x_pitch", "(fetched_row) * y_pitch", OWN_PITCHES),
+    ("warp_per_row", "if (mean != nullptr) mean", "mean", "WRONG with null mean:"),
+    ("warp_per_row", "if (rstd != nullptr) rstd", "if (mean != nullptr) rstd", "WRONG with null mean:"),
+    ("block_per_row", "if (rstd != nullptr) rstd", "rstd", "WRONG with null rstd:"),
+    ("norm_ring", "if (rstd != nullptr) rstd", "rstd", "WRONG with null rstd:"),
+    ("warp_per_row", "active ? row : rows - 1", "row", "WRONG"),
+    ("sub_warp_per_row", "active ? row : rows - 1", "row", "WRONG"),
+    ("warp_per_row", "active = row < rows;", "active = row < rows + 1;", "WRONG"),
+    ("backward_persistent", "active = row < rows;", "active = row < rows + 1;", "WRONG"),
+    ("backward_persistent", "min(first_row + slot, rows - 1)", "min(first_row + slot, rows + 1)", "WRONG"),
+    ("backward_persistent", "if (active) dbias_sum[step][i] += dy_i", "dbias_sum[step][i] += dy_i", "WRONG"),
+    ("ring", "if (lane == 0 && first_row < rows) fetch", "if (lane == 0 && first_row < rows - 1) fetch", AT_1_ROW),
+    ("norm_ring", "first_row < rows) fetch", "first_row < rows - 1) fetch", "WRONG"),
+    ("ring", "kStages * gridDim.x * kRowsPerBlock < rows", "kStages * gridDim.x * kRowsPerBlock < rows - 1", "WRONG"),
+    ("ring", "phase ^= 1", "phase ^= 0", "WRONG"),
+    ("backward_persistent", "first_row += gridDim.x", "first_row += 2 * gridDim.x", "WRONG"),
+    ("backward_last_tile", "first_row += gridDim.x", "first_row += 2 * gridDim.x", "WRONG"),
+    ("online", "{-3.402823466e+38f,", "{-1.0e30f,", "(masked)"),
+    ("ring", "{__int_as_float(0xff800000)}", "{-1.0e30f}", "(masked)"),
+    (
+        *("warp_per_row", "static_cast<long long>(valid_row) * y_pitch", "static_cast<int>(valid_row * y_pitch)"),
+        "WRONG with rows of y beyond 2^31 elements:",
+    ),
+    (
+        *("block_per_row", "static_cast<long long>(row) * x_pitch", "static_cast<int>(row * x_pitch)"),
+        "WRONG with rows of x beyond 2^31 elements:",
+    ),
+    ("backward_clusters", "+= kInFlight * kLanes", "+= 2 * kInFlight * kLanes", "WRONG with 209 partial rows"),
+    ("backward_clusters", "row < partial_rows ?", "row <= partial_rows ?", "WRONG with 209 partial rows"),
+    ("backward_last_tile", "if (row < partial_rows)", "if (row <= partial_rows)", "out_of_bounds"),
+    ("backward_clusters", "first < partial_rows;", "first < min(partial_rows, kInFlight);", "WRONG"),
+    ("backward_last_tile", "next += 8 * (kThreads / 32)", "next += 16 * (kThreads / 32)", "WRONG"),
+    ("backward_last_tile", "if (threadIdx.x == 0) tickets[tile * 32] = 0;", "", "the workspace is left unfit"),
+]
+
+
+def mutated(module: Module, old: str, new: str) -> Module:
+    text = module.text.replace(old, new)
+    assert text != module.text, f"not in the text: {old}"
+    return replace(module, text=text)
+
+
+@pytest.mark.parametrize(("name", "old", "new", "says"), MUTANTS)
+def test_a_wrong_kernel_is_refused_and_the_call_is_named(name: str, old: str, new: str, says: str) -> None:
+    kernel = NAMED[name]
+    check = check_on_cpu(kernel.problem, mutated(kernel.module(), old, new))
+    assert not check.ok
+    assert says in check.summary, check.summary
+
+
+@pytest.mark.parametrize("name", sorted({name for name, *_ in MUTANTS}))
+def test_the_same_kernels_pass_as_they_are_emitted(name: str) -> None:
+    check = check_on_cpu(NAMED[name].problem, NAMED[name].module())
+    assert check.ok, check.summary
+    assert check.right > 5
+    assert all(0 < share <= 1 for share in check.error.values())
+    assert not any("not made" in said for said in check.not_shown)
+
+
+def test_a_fault_keeps_its_text_behind_the_call_that_shows_it() -> None:
+    kernel = NAMED["warp_per_row"]
+    check = check_on_cpu(kernel.problem, mutated(kernel.module(), "if (mean != nullptr) mean", "mean"))
+    first, second, *_ = check.summary.splitlines()
+    assert first == "WRONG with null mean: layernorm forward 10 x 768 f32"
+    assert second.startswith("out_of_bounds: ")
+    assert "mean[row] = row_mean" in check.summary
+    assert check.error == {}
+
+
+def covering_sample() -> list[Case]:
+    """Schedules of every kind that a search may choose, without the rewrites that lose rows of some family."""
+    problems = [
+        problem_for(load("layernorm"), shape="64x96"),
+        problem_for(load("layernorm"), shape="64x77", dtype="bf16", align=4),
+        problem_for(load("softmax"), shape="64x128", dtype="f16"),
+        problem_for(load("rmsnorm"), shape="64x96", direction="backward"),
+        problem_for(load("layernorm"), shape="64x128", dtype="bf16", direction="backward"),
+    ]
+    cases = []
+    for number, problem in enumerate(problems):
+        found = pool(problem, H200, random.Random(number))
+        right = [c for c in found if c[1].variance not in ("sum_of_squares", "shifted")]
+        few = cover(right)
+        cases += random.Random(number).sample(few, min(14, len(few)))
+    return cases
+
+
+def test_no_right_schedule_of_a_covering_sample_is_refused() -> None:
+    cases = covering_sample()
+    assert len(cases) >= 50
+    modules = [emit(*case) for case in cases]
+    build_many(modules)
+    refused = [
+        f"{problem}, {schedule}\n{check.summary}"
+        for (problem, schedule), module in zip(cases, modules, strict=True)
+        if not (check := check_on_cpu(problem, module, most_elements=1 << 18)).ok
+    ]
+    assert not refused, "\n".join(refused)
+
+
+def by_name(name: str) -> dict[str, Call]:
+    return {t.says: t for t in calls(NAMED[name].problem, NAMED[name].module(), sm_count=4)}
+
+
+@pytest.mark.parametrize("name", sorted(NAMED))
+def test_the_calls_reach_what_they_say(name: str) -> None:
+    kernel, module = NAMED[name], NAMED[name].module()
+    problem, launch = kernel.problem, module.kernels[0].launch
+    found = by_name(name)
+    assert found["at 1 row"].problem.rows == 1
+    own = next(t for says, t in found.items() if says.startswith("with pitches of their own"))
+    pitches = own.pitches.values()
+    assert len(set(pitches)) == len(pitches) == sum(t.kind.is_elem for t in problem.tensors)
+    assert all(pitch > problem.pitch and (pitch - problem.pitch) % PITCH_STEP == 0 for pitch in pitches)
+    assert sum(t.is_far for t in found.values()) == len(pitches)
+    assert all((t.problem.rows - 1) * max(t.pitches.values()) >= FAR for t in found.values() if t.is_far)
+    assert sum(t.order != 0 for t in found.values()) == 1
+    if launch.rows_per_block > 1:
+        assert any(t.problem.rows == launch.rows_per_block - 1 for t in found.values())
+        assert any(
+            t.problem.rows > launch.rows_per_block and t.problem.rows % launch.rows_per_block for t in found.values()
+        )
+    looping = [t for says, t in found.items() if "trips of the row loop" in says]
+    assert len(looping) == (2 if launch.persistent else 0)
+    for call in looping:
+        walkers = launch.grid(rows=call.problem.rows, sm_count=call.sm_count) // launch.cluster
+        tiles = -(-call.problem.rows // launch.rows_per_block)
+        assert tiles == TRIPS * walkers
+    nulls = {name for t in found.values() for name in t.nulls}
+    assert nulls == {t.name for t in problem.tensors if t.nullable}
+
+
+@pytest.mark.parametrize("name", [n for n in NAMED if n.startswith("backward")])
+def test_a_finishing_loop_makes_a_second_trip(name: str) -> None:
+    """The text's own constants against what `finishing_loop` takes from the launches."""
+    module = NAMED[name].module()
+    constants = {k: int(v) for k, v in re.findall(r"constexpr int (kCells|kInFlight|kThreads) = (\d+);", module.text)}
+    if "kInFlight" in constants:
+        loop = (module.kernels[1].launch.threads // constants["kCells"], constants["kInFlight"])
+    else:
+        assert "next += 8 * (kThreads / 32)" in module.text
+        loop = (constants["kThreads"] // 32, 8)
+    assert finishing_loop(module) == loop
+    call = next(t for says, t in by_name(name).items() if "partial rows" in says)
+    launch = module.kernels[0].launch
+    assert launch.grid(rows=call.problem.rows, sm_count=call.sm_count) // launch.cluster > loop[0] * loop[1]
+
+
+def test_a_call_that_was_not_made_is_said() -> None:
+    problem, module = NAMED["backward_clusters"].problem, NAMED["backward_clusters"].module()
+    check = check_on_cpu(problem, module, most_elements=1 << 18)
+    assert check.ok
+    assert "a call with 209 partial rows to add up was not made" in check.not_shown
+    assert "not shown: a call with 209 partial rows to add up was not made" in check.summary
+
+
+def test_no_address_space_for_far_rows_is_said_and_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(size: int) -> None:
+        raise MemoryError(f"no address space of {size} bytes")
+
+    monkeypatch.setattr("normgen.verify.rows._empty_pages", refuse)
+    check = check_on_cpu(NAMED["warp_per_row"].problem, NAMED["warp_per_row"].module())
+    assert check.ok
+    assert check.not_shown == tuple(f"a call with rows of {name} beyond 2^31 elements was not made" for name in "yx")
+
+
+def test_rows_that_no_sum_can_hold_and_elements_without_a_bound_are_said() -> None:
+    check = check_on_cpu(NAMED["backward_clusters"].problem, NAMED["backward_clusters"].module())
+    assert "rows of inf, nan were not tried" in check.not_shown
+    squares = made.spec("squares", {"y": "x * x * x"}, eps=None)
+    problem = problem_for(squares, shape=(64, 96))
+    schedule = NAMED["online"].schedule
+    schedule = replace(schedule, softmax="two_pass")
+    assert refusal(problem, schedule, H200) is None
+    check = check_on_cpu(problem, emit(problem, schedule))
+    assert check.ok, check.summary
+    assert any(re.fullmatch(r"any value passes in 0\.\d+ of the elements, .*", said) for said in check.not_shown)
+    narrow = replace(problem, spec=replace(squares, accuracy_rows=("normal", "zeros")))
+    check = check_on_cpu(narrow, emit(narrow, schedule))
+    assert any("large_mean" in said and "outside the spec's accuracy contract" in said for said in check.not_shown)
+
+
+def test_together_ends_with_the_first_wrong_call() -> None:
+    kernel = NAMED["online"]
+    call = Call(says="at 1 row", problem=kernel.problem, sm_count=1)
+
+    def made_so_far():  # type: ignore[no-untyped-def]
+        yield call, "deadlock: somewhere"
+        raise AssertionError("a call after the wrong one")
+
+    checked = together(made_so_far())
+    assert not checked.ok
+    assert checked.summary.splitlines()[1] == "deadlock: somewhere"
