@@ -25,6 +25,7 @@ class FaultKind(StrEnum):
     MBARRIER = "mbarrier"  # used with no barrier since its initialisation, or initialised while in use
     MISSING_FENCE = "missing_fence"
     GLOBAL_RACE = "global_race"  # of two blocks of a launch, or of two writes by threads of a block
+    UNAWAITED = "unawaited"  # a thread or a block ends while its copy to shared memory is on its way
 
 
 _KINDS = tuple(FaultKind)  # in the order of the runtime's enum

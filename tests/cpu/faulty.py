@@ -186,6 +186,7 @@ __device__ inline void put(float* to, int at) {
     cp_async_commit();
     cp_async_wait<1>();
     y[threadIdx.x] = s[4 * threadIdx.x];  // HERE
+    cp_async_wait<0>();
   }
 """,
     ),
@@ -255,6 +256,8 @@ __device__ inline void put(float* to, int at) {
   __syncthreads();
   y[threadIdx.x] = s[threadIdx.x];
   if (threadIdx.x == 63) cp_async_16(s, x);  // HERE
+  cp_async_commit();
+  cp_async_wait<0>();
 """,
     ),
     "cluster store without a barrier after it": _planted(

@@ -291,7 +291,25 @@ _MBARRIERS = {
     ),
 }
 
-ORDER = {**_RACES, **_FENCES, **_MBARRIERS}
+_UNAWAITED = {
+    "a block ends before its bulk copy has come": ordered(
+        FaultKind.UNAWAITED,
+        "a block ends while 128 bytes that it asked for are on their way to shared memory",
+        _COPY.split("  mbarrier_wait")[0].replace("bulk_load(", "/* HERE */ bulk_load("),
+    ),
+    "a thread ends before its own copy has come": ordered(
+        FaultKind.UNAWAITED,
+        "a thread ends while 16 bytes that it asked for are on their way to shared memory",
+        """
+  __shared__ alignas(16) float s[256];
+  if (threadIdx.x < 15)
+  cp_async<16>(s + 4 * threadIdx.x, x + 4 * threadIdx.x);  // HERE
+  cp_async_commit();
+""",
+    ),
+}
+
+ORDER = {**_RACES, **_FENCES, **_MBARRIERS, **_UNAWAITED}
 
 # The same kernels with their barriers and fences, and other legal ways: no fault.
 LEGAL = {

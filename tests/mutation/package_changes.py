@@ -246,7 +246,7 @@ CHANGES: tuple[Change, ...] = (
         ("return chain - 1 + math.log2(self.cols / chain)", "return chain - 1"),
         ("error = min(depth, LAMBDA * math.sqrt(depth)) * U * size", "error = depth * U * size"),
         ("if rows.size:", "if False:"),
-        ("error = np.where(size + carried > F32.largest, np.inf, carried)", "error = carried"),
+        ("error = np.where(size + carried >= OVERFLOW, np.inf, carried)", "error = carried"),
         (
             "bound = bound + dtype.unit_roundoff * (size + bound)",
             "bound = bound + 2 * dtype.unit_roundoff * (size + bound)",

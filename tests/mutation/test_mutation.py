@@ -149,43 +149,38 @@ def test_every_argument_names_classes_and_kernels_and_covers_a_mutant() -> None:
         assert any(argument.covers(mutant) for mutant in mutants), argument.because
 
 
-# Killed and wrong mutants of each part's sample, as they were when this was written: the floor.
+# When this was written every wrong mutant of each part's sample was killed: the floor. Of all, 98.9 % were.
 PARTS = {
     "exchanges": (
         ("thread_sum", "lanes_softmax", "warp_layernorm", "block_rmsnorm", "tree_layernorm", "groups_layernorm"),
-        ("cluster_layernorm", "cluster_softmax_ring"),
-        (32, 33),
+        ("cluster_layernorm", "cluster_softmax_ring", "uneven_layernorm", "uneven_cluster"),
     ),
     "statistics": (
         ("welford_masked", "shifted_block", "max_sum_hybrid", "approximate_softmax"),
         ("peeled_any_cols", "masked_any_cols", "chained_rmsnorm"),
-        (29, 32),
     ),
     "transports": (
         ("ahead_layernorm", "packed_rmsnorm", "cp_async_layernorm", "cp_async_peel", "bulk_rmsnorm"),
         ("bulk_backward", "cp_async_backward"),
-        (28, 32),
     ),
     "columns": (
         ("two_kernels", "two_kernels_cluster", "cluster_partials", "last_tile", "register_atomic"),
         ("shared_atomic", "atomic_peeled", "accumulate_masked", "softmax_backward"),
-        (28, 35),
     ),
 }
-SAMPLED = 36
+SAMPLED = 24
 
 
 def test_every_kernel_is_in_one_part() -> None:
-    assert sorted(case for *cases, _ in PARTS.values() for case in itertools.chain(*cases)) == sorted(CASES)
+    assert sorted(case for cases in PARTS.values() for case in itertools.chain(*cases)) == sorted(CASES)
 
 
 @needs_compiler
 @pytest.mark.parametrize("part", PARTS)
-def test_a_sample_of_wrong_kernels_is_killed_as_often_as_ever(part: str) -> None:
-    *cases, (killed, wrong) = PARTS[part]
-    names = set(itertools.chain(*cases))
+def test_every_wrong_kernel_of_a_sample_is_killed(part: str) -> None:
+    names = set(itertools.chain(*PARTS[part]))
     results = judged(sample([mutant for mutant in chosen(all_sites()) if mutant.case in names], SAMPLED))
-    assert share_killed(results) >= killed / wrong, "\n".join([summary(results), *survivors(results)])
+    assert share_killed(results) == 1, "\n".join([summary(results), *survivors(results)])
     assert refuted_arguments(results, arguments()) == []
 
 
@@ -221,12 +216,12 @@ def test_wrong_lines_of_two_files_of_the_package_are_all_killed() -> None:
 @needs_compiler
 def test_the_command_prints_tables_and_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "results.json"
-    assert main(["kernels", "--schedule", "thread_sum", "--class", "sum_negated", "--json", str(file)]) == 0
+    assert main(["kernels", "--schedule", "thread_sum", "--class", "sum_replaced", "--json", str(file)]) == 0
     printed = capsys.readouterr()
     assert "1 mutants of 1 classes in 1 kernels" in printed.out
-    assert "[1/1] sum_negated/thread_sum" in printed.err
+    assert "[1/1] sum_replaced/thread_sum" in printed.err
     [told] = json.loads(file.read_text())
-    assert (told["class"], told["kernel"], told["outcome"]) == ("sum_negated", "thread_sum", "killed_by_numbers")
+    assert (told["class"], told["kernel"], told["outcome"]) == ("sum_replaced", "thread_sum", "killed_by_numbers")
 
 
 @needs_compiler

@@ -19,7 +19,7 @@ Copy checked_copy(void* to, const void* from, unsigned bytes, size_t alignment, 
   check_alignment(target, alignment, "the shared address of an asynchronous copy", pc);
   check_alignment(reinterpret_cast<uintptr_t>(from), alignment, "the global address of an asynchronous copy", pc);
   if (!in_shared(target)) fatal_fault(kOutOfBoundsShared, pc, "an asynchronous copy writes outside shared memory");
-  const Copy copy{static_cast<unsigned char*>(to), static_cast<const unsigned char*>(from), bytes};
+  const Copy copy{static_cast<unsigned char*>(to), static_cast<const unsigned char*>(from), bytes, pc};
   mark_in_flight(copy, pc);
   return copy;
 }
@@ -108,7 +108,25 @@ void start_thread_copy(void* to, const void* from, unsigned bytes, uintptr_t pc)
   machine.current->uncommitted.push_back(checked_copy(to, from, bytes, bytes, pc));
 }
 
+void fault_unawaited(const char* who, const Copy& copy) {
+  record_fault(kUnawaited, copy.pc, "%s ends while %u bytes that it asked for are on their way to shared memory", who,
+               copy.bytes);
+}
+
 }  // namespace
+
+// At a thread's end: its own copies must have come, and if it is its block's last one, all bulk copies of the block.
+void check_awaited(const Fiber& fiber) {
+  for (const auto& group : fiber.groups) {
+    if (!group.empty()) return fault_unawaited("a thread", group.front());
+  }
+  if (!fiber.uncommitted.empty()) return fault_unawaited("a thread", fiber.uncommitted.front());
+  const Block& block = *fiber.block;
+  if (block.exited + 1 < static_cast<int>(block.fibers.size())) return;
+  for (const auto& [address, mbarrier] : block.mbarriers) {
+    if (!mbarrier.copies.empty()) return fault_unawaited("a block", mbarrier.copies.front());
+  }
+}
 
 }  // namespace normgen_cpu
 
@@ -173,7 +191,7 @@ NORMGEN_API void normgen_cpu_bulk_load(void* to, const void* from, unsigned byte
   Mbarrier& mbarrier = own_mbarrier(address, pc);
   if (bytes == 0) return;
   check_proxy(mbarrier, pc);
-  check_overwritten(Copy{static_cast<unsigned char*>(to), static_cast<const unsigned char*>(from), bytes}, pc);
+  check_overwritten(Copy{static_cast<unsigned char*>(to), static_cast<const unsigned char*>(from), bytes, pc}, pc);
   mbarrier.copies.push_back(checked_copy(to, from, bytes, 16, pc));
   Block& block = *machine.current->block;
   if (has_waiter(block, mbarrier)) settle(block, mbarrier, true);

@@ -41,6 +41,7 @@ enum FaultKind : int {
   kMbarrier,  // used with no barrier since its initialisation, or initialised while in use
   kMissingFence,
   kGlobalRace,
+  kUnawaited,  // a thread or a block ends while its copy to shared memory is on its way
   kIndexOutOfArray,  // of a local or a shared array: Python tells which from the line
 };
 
@@ -138,6 +139,7 @@ struct Copy {
   unsigned char* to;
   const unsigned char* from;
   uint32_t bytes;
+  uintptr_t pc;
 };
 
 constexpr int kMaxSent = 16;  // bytes of one value
@@ -293,6 +295,9 @@ bool check_mbarrier_order(const Mbarrier& mbarrier, uintptr_t pc);
 void check_proxy(const Mbarrier& mbarrier, uintptr_t pc);
 void check_cluster_fence(const Mbarrier& mbarrier, uintptr_t pc);
 void check_overwritten(const Copy& copy, uintptr_t pc);
+
+// async.cpp
+void check_awaited(const Fiber& fiber);
 
 // order.cpp
 bool is_ordered(uint64_t stamp, const Fiber& reader);

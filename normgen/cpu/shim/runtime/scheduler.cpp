@@ -183,6 +183,7 @@ extern "C" __attribute__((visibility("hidden"))) void normgen_cpu_fiber_start() 
     record_fault(kTooEarly, machine.image_begin, "thread %d ends without having waited for the kernels in front",
                  fiber.thread);
   }
+  check_awaited(fiber);
   fiber.exited = true;
   ++block.exited;
   check_leaving(block);
