@@ -72,14 +72,17 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
         rows: int,
         says: str,
         *,
+        cols: int = problem.cols,
         sm_count: int = sm_count,
         pitches: Mapping[str, int] | None = None,
         nulls: tuple[str, ...] = (),
         order: int = 0,
     ) -> Call:
+        pitch = cols + (problem.pitch - cols) % PITCH_STEP  # with the alignments of the problem's own
+        shaped = problem if cols == problem.cols else replace(problem, cols=cols, pitch=pitch)
         return Call(
             says=says,
-            problem=replace(problem, rows=rows),
+            problem=replace(shaped, rows=rows),
             sm_count=sm_count,
             families=normal,
             pitches=pitches or {},
@@ -95,6 +98,9 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
     ragged = 3 * tile - tile // 2
     for nulls in _nulls(problem):
         yield at(ragged, f"with null {' and '.join(nulls)}", nulls=nulls)
+    if problem.any_cols:  # no whole vector, and more steps than one
+        for cols in (3, 40 * (launch.threads // tile) + 3):
+            yield at(ragged, f"at {cols} cols", cols=cols)
     pitched = _pitched(module)
     own = {name: problem.pitch + (i + 1) * PITCH_STEP for i, name in enumerate(pitched)}
     if own:
