@@ -98,9 +98,8 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
     ragged = 3 * tile - tile // 2
     for nulls in _nulls(problem):
         yield at(ragged, f"with null {' and '.join(nulls)}", nulls=nulls)
-    if problem.any_cols:  # no whole vector, and more steps than one
-        for cols in (3, 40 * (launch.threads // tile) + 3):
-            yield at(ragged, f"at {cols} cols", cols=cols)
+    for cols in _other_cols(problem, module):
+        yield at(ragged, f"at {cols} cols", cols=cols)
     pitched = _pitched(module)
     own = {name: problem.pitch + (i + 1) * PITCH_STEP for i, name in enumerate(pitched)}
     if own:
