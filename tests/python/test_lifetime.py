@@ -126,7 +126,7 @@ from normgen.python.handle import Kernel
 made = []
 for cols in range(512, 5632, 512):
     handle = normgen.kernel("rmsnorm", shape=(64, cols), present=["weight"])
-    made.append((handle.problem, handle.schedule, handle.module, handle.cubin))
+    made.append((handle.problem, handle.schedule, handle.module, handle._bound.loaded.cubin))
 x = {p.cols: DeviceArray.of(np.ones((64, p.cols), np.float32)) for p, *_ in made}
 w = {p.cols: DeviceArray.of(np.ones(p.cols, np.float32)) for p, *_ in made}
 y = {p.cols: DeviceArray((64, p.cols), "f32") for p, *_ in made}
