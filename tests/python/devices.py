@@ -10,6 +10,7 @@ import pytest
 from normgen.cpu import find_compiler
 from normgen.cuda import dlpack
 from normgen.cuda.arrays import DeviceArray
+from normgen.cuda.memory import DeviceBuffer
 from normgen.dtypes import dtype as dtype_of
 
 NEEDS_COMPILER = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
@@ -30,8 +31,10 @@ class Place(Protocol):
     def array(self, values: Array) -> Any:
         """A copy, aligned to 256 bytes."""
 
-    def window(self, values: Array, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
-        """A window into a copy of flat values; offset and strides in elements."""
+    def window(
+        self, values: Array, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any = None
+    ) -> Any:
+        """A window into a copy of flat values, of their dtype or another; offset in elements of the values."""
 
     def values(self, array: Any) -> Array: ...
 
@@ -82,9 +85,13 @@ class OnCpu:
         made[...] = values
         return made
 
-    def window(self, values: Array, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
-        steps = tuple(step * values.itemsize for step in strides)
-        return np.lib.stride_tricks.as_strided(self.array(values)[offset:], shape, steps)
+    def window(
+        self, values: Array, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any = None
+    ) -> Array:
+        kind = np.dtype(dtype or values.dtype)
+        memory = self.array(values.reshape(-1)).view(np.uint8)
+        steps = tuple(step * kind.itemsize for step in strides)
+        return np.ndarray(shape, kind, memory, offset * values.itemsize, steps)
 
     def values(self, array: Array) -> Array:
         return array
@@ -104,10 +111,12 @@ class OnGpu:
     def array(self, values: Array) -> DeviceArray:
         return DeviceArray.of(values)
 
-    def window(self, values: Array, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> _Interface:
-        base = self.array(values)
-        pointer = base.buffer.pointer + offset * values.itemsize
-        return _Interface(pointer, shape, strides, values.dtype, keeps=base)
+    def window(
+        self, values: Array, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any = None
+    ) -> _Interface:
+        buffer = DeviceBuffer.of(values)
+        pointer = buffer.pointer + offset * values.itemsize
+        return _Interface(pointer, shape, strides, np.dtype(dtype or values.dtype), keeps=buffer)
 
     def values(self, array: DeviceArray) -> Array:
         return array.numpy()
