@@ -121,7 +121,9 @@ class BoundProgram:
 
     def launch(self, _stream: int) -> None:
         """Run all kernels. Raises FaultError with what they did wrong; what they wrote until then stays."""
-        scratch = self._program.module.workspace_bytes(rows=self._rows, sm_count=self._sm_count)
+        module = self._program.module
+        scratch = module.workspace_bytes(rows=self._rows, sm_count=self._sm_count)
+        workspace = _over(self._workspace, (scratch,), 1, np.dtype(np.uint8)) if scratch else None
         run = self._program.run(
             {name: self._array(self._tensors[name], *place) for name, place in self._places.items()},
             rows=self._rows,
@@ -129,15 +131,17 @@ class BoundProgram:
             scalars=self._scalars,
             seed=next(self._seeds),
             sm_count=self._sm_count,
-            workspace=_over(self._workspace, (scratch,), 1, np.dtype(np.uint8)) if scratch else None,
+            workspace=workspace,
             time_limit_s=_TIME_LIMIT_S,
         )
         if run.faults:
+            if workspace is not None:
+                workspace[: module.workspace_fixed_bytes] = 0  # what the kernel would have done, had it come to its end
             raise FaultError("a kernel must keep to its tensors and to the rules of the GPU", faults=run.faults)
 
     def _array(self, tensor: TensorUse, pointer: int | None, pitch: int) -> np.ndarray[Any, Any] | None:
         """The caller's memory as the executor takes it: [rows, cols], [rows] or [cols]."""
-        if pointer is None:
+        if not pointer:  # not given, or of no rows
             return None
         sizes = ((self._rows, tensor.kind.by_row), (self._cols, tensor.kind.by_col))
         return _over(pointer, tuple(size for size, varies in sizes if varies), pitch, tensor.dtype.numpy)
@@ -152,6 +156,6 @@ def _bytes(size: int) -> np.ndarray[Any, Any]:
 def _over(pointer: int, shape: tuple[int, ...], pitch: int, dtype: Any) -> np.ndarray[Any, Any]:
     """An array over memory that somebody else keeps; rows `pitch` elements apart."""
     steps = (pitch, 1)[-len(shape) :]
-    extent = 1 + sum((size - 1) * step for size, step in zip(shape, steps, strict=True)) if all(shape) else 0
+    extent = 1 + sum((size - 1) * step for size, step in zip(shape, steps, strict=True))
     memory = (ctypes.c_char * (extent * dtype.itemsize)).from_address(pointer)
     return np.ndarray(shape, dtype, memory, strides=tuple(step * dtype.itemsize for step in steps))

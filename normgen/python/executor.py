@@ -9,9 +9,9 @@ from typing import Any, Protocol
 from normgen.codegen.module import Module
 from normgen.cuda.arrays import ArrayView
 from normgen.cuda.cubin import Cubin
-from normgen.cuda.driver import find_gpu
 from normgen.device import Device
 from normgen.dtypes import DType
+from normgen.errors import UsageError
 from normgen.problem.problem import Problem
 from normgen.python.cpu import Cpu
 from normgen.python.gpu import Gpu
@@ -77,5 +77,8 @@ class Executor(Protocol):
 
 def executor_for(device: int | str) -> Executor:
     """That of a GPU by its number, or of "cpu". Raises NoDeviceError without that GPU, UsageError for other names."""
-    gpu = find_gpu(device)
-    return Cpu() if gpu is None else Gpu(*gpu)
+    if device == "cpu":
+        return Cpu()
+    if not isinstance(device, int):
+        raise UsageError("a device is the number of a GPU, or 'cpu'", received=repr(device))
+    return Gpu(device)

@@ -16,11 +16,10 @@ from normgen.cuda.cache import CubinCache
 from normgen.cuda.captured import capture_on, workspace_of
 from normgen.cuda.compiler import compile_module
 from normgen.cuda.cubin import Cubin
-from normgen.cuda.driver import OnDevice
+from normgen.cuda.driver import OnDevice, device_facts
 from normgen.cuda.launch import Bound, interned
 from normgen.cuda.memory import DeviceBuffer
 from normgen.cuda.stream import stream_handle, wait_for_stream
-from normgen.device import Device
 from normgen.dtypes import BF16, DType
 from normgen.problem.problem import Problem
 
@@ -33,8 +32,9 @@ class Gpu:
     stream_handle = staticmethod(stream_handle)
     capture_on = staticmethod(capture_on)
 
-    def __init__(self, index: int, facts: Device) -> None:
-        self.index, self.facts, self.sm_count = index, facts, facts.sm_count
+    def __init__(self, index: int) -> None:
+        self.index, self.facts = index, device_facts(index)
+        self.sm_count = self.facts.sm_count
         self.use = partial(OnDevice, index)
         self.captured_workspace = partial(workspace_of, device=index)
 

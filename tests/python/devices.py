@@ -36,6 +36,9 @@ class Place(Protocol):
     ) -> Any:
         """A window into a copy of flat values, of their dtype or another; offset in elements of the values."""
 
+    def part(self, array: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+        """A window into an array, from its first element on."""
+
     def values(self, array: Any) -> Array: ...
 
     def frozen(self, array: Any) -> Any:
@@ -93,6 +96,9 @@ class OnCpu:
         steps = tuple(step * kind.itemsize for step in strides)
         return np.ndarray(shape, kind, memory, offset * values.itemsize, steps)
 
+    def part(self, array: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
+        return np.lib.stride_tricks.as_strided(array, shape, [step * array.itemsize for step in strides])
+
     def values(self, array: Array) -> Array:
         return array
 
@@ -117,6 +123,9 @@ class OnGpu:
         buffer = DeviceBuffer.of(values)
         pointer = buffer.pointer + offset * values.itemsize
         return _Interface(pointer, shape, strides, np.dtype(dtype or values.dtype), keeps=buffer)
+
+    def part(self, array: DeviceArray, shape: tuple[int, ...], strides: tuple[int, ...]) -> _Interface:
+        return _Interface(array.buffer.pointer, shape, strides, array.dtype.numpy, keeps=array)
 
     def values(self, array: DeviceArray) -> Array:
         return array.numpy()
