@@ -10,6 +10,7 @@ import pytest
 from normgen.cpu import find_compiler
 from normgen.cuda import dlpack
 from normgen.cuda.arrays import DeviceArray
+from normgen.cuda.driver import synchronize
 from normgen.cuda.memory import DeviceBuffer
 from normgen.dtypes import dtype as dtype_of
 
@@ -58,10 +59,10 @@ class _Interface:
         steps: tuple[int, ...],
         dtype: Any,
         *,
-        keeps: object = None,
+        keeps: Any = None,
         readonly: bool = False,
     ) -> None:
-        self.dtype, self.keeps = dtype, keeps
+        self.shape, self.steps, self.dtype, self.keeps, self.pointer = shape, steps, dtype, keeps, pointer
         self.__cuda_array_interface__ = {
             "shape": shape,
             "typestr": dtype.str,
@@ -69,6 +70,14 @@ class _Interface:
             "strides": tuple(step * dtype.itemsize for step in steps),
             "version": 3,
         }
+
+    def values(self) -> Array:
+        """A copy, after everything queued on the GPU so far."""
+        buffer = self.keeps if isinstance(self.keeps, DeviceBuffer) else self.keeps.buffer
+        synchronize(buffer.device)
+        memory = buffer.read((buffer.size,), np.uint8)
+        steps = tuple(step * self.dtype.itemsize for step in self.steps)
+        return np.ndarray(self.shape, self.dtype, memory, self.pointer - buffer.pointer, steps)
 
 
 class _OfGpu(_Interface):
@@ -127,8 +136,8 @@ class OnGpu:
     def part(self, array: DeviceArray, shape: tuple[int, ...], strides: tuple[int, ...]) -> _Interface:
         return _Interface(array.buffer.pointer, shape, strides, array.dtype.numpy, keeps=array)
 
-    def values(self, array: DeviceArray) -> Array:
-        return array.numpy()
+    def values(self, array: Any) -> Array:
+        return array.numpy() if isinstance(array, DeviceArray) else array.values()
 
     def frozen(self, array: DeviceArray) -> _Interface:
         facts = array.as_view()
