@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from normgen.device import target
 from normgen.program.source import problem_for
+from normgen.python.executor import executor_for
 from normgen.python.handle import Kernel, kernel
 from normgen.schedule.default import default_schedule
 from normgen.spec.reader import load
@@ -26,8 +26,9 @@ def dtype(request: pytest.FixtureRequest) -> str:
 
 
 def _norm(place: Place, dtype: str) -> Kernel:
-    """With the default schedule of one GPU, whatever records and whatever GPU there are."""
-    schedule = default_schedule(problem_for(load("layernorm"), shape=(ROWS, COLS), dtype=dtype), target("h200"))
+    """With the default schedule, whatever records there are."""
+    facts = executor_for(place.device).facts
+    schedule = default_schedule(problem_for(load("layernorm"), shape=(ROWS, COLS), dtype=dtype), facts)
     return kernel("layernorm", shape=(ROWS, COLS), dtype=dtype, device=place.device, schedule=schedule)
 
 

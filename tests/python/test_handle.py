@@ -147,6 +147,8 @@ def test_what_does_not_fit_is_refused_before_a_launch(scale: Kernel, place: Plac
         "odd": place.window(raw, 1, x.shape, (COLS, 1), dtype=np.float32),
         "wide": place.window(_random(512), 0, x.shape, (128, 1)),
     }
+    scale(good)  # what one call has checked says nothing of another
+    scale(good, out=place.array(nan(4, COLS)))
     names, message = REFUSED[case]
     with pytest.raises(UsageError, match=message.format(name=place.name, other=place.other)):
         scale(**{name: arrays[which] for name, which in names.items()})
