@@ -8,7 +8,7 @@ Each class carries the exit code the command line ends with (see `normgen --help
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class NormgenError(Exception):
@@ -64,6 +64,16 @@ class VerificationError(NormgenError):
     """A kernel's result misses the accuracy contract of its spec."""
 
     exit_code = 4
+
+
+class FaultError(NormgenError):
+    """The CPU executor saw a kernel do what none may do; `faults` has each `normgen.cpu.Fault`, with its line."""
+
+    exit_code = 4
+
+    def __init__(self, rule: str, *, faults: Sequence[object], hint: str | None = None) -> None:
+        self.faults = tuple(faults)
+        super().__init__(rule, received="\n".join(map(str, faults)), hint=hint)
 
 
 class CompileError(NormgenError):

@@ -1,6 +1,7 @@
 """Arrays of other libraries as plain facts, and device arrays of our own that other libraries can read.
 
-torch is recognised by its methods, never imported; the rest comes through `__cuda_array_interface__` or DLPack.
+torch is recognised by its methods, never imported; numpy arrays are read as they are (DLPack knows neither read-only
+ones nor bfloat16); the rest comes through `__cuda_array_interface__` or DLPack.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class ArrayView(NamedTuple):
 def view(array: Any, *, stream: int = 0) -> ArrayView:
     """The facts of an array; a DLPack producer makes its data ready on `stream`.
 
-    Raises UsageError for an object that offers neither torch's methods, `__cuda_array_interface__` nor DLPack.
+    Raises UsageError for an object that is no numpy array and offers neither torch's methods,
+    `__cuda_array_interface__` nor DLPack.
     """
     kind = type(array)
     if kind in _TORCH_TYPES or is_torch(array):
@@ -52,15 +54,17 @@ def view(array: Any, *, stream: int = 0) -> ArrayView:
     if isinstance(array, DeviceArray):
         array.make_ready_on(stream or _DEFAULT_STREAM)
         return array.as_view()
+    if isinstance(array, np.ndarray):
+        return _view_numpy(array)
     interface = getattr(array, "__cuda_array_interface__", None)
     if interface is not None:
         return _view_interface(array, interface)
     if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
         return _view_dlpack(array, stream)
     raise UsageError(
-        "an array must be a torch tensor or offer __cuda_array_interface__ or __dlpack__",
+        "an array must be a torch tensor or a numpy array, or offer __cuda_array_interface__ or __dlpack__",
         received=type(array).__name__,
-        hint="numpy arrays are read through DLPack, but a kernel needs them on the GPU",
+        hint="a kernel on a GPU needs its arrays there; one made with device='cpu' takes numpy arrays",
     )
 
 
@@ -98,17 +102,20 @@ def _view_torch(tensor: Any) -> ArrayView:
     )
 
 
+def _view_numpy(array: np.ndarray[Any, Any]) -> ArrayView:
+    kind = array.dtype
+    steps = _in_elements(array.strides, kind.itemsize)
+    name = _our_name(kind.name) if kind.isnative else kind.str  # >f4 has the name float32 as well
+    pointer = array.ctypes.data if array.size else 0  # what is empty shares no memory, wherever numpy lets it start
+    return ArrayView(pointer, array.shape, steps, name, ON_CPU, not array.flags.writeable, None, array)
+
+
 def _view_interface(array: Any, interface: Mapping[str, Any]) -> ArrayView:
     pointer, readonly = interface["data"]
     shape = tuple(interface["shape"])
     kind = np.dtype(interface["typestr"])
     strides = interface.get("strides")
-    if strides is None:
-        elements = contiguous_strides(shape)
-    elif any(step % kind.itemsize for step in strides):
-        raise UsageError("strides must be whole elements", received=f"{strides} bytes of {kind.itemsize}-byte elements")
-    else:
-        elements = tuple(step // kind.itemsize for step in strides)
+    elements = contiguous_strides(shape) if strides is None else _in_elements(strides, kind.itemsize)
     name = _our_name(getattr(getattr(array, "dtype", None), "name", "") or kind.name)
     # bfloat16 has no type string of its own: two opaque bytes are what ml_dtypes writes for it.
     dtype = "bf16" if interface["typestr"] in ("<V2", "|V2") else name
@@ -140,6 +147,12 @@ def _device_of(array: Any, pointer: int) -> int:
     bindings = driver()
     ordinal = bindings.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
     return int(check(bindings.cuPointerGetAttribute(ordinal, pointer), "know the array's pointer"))
+
+
+def _in_elements(strides: tuple[int, ...], size: int) -> tuple[int, ...]:
+    if any(step % size for step in strides):
+        raise UsageError("strides must be whole elements", received=f"{strides} bytes of {size}-byte elements")
+    return tuple(step // size for step in strides)
 
 
 def _our_name(name: str) -> str:

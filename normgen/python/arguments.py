@@ -58,8 +58,8 @@ class Expectation:
 
     def _check_kind(self, view: ArrayView, device: int) -> None:
         if view.device != device:
-            where = "the CPU" if view.device == ON_CPU else f"GPU {view.device}"
-            raise self._wrong("device", f"GPU {device}", where, hint="move it to the kernel's device first")
+            hint = "move it to the kernel's device first"
+            raise self._wrong("device", device_name(device), device_name(view.device), hint=hint)
         if view.dtype != self.tensor.dtype.name:
             raise self._wrong("dtype", self.tensor.dtype.name, view.dtype, hint="convert it, or make a kernel for it")
         if self.tensor.is_written and view.readonly:
@@ -116,6 +116,11 @@ class Expectation:
     def _wrong(self, what: str, expected: str, received: str, hint: str | None = None) -> UsageError:
         name = self.tensor.name
         return UsageError(f"wrong {what} of '{name}': expected {expected}", received=received, hint=hint)
+
+
+def device_name(device: int) -> str:
+    """How messages name the device of a view or of a handle."""
+    return "the CPU" if device == ON_CPU else f"GPU {device}"
 
 
 def expectations(problem: Problem, schedule: Schedule, module: Module) -> dict[str, Expectation]:

@@ -3,6 +3,8 @@
 ln = normgen.kernel("layernorm", shape=(8, 1024, 768), dtype="float32")
 y, mean, rstd = ln(x, weight, bias)
 ln(x, weight, bias, out=y, mean=mean, rstd=rstd, stream=stream)    # allocates nothing
+
+The same on numpy arrays, slowly and with every access checked: normgen.kernel("layernorm", ..., device="cpu").
 """
 
 from __future__ import annotations
@@ -14,22 +16,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from normgen.codegen.module import Module
-from normgen.cuda.arrays import ArrayView, DeviceArray, view
-from normgen.cuda.cache import CubinCache
-from normgen.cuda.captured import capture_on, workspace_of
-from normgen.cuda.compiler import compile_module
+from normgen.cuda.arrays import ON_CPU, ArrayView, DeviceArray, view
 from normgen.cuda.cubin import Cubin
-from normgen.cuda.driver import OnDevice, device_facts
-from normgen.cuda.launch import interned
-from normgen.cuda.memory import DeviceBuffer
-from normgen.cuda.stream import stream_handle, wait_for_stream
 from normgen.device import Device
 from normgen.errors import NothingValidError, UsageError, did_you_mean
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem, TensorUse
 from normgen.program.source import problem_for
-from normgen.python.arguments import Placed, expectations, misfit
-from normgen.python.outputs import current_stream, new_like
+from normgen.python.arguments import Placed, device_name, expectations, misfit
+from normgen.python.executor import Executor, Memory, executor_for
 from normgen.records.winners import lookup
 from normgen.schedule.default import default_schedule
 from normgen.schedule.knobs import Columns, Hold
@@ -37,8 +32,6 @@ from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from normgen.spec.spec import Spec
-
-_DEFAULT_STREAM = 1  # how arrays name stream 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +51,8 @@ class Kernel:
     shape, cols may not. A layout the kernel does not cover (alignment, row pitch) goes to a general
     kernel, which `general` makes on first need.
 
+    cubin   the module's machine code for that GPU, if it is compiled already
+    device  a GPU's number, or "cpu"
     origin  where the schedule comes from, as a sentence
     """
 
@@ -67,16 +62,17 @@ class Kernel:
         problem: Problem,
         schedule: Schedule,
         module: Module,
-        cubin: Cubin,
-        device: int = 0,
+        cubin: Cubin | None = None,
+        device: int | str = 0,
         origin: str = "",
         general: Callable[[], Kernel | None] | None = None,
     ) -> None:
-        self.problem, self.schedule, self.module, self.cubin = problem, schedule, module, cubin
+        self.problem, self.schedule, self.module = problem, schedule, module
         self.device, self.origin = device, origin
         self._make_general = general
         self._general: Kernel | None = None
-        self._bound = interned(module, cubin, device=device).bind()
+        self._executor = executor_for(device)
+        self._bound = self._executor.bind(problem, module, cubin)
         self._bound.set(cols=problem.cols)
         self._scalars = dict(problem.spec.scalars)
         self._expected = expectations(problem, schedule, module)
@@ -84,8 +80,8 @@ class Kernel:
         self._writes = tuple(t for t in problem.tensors if t.is_written)
         self._first_output = next((t.name for t in self._writes if t.kind.is_elem), self._writes[0].name)
         self._plans: dict[tuple[Any, ...], _Plan] = {}
-        self._workspaces: dict[int, DeviceBuffer] = {}
-        self._captured: dict[tuple[int, int], DeviceBuffer] = {}
+        self._workspaces: dict[int, Memory] = {}
+        self._captured: dict[tuple[int, int], Memory] = {}
         self._lock = threading.Lock()
 
     def __call__(self, /, *inputs: Any, stream: Any = None, **named: Any) -> Any:
@@ -95,11 +91,13 @@ class Kernel:
         that are missing are not computed. `stream` is a handle or a stream object; None is the current stream of
         the first input's library. Returns the outputs, in the spec's order; a single one alone.
 
-        Raises UsageError, before anything is launched, if an array does not fit.
+        Raises UsageError, before anything is launched, if an array does not fit; on the CPU, FaultError if the kernel
+        breaks a rule: what it has written by then stays.
         """
         arrays, scalars = self._by_name(inputs, named)
         first = arrays[self._reads[0].name]
-        queue = current_stream(first, self.device) if stream is None else stream_handle(stream)
+        executor = self._executor
+        queue = executor.current_stream(first) if stream is None else executor.stream_handle(stream)
         views = {name: view(array, stream=queue) for name, array in arrays.items()}
         fresh = [] if len(arrays) > len(self._reads) else self._allocate(first, views)
         for name, array in fresh:
@@ -113,7 +111,8 @@ class Kernel:
         return results[0] if len(results) == 1 else results
 
     def __repr__(self) -> str:
-        return f"<normgen kernel {self.problem} on GPU {self.device}: {self.schedule} ({self.origin})>"
+        where = device_name(self._executor.index)
+        return f"<normgen kernel {self.problem} on {where}: {self.schedule} ({self.origin})>"
 
     def _by_name(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
         reads = [t.name for t in self._reads]
@@ -147,9 +146,10 @@ class Kernel:
         )
         found = self._plans.get(key)
         if found is None:
-            placed = {name: self._expected[name].place(facts, device=self.device) for name, facts in views.items()}
+            device, sm_count = self._executor.index, self._executor.sm_count
+            placed = {name: self._expected[name].place(facts, device=device) for name, facts in views.items()}
             self._check_outputs(views)
-            rows, sm_count = self._common_rows(placed), self._bound.loaded.kernels[0].sm_count
+            rows = self._common_rows(placed)
             found = _Plan(
                 rows=rows,
                 workspace_bytes=self.module.workspace_bytes(rows=rows, sm_count=sm_count),
@@ -207,7 +207,7 @@ class Kernel:
             leading = shape[:-1] if tensor.kind.by_row else ()
             return (*leading, self.problem.cols) if tensor.kind.by_col else leading
 
-        return [(t.name, new_like(first, size_of(t), t.dtype, self.device)) for t in self._writes]
+        return [(t.name, self._executor.new_like(first, size_of(t), t.dtype)) for t in self._writes]
 
     def _run(self, views: Mapping[str, ArrayView], scalars: Mapping[str, float], queue: int) -> None:
         plan = self._plan(views)
@@ -215,8 +215,8 @@ class Kernel:
         if plan.misfit:
             self._general_kernel(plan.misfit)._run(views, scalars, queue)
             return
-        with self._lock, OnDevice(self.device):
-            self._wait_for_producers(views, queue)
+        with self._lock, self._executor.use():
+            self._executor.wait_for_producers(views, queue)
             bound = self._bound
             for tensor in self.problem.tensors:
                 facts = views.get(tensor.name)
@@ -239,29 +239,25 @@ class Kernel:
             raise UsageError("this kernel covers the layout it was made for", received=why, hint="copy the array first")
         return self._general
 
-    def _workspace(self, queue: int, size: int) -> DeviceBuffer:
+    def _workspace(self, queue: int, size: int) -> Memory:
         """One workspace per stream, as large as its largest call: kernels on two streams may run at the same time.
 
         A captured call's belongs to the graph, which may be replayed beside eager calls and after this handle is gone.
         """
-        capture = capture_on(queue)
+        executor = self._executor
+        capture = executor.capture_on(queue)
         if capture is not None:
             key = (capture.id, queue)
             if key not in self._captured or self._captured[key].size < size:
                 self._captured = {k: kept for k, kept in self._captured.items() if k[0] == capture.id}
-                self._captured[key] = workspace_of(capture, size, device=self.device)
+                self._captured[key] = executor.captured_workspace(capture, size)
             return self._captured[key]
         found = self._workspaces.get(queue)
         if found is None or found.size < size:
-            found = DeviceBuffer(size, device=self.device)  # freeing the smaller one waits for the kernels that use it
-            found.fill(0, stream=queue)
+            # Freeing the smaller one waits for the kernels that use it.
+            found = executor.new_workspace(size, self.module.workspace_fixed_bytes, queue)
             self._workspaces[queue] = found
         return found
-
-    def _wait_for_producers(self, views: Mapping[str, ArrayView], queue: int) -> None:
-        for facts in views.values():
-            if facts.ready_stream is not None and facts.ready_stream != (queue or _DEFAULT_STREAM):
-                wait_for_stream(queue, facts.ready_stream, device=self.device)
 
 
 def kernel(
@@ -276,7 +272,7 @@ def kernel(
     accumulate: bool = False,
     deterministic: bool = False,
     stable_parameters: bool = False,
-    device: int = 0,
+    device: int | str = 0,
     schedule: Schedule | None = None,
 ) -> Kernel:
     """A handle for `op` on `shape` = [.., cols]: the best record for this GPU, else the default schedule.
@@ -289,10 +285,12 @@ def kernel(
     deterministic  the same bits in every run: no atomics on sums over rows
     stable_parameters  the promise that nothing which may still run on the stream when a call is made writes the column
                parameters (weights at inference); a kernel that is launched early then reads them early
+    device     a GPU's number; "cpu": the emitted text runs on numpy arrays (ml_dtypes.bfloat16 for bf16), slowly and
+               with every access checked. Records are for GPUs: the schedule is then the default one for an H200
     schedule   use this one instead of looking for a record
 
     Warns once per problem if there is no record. Raises UsageError for a wrong argument, NoDeviceError without
-    a GPU, CompileError if the text is refused.
+    a GPU, NoCompilerError on the CPU without a C++ compiler, CompileError if the text is refused.
     """
     spec = load(op)
     problem = problem_for(
@@ -307,9 +305,9 @@ def kernel(
         deterministic=deterministic,
         stable_parameters=stable_parameters,
     )
-    facts = device_facts(device)
-    chosen, origin = (schedule, "given by the caller") if schedule else _best_schedule(problem, facts)
-    return _built(problem, chosen, device, origin, lambda: _general(general_schedules(problem, facts), device))
+    executor = executor_for(device)
+    chosen, origin = (schedule, "given by the caller") if schedule else _best_schedule(problem, executor)
+    return _built(problem, chosen, device, origin, lambda: _general(general_schedules(problem, executor.facts), device))
 
 
 def _all_but(present: Collection[str], spec: Spec) -> tuple[str, ...]:
@@ -324,7 +322,10 @@ def _all_but(present: Collection[str], spec: Spec) -> tuple[str, ...]:
 _warned: set[str] = set()
 
 
-def _best_schedule(problem: Problem, facts: Device) -> tuple[Schedule, str]:
+def _best_schedule(problem: Problem, executor: Executor) -> tuple[Schedule, str]:
+    facts = executor.facts
+    if executor.index == ON_CPU:
+        return default_schedule(problem, facts), f"default schedule for {facts.name}: records are for GPUs"
     found = lookup(problem, facts)
     if found.schedule is not None:
         return found.schedule, found.reason
@@ -338,15 +339,12 @@ def _best_schedule(problem: Problem, facts: Device) -> tuple[Schedule, str]:
 
 
 def _built(
-    problem: Problem, schedule: Schedule, device: int, origin: str, general: Callable[[], Kernel | None] | None
+    problem: Problem, schedule: Schedule, device: int | str, origin: str, general: Callable[[], Kernel | None] | None
 ) -> Kernel:
-    module = emit(problem, schedule)
-    cubin = compile_module(module, device_facts(device).arch, cache=CubinCache())
     return Kernel(
         problem=problem,
         schedule=schedule,
-        module=module,
-        cubin=cubin,
+        module=emit(problem, schedule),
         device=device,
         origin=origin,
         general=general,
@@ -381,7 +379,7 @@ def general_schedules(problem: Problem, facts: Device) -> Iterator[tuple[Problem
     raise NothingValidError("reading a row element by element must be legal", received=str(problem))
 
 
-def _general(rest: Iterator[tuple[Problem, Schedule]], device: int) -> Kernel | None:
+def _general(rest: Iterator[tuple[Problem, Schedule]], device: int | str) -> Kernel | None:
     """The next of the general kernels, compiled; it makes the one after it if it must."""
     following = next(rest, None)
     if following is None:

@@ -1,4 +1,4 @@
-"""Views of foreign arrays. numpy is a real DLPack producer and consumer, on the host."""
+"""Views of foreign arrays. numpy is a real consumer of DLPack, and a producer, on the host."""
 
 from __future__ import annotations
 
@@ -15,17 +15,42 @@ from normgen.cuda.arrays import ON_CPU, DeviceArray, view
 from normgen.errors import UsageError
 
 
-def test_a_strided_numpy_array_is_read_through_dlpack() -> None:
+class _Dlpack:
+    """What a library with only DLPack offers: the array's own capsules, whose memory nobody else keeps."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array = array
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **_: object) -> Any:
+        return self.array.__dlpack__()
+
+
+@pytest.mark.parametrize("offered", [np.asarray, _Dlpack])
+def test_a_strided_array_of_the_host_is_read_as_it_is_or_through_dlpack(offered: Any) -> None:
     base = np.arange(60, dtype=np.float32).reshape(3, 4, 5)
     part = base[:, 1:, :4]
-    facts = view(part)
+    facts = view(offered(part))
     assert (facts.pointer, facts.shape, facts.strides) == (part.ctypes.data, (3, 3, 4), (20, 5, 1))
     assert (facts.dtype, facts.device, facts.readonly) == ("f32", ON_CPU, False)
 
 
+@pytest.mark.parametrize("offered", [np.asarray, _Dlpack])
 @pytest.mark.parametrize(("numpy_name", "name"), [("float16", "f16"), ("float64", "float64"), ("int32", "int32")])
-def test_dtypes_have_our_name_or_their_own(numpy_name: str, name: str) -> None:
-    assert view(np.zeros(3, dtype=numpy_name)).dtype == name
+def test_dtypes_have_our_name_or_their_own(numpy_name: str, name: str, offered: Any) -> None:
+    assert view(offered(np.zeros(3, dtype=numpy_name))).dtype == name
+
+
+def test_what_numpy_cannot_export_is_read_all_the_same() -> None:
+    array = np.zeros((2, 3), dtype=ml_dtypes.bfloat16)
+    array.flags.writeable = False
+    assert view(array)[1:6] == ((2, 3), (3, 1), "bf16", ON_CPU, True)
+
+
+def test_numbers_with_swapped_bytes_are_of_a_dtype_we_do_not_have() -> None:
+    assert view(np.zeros(3, np.float32).astype(np.dtype(np.float32).newbyteorder())).dtype in (">f4", "<f4")
 
 
 @dataclass
@@ -64,6 +89,9 @@ def test_bfloat16_is_recognised_by_the_type_string_ml_dtypes_writes() -> None:
 def test_strides_between_elements_are_refused() -> None:
     with pytest.raises(UsageError, match="whole elements"):
         view(_interface(strides=(13, 4)))
+    fields = np.zeros(4, dtype=[("value", "<f4"), ("mark", "u1")])
+    with pytest.raises(UsageError, match=r"\(5,\) bytes of 4-byte elements"):
+        view(fields["value"])
 
 
 @pytest.mark.parametrize("thing", [[1.0, 2.0], 3.5, "x", None])

@@ -1,13 +1,11 @@
-"""The callable handle on a real device, against numpy in float64."""
+"""The callable handle, against numpy in float64."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import threading
-import warnings
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -15,7 +13,6 @@ import numpy as np
 import pytest
 
 from normgen.cuda.arrays import DeviceArray
-from normgen.cuda.compiler import compile_module
 from normgen.dtypes import DTYPES, F32
 from normgen.errors import UsageError
 from normgen.problem.problem import Problem, TensorUse
@@ -23,7 +20,9 @@ from normgen.python.handle import Kernel, kernel, unaligned
 from normgen.schedule.schedule import Schedule
 from normgen.spec.spec import Formula, Kind, Role, Spec, Tensor
 from tests.cuda import modules
+from tests.python.devices import Array, OnGpu, Place, nan
 
+pytestmark = pytest.mark.filterwarnings("ignore:no record for")
 COLS = 96
 SPEC = Spec(
     name="scale",
@@ -64,105 +63,130 @@ def test_the_general_problem_promises_nothing_about_where_rows_start() -> None:
 
 
 @pytest.fixture
-def scale() -> Kernel:
-    from normgen.cuda.driver import device_facts
-
-    module = modules.scale(COLS)
-    cubin = compile_module(module, device_facts(0).arch)
-    return Kernel(problem=_problem(), schedule=Schedule(vector=1), module=module, cubin=cubin)
+def scale(place: Place) -> Kernel:
+    return Kernel(problem=_problem(), schedule=Schedule(vector=1), module=modules.scale(COLS), device=place.device)
 
 
-@pytest.fixture(autouse=True)
-def _own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NORMGEN_CACHE_DIR", str(_cache(tmp_path_factory)))
-
-
-def _cache(factory: pytest.TempPathFactory) -> Path:
-    """One cache for the whole module, so that each kernel is compiled once."""
-    return factory.getbasetemp() / "kernel-cache"
-
-
-def _random(*shape: int) -> np.ndarray[Any, Any]:
+def _random(*shape: int) -> Array:
     return np.random.default_rng(11).standard_normal(shape, dtype=np.float32)
 
 
-@pytest.mark.gpu
-def test_outputs_are_allocated_like_the_input_and_rows_are_free(scale: Kernel) -> None:
+def test_outputs_are_allocated_like_the_input_and_rows_are_free(scale: Kernel, place: Place) -> None:
     for shape in ((8, COLS), (2, 3, COLS), (COLS,), (0, COLS), (1, COLS)):
         x = _random(*shape)
-        y = scale(DeviceArray.of(x))
+        y = scale(place.array(x))
         assert y.shape == shape
-        np.testing.assert_array_equal(y.numpy(), x * np.float32(2.5))
+        np.testing.assert_array_equal(place.values(y), x * np.float32(2.5))
 
 
-@pytest.mark.gpu
-def test_scalars_are_given_by_name_and_do_not_stick(scale: Kernel) -> None:
+def test_scalars_are_given_by_name_and_do_not_stick(scale: Kernel, place: Place) -> None:
     x = _random(4, COLS)
-    array = DeviceArray.of(x)
-    np.testing.assert_array_equal(scale(array, eps=-3.0).numpy(), x * np.float32(-3.0))
-    np.testing.assert_array_equal(scale(array).numpy(), x * np.float32(2.5))
+    array = place.array(x)
+    np.testing.assert_array_equal(place.values(scale(array, eps=-3.0)), x * np.float32(-3.0))
+    np.testing.assert_array_equal(place.values(scale(array)), x * np.float32(2.5))
+
+
+def test_a_given_output_is_written_and_returned(scale: Kernel, place: Place) -> None:
+    x = _random(4, COLS)
+    array, out = place.array(x), place.array(nan(4, COLS))
+    assert scale(array, out=out) is out
+    np.testing.assert_array_equal(place.values(out), x * np.float32(2.5))
+    assert scale(x=array, y=out, eps=2.0) is out
+    np.testing.assert_array_equal(place.values(out), x * np.float32(2.0))
 
 
 @pytest.mark.gpu
-def test_a_given_output_is_written_and_returned(scale: Kernel) -> None:
+def test_a_stream_is_an_object_or_a_handle() -> None:
     from normgen.cuda.stream import Stream
 
-    x = _random(4, COLS)
-    array, out = DeviceArray.of(x), DeviceArray((4, COLS), "f32")
+    place, x = OnGpu(), _random(4, COLS)
+    scale = Kernel(problem=_problem(), schedule=Schedule(vector=1), module=modules.scale(COLS))
+    array, out = place.array(x), place.array(nan(4, COLS))
     with Stream() as stream:
-        assert scale(array, out=out, stream=stream) is out
-        assert scale(x=array, y=out, stream=stream.handle) is out
+        for given in (stream, stream.handle):
+            scale(array, out=out, stream=given)
         stream.synchronize()
     np.testing.assert_array_equal(out.numpy(), x * np.float32(2.5))
 
 
 REFUSED = {
-    "host array": ({"x": "host"}, "wrong device of 'x': expected GPU 0\n  received: the CPU"),
+    "other device": ({"x": "elsewhere"}, "wrong device of 'x': expected {name}\n  received: {other}\n  hint: move it"),
+    "no array": ({"x": "list"}, "an array must be a torch tensor or a numpy array, .*\n  received: list"),
     "nothing": ({}, "scale takes x\n  received: no x"),
     "unknown name": ({"x": "good", "z": "good"}, "unknown name\n  received: z"),
+    "twice": ({"x": "good", "out": "out", "y": "out"}, "given once\n  received: 'y' twice"),
     "other cols": ({"x": "narrow"}, "with cols = 96"),
     "other rows": ({"x": "good", "out": "long"}, "the same number of rows\n  received: x 4, y 5"),
-    "in place": ({"x": "good", "out": "good"}, "must not share memory"),
+    "in place": ({"x": "good", "out": "good"}, "must not share memory .*\n  received: 'y' and 'x' at one address"),
     "other dtype": ({"x": "half"}, "expected f32\n  received: f16"),
+    "foreign dtype": ({"x": "double"}, "expected f32\n  received: float64"),
+    "read-only output": ({"x": "good", "out": "frozen"}, "wrong access of 'y': expected a writable array"),
+    "columns apart": ({"x": "apart"}, "wrong stride of 'x': expected contiguous columns"),
+    "rows at two distances": ({"x": "uneven"}, "wrong stride of 'x': expected rows at one distance"),
+    "half an element": ({"x": "odd"}, "wrong address of 'x': expected a multiple of 4 bytes"),
+    "another pitch": ({"x": "good", "out": "wide"}, "covers the layout it was made for\n  received: y has pitch 128"),
 }
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_does_not_fit_is_refused_before_a_launch(scale: Kernel, case: str) -> None:
+def test_what_does_not_fit_is_refused_before_a_launch(scale: Kernel, place: Place, case: str) -> None:
+    x, raw = _random(4, COLS), _random(5 * COLS).view(np.uint8)
+    good, out = place.array(x), place.array(nan(4, COLS))
     arrays: dict[str, Any] = {
-        "host": _random(4, COLS),
-        "good": DeviceArray.of(_random(4, COLS)),
-        "long": DeviceArray((5, COLS), "f32"),
-        "narrow": DeviceArray((4, COLS - 1), "f32"),
-        "half": DeviceArray((4, COLS), "f16"),
+        "elsewhere": place.elsewhere(x),
+        "list": x.tolist(),
+        "good": good,
+        "out": out,
+        "long": place.array(nan(5, COLS)),
+        "narrow": place.array(x[:, 1:]),
+        "half": place.array(x.astype(np.float16)),
+        "double": place.window(x.astype(np.float64), 0, x.shape, (COLS, 1)),
+        "frozen": place.frozen(out),
+        "apart": place.window(_random(8 * COLS), 0, x.shape, (2 * COLS, 2)),
+        "uneven": place.window(_random(8 * COLS), 0, (2, 2, COLS), (3 * COLS, COLS, 1)),
+        "odd": place.window(raw, 1, x.shape, (COLS, 1), dtype=np.float32),
+        "wide": place.window(_random(512), 0, x.shape, (128, 1)),
     }
+    scale(good)  # what one call has checked says nothing of another
+    scale(good, out=place.array(nan(4, COLS)))
     names, message = REFUSED[case]
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=message.format(name=place.name, other=place.other)):
         scale(**{name: arrays[which] for name, which in names.items()})
+    np.testing.assert_array_equal(place.values(good), x)
+    assert np.isnan(place.values(out)).all()
 
 
-@pytest.mark.gpu
-def test_threads_that_share_a_handle_get_their_own_results(scale: Kernel) -> None:
-    inputs = [np.full((16, COLS), float(i), np.float32) for i in range(8)]
-    results: dict[int, Any] = {}
+def test_more_arrays_than_inputs_are_refused(scale: Kernel, place: Place) -> None:
+    array = place.array(_random(4, COLS))
+    with pytest.raises(UsageError, match="scale takes x\n  received: 2 arrays"):
+        scale(array, array)
+
+
+def test_threads_that_share_a_handle_get_their_own_results(scale: Kernel, place: Place) -> None:
+    inputs = [np.full((4 + i, COLS), float(i), np.float32) for i in range(8)]
+    wrong: list[tuple[int, Any]] = []
 
     def work(number: int) -> None:
-        array = DeviceArray.of(inputs[number])
+        array, factor = place.array(inputs[number]), float(number + 1)
         for _ in range(50):
-            results[number] = scale(array)
+            found = place.values(scale(array, eps=factor))
+            if not np.array_equal(found, inputs[number] * np.float32(factor)):
+                wrong.append((number, found))
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for number, result in results.items():
-        np.testing.assert_array_equal(result.numpy(), inputs[number] * np.float32(2.5))
-    assert len(results) == 8
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # threads take turns between any two arguments
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert wrong == []
 
 
-def _layernorm(x: np.ndarray[Any, Any], w: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> tuple[Any, Any, Any]:
+def _layernorm(x: Array, w: Array, b: Array) -> tuple[Any, Any, Any]:
     x, w, b = (a.astype(np.float64) for a in (x, w, b))
     mean = x.mean(-1)
     rstd = 1 / np.sqrt(((x - mean[..., None]) ** 2).mean(-1) + 1e-5)
@@ -173,96 +197,82 @@ TOLERANCE = {"f32": 2e-5, "f16": 4e-3, "bf16": 3e-2}  # |y| < 8 here: a few roun
 NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 
 
-def _made(shape: tuple[int, ...], dtype: str) -> Kernel:
-    with warnings.catch_warnings():  # a machine without records warns that it takes the default schedule
-        warnings.filterwarnings("ignore", message="no record for")
-        return kernel("layernorm", shape=shape, dtype=dtype)
+def _made(place: Place, shape: tuple[int, ...], dtype: str) -> Kernel:
+    return kernel("layernorm", shape=shape, dtype=dtype, device=place.device)
 
 
-@pytest.mark.gpu
+def _close(place: Place, results: Any, expected: tuple[Any, Any, Any], dtype: str) -> None:
+    y, mean, rstd = (place.values(array).astype(np.float64) for array in results)
+    np.testing.assert_allclose(y, expected[0], atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    np.testing.assert_allclose(mean, expected[1], atol=1e-5)
+    np.testing.assert_allclose(rstd, expected[2], rtol=1e-4)
+
+
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
 @pytest.mark.parametrize("shape", [(4, 33, 768), (5, 123), (1, 1), (7, 1128)])
-def test_layernorm_from_the_factory_agrees_with_float64(shape: tuple[int, ...], dtype: str) -> None:
+def test_layernorm_from_the_factory_agrees_with_float64(shape: tuple[int, ...], dtype: str, place: Place) -> None:
     cols = shape[-1]
     x, w, b = (_random(*size).astype(NUMPY[dtype]) for size in (shape, (cols,), (cols,)))
-    y, mean, rstd = _made(shape, dtype)(*map(DeviceArray.of, (x, w, b)))
-    expected = _layernorm(x, w, b)
-    np.testing.assert_allclose(y.numpy().astype(np.float64), expected[0], atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
-    np.testing.assert_allclose(mean.numpy(), expected[1], atol=1e-5)
-    np.testing.assert_allclose(rstd.numpy(), expected[2], rtol=1e-4)
-    assert (mean.shape, rstd.shape) == (shape[:-1], shape[:-1])
+    results = _made(place, shape, dtype)(*map(place.array, (x, w, b)))
+    _close(place, results, _layernorm(x, w, b), dtype)
+    assert [array.shape for array in results] == [shape, shape[:-1], shape[:-1]]
 
 
-@pytest.mark.gpu
-def test_a_backward_handle_gives_all_gradients_and_can_be_called_with_other_rows() -> None:
+def test_a_backward_handle_gives_all_gradients_and_can_be_called_with_other_rows(place: Place) -> None:
     cols = 768
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="no record for")
-        backward = kernel("layernorm", shape=(64, cols), dtype="f32", direction="backward")
+    backward = kernel("layernorm", shape=(64, cols), dtype="f32", direction="backward", device=place.device)
     for rows in (64, 1, 500):  # 500: more blocks than the workspace of the first call was made for
         dy, x, w = _random(rows, cols) + 0.5, _random(rows, cols)[::-1].copy(), _random(cols)
         _, mean, rstd = _layernorm(x, w, w)
         named = {"dy": dy, "x": x, "weight": w, "mean": mean.astype(np.float32), "rstd": rstd.astype(np.float32)}
-        dx, dweight, dbias = backward(**{name: DeviceArray.of(array) for name, array in named.items()})
+        given = {name: place.array(array) for name, array in named.items()}
+        dx, dweight, dbias = map(place.values, backward(**given))
         normed = (x - mean[:, None]) * rstd[:, None]
         scaled = dy.astype(np.float64) * w
         inner = scaled - scaled.mean(-1, keepdims=True) - normed * (scaled * normed).mean(-1, keepdims=True)
-        np.testing.assert_allclose(dx.numpy(), inner * rstd[:, None], atol=1e-4, rtol=1e-4)
-        np.testing.assert_allclose(dweight.numpy(), (dy * normed).sum(0), atol=1e-3, rtol=1e-4)
-        np.testing.assert_allclose(dbias.numpy(), dy.astype(np.float64).sum(0), atol=1e-3, rtol=1e-4)
+        np.testing.assert_allclose(dx, inner * rstd[:, None], atol=1e-4, rtol=1e-4)
+        np.testing.assert_allclose(dweight, (dy * normed).sum(0), atol=1e-3, rtol=1e-4)
+        np.testing.assert_allclose(dbias, dy.astype(np.float64).sum(0), atol=1e-3, rtol=1e-4)
 
 
-class _Part:
-    """A window into a device array: any offset, any row pitch, in elements."""
-
-    def __init__(self, array: DeviceArray, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
-        size, self.array, self.shape = array.dtype.bytes, array, shape
-        self.dtype = array.dtype.numpy
-        self.__cuda_array_interface__ = {
-            "shape": shape,
-            "typestr": array.dtype.numpy.str,
-            "data": (array.buffer.pointer + offset * size, False),
-            "strides": tuple(step * size for step in strides),
-            "version": 3,
-        }
-
-
-@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
 @pytest.mark.parametrize(("offset", "pitch"), [(0, 800), (1, 768), (3, 771), (2, 1024)])
-def test_any_offset_and_pitch_gives_the_same_result_by_a_general_kernel(dtype: str, offset: int, pitch: int) -> None:
+def test_any_offset_and_pitch_gives_the_same_result_by_a_general_kernel(
+    dtype: str, offset: int, pitch: int, place: Place
+) -> None:
     rows, cols = 9, 768
     flat = _random(offset + rows * pitch).astype(NUMPY[dtype])
     x = np.lib.stride_tricks.as_strided(flat[offset:], (rows, cols), (pitch * flat.itemsize, flat.itemsize))
     w, b = (_random(cols).astype(NUMPY[dtype]) for _ in range(2))
-    part = _Part(DeviceArray.of(flat), offset, (rows, cols), (pitch, 1))
-    y, mean, _rstd = _made((rows, cols), dtype)(part, DeviceArray.of(w), DeviceArray.of(b))
-    expected = _layernorm(x, w, b)
-    np.testing.assert_allclose(y.numpy().astype(np.float64), expected[0], atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
-    np.testing.assert_allclose(mean.numpy(), expected[1], atol=1e-5)
+    part = place.window(flat, offset, (rows, cols), (pitch, 1))
+    results = _made(place, (rows, cols), dtype)(part, place.array(w), place.array(b))
+    _close(place, results, _layernorm(x, w, b), dtype)
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
-def test_a_parameter_at_an_odd_element_is_read_element_by_element(dtype: str) -> None:
+def test_a_parameter_at_an_odd_element_is_read_element_by_element(dtype: str, place: Place) -> None:
     rows, cols = 5, 768
     x, padded, b = (_random(*size).astype(NUMPY[dtype]) for size in ((rows, cols), (cols + 1,), (cols,)))
-    weight = _Part(DeviceArray.of(padded), 1, (cols,), (1,))
-    y, _mean, _rstd = _made((rows, cols), dtype)(DeviceArray.of(x), weight, DeviceArray.of(b))
-    expected, _, _ = _layernorm(x, padded[1:], b)
-    np.testing.assert_allclose(y.numpy().astype(np.float64), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    weight = place.window(padded, 1, (cols,), (1,))
+    results = _made(place, (rows, cols), dtype)(place.array(x), weight, place.array(b))
+    _close(place, results, _layernorm(x, padded[1:], b), dtype)
 
 
-@pytest.mark.gpu
-def test_optional_statistics_that_are_not_given_are_not_written() -> None:
+def test_optional_statistics_that_are_not_given_are_not_written(place: Place) -> None:
     x, w, b = _random(6, 768), _random(768), _random(768)
-    arrays = [DeviceArray.of(a) for a in (x, w, b)]
-    out, mean = DeviceArray((6, 768), "f32"), DeviceArray((6,), "f32")
-    ln = _made((6, 768), "f32")
-    assert ln(*arrays, out=out, mean=mean) == (out, mean, None)
-    expected = _layernorm(x, w, b)
-    np.testing.assert_allclose(out.numpy(), expected[0], atol=2e-5)
-    np.testing.assert_allclose(mean.numpy(), expected[1], atol=1e-5)
+    arrays = [place.array(a) for a in (x, w, b)]
+    out, mean, rstd = place.array(nan(6, 768)), place.array(nan(6)), place.array(nan(6))
+    ln = _made(place, (6, 768), "f32")
+    ln(*arrays, out=out, mean=mean, rstd=rstd)  # a pointer of this call must not stick
+    before = place.values(rstd).copy()
+    found = ln(*(place.array(-a) for a in (2 * x, w, b)), out=out, mean=mean)
+    assert found[0] is out
+    assert found[1] is mean
+    assert found[2] is None
+    expected = _layernorm(-2 * x, -w, -b)
+    np.testing.assert_allclose(place.values(out), expected[0], atol=2e-5)
+    np.testing.assert_allclose(place.values(mean), expected[1], atol=1e-5)
+    np.testing.assert_array_equal(place.values(rstd), before)
     with pytest.raises(UsageError, match="received: no y"):
         ln(*arrays, mean=mean)
 
@@ -272,7 +282,7 @@ def test_torch_tensors_come_back_as_torch_tensors_on_torchs_stream() -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     if not torch.cuda.is_available():
         pytest.skip("this torch has no CUDA")
-    ln = _made((4, 33, 768), "bf16")
+    ln = _made(OnGpu(), (4, 33, 768), "bf16")
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         x, w, b = (torch.randn(*size, device="cuda", dtype=torch.bfloat16) for size in ((4, 33, 768), (768,), (768,)))
@@ -288,9 +298,10 @@ def test_torch_tensors_come_back_as_torch_tensors_on_torchs_stream() -> None:
 
 
 @pytest.mark.gpu
-def test_a_call_can_be_captured_in_a_graph(scale: Kernel) -> None:
+def test_a_call_can_be_captured_in_a_graph() -> None:
     from normgen.cuda.stream import Graph, Stream
 
+    scale = Kernel(problem=_problem(), schedule=Schedule(vector=1), module=modules.scale(COLS))
     x, out = _random(4, COLS), DeviceArray((4, COLS), "f32")
     array = DeviceArray.of(x)
     out.buffer.fill(0)

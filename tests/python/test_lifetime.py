@@ -1,14 +1,24 @@
-"""What outlives a handle: captured graphs that hold its module and its workspace. Each test is a process of its own,
-for a graph whose module is gone ends in a segmentation fault."""
+"""What outlives a handle: its results; captured graphs that hold its module and its workspace. What does not: the rest.
+
+Each test of a graph is a process of its own, for a graph whose module is gone ends in a segmentation fault.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import weakref
+from typing import Any
 
+import numpy as np
 import pytest
 
-pytestmark = pytest.mark.gpu
+import normgen
+from normgen.python.handle import Kernel
+from tests.python.devices import Array, Place
+
+pytestmark = pytest.mark.filterwarnings("ignore:no record for")
 
 HEAD = """
 import gc, warnings
@@ -52,12 +62,70 @@ given, out = arrays(1), outputs()
 """
 
 
+SHAPES = {"dy": (24, 256), "x": (24, 256), "weight": (256,), "mean": (24,), "rstd": (24,)}
+
+
+def backward(place: Place) -> Kernel:
+    """Its column sums go through a workspace."""
+    return normgen.kernel("layernorm", shape=SHAPES["x"], direction="backward", deterministic=True, device=place.device)
+
+
+def given(place: Place, seed: int) -> dict[str, Any]:
+    random = np.random.default_rng(seed)
+    return {name: place.array(random.standard_normal(shape, dtype=np.float32)) for name, shape in SHAPES.items()}
+
+
+def test_a_handle_goes_with_its_last_reference_and_its_workspace_with_it_but_not_its_results(place: Place) -> None:
+    handle, arrays = backward(place), given(place, 1)
+    results = handle(**arrays)
+    wanted = [place.values(array).copy() for array in results]
+    left = [weakref.ref(thing) for thing in (handle, handle._bound, *handle._workspaces.values())]
+    assert len(left) == 3
+    del handle
+    assert [reference() for reference in left] == [None] * 3
+    others = [backward(place) for _ in range(3)]
+    for other in others:  # over whatever the handle has freed
+        other(**given(place, 2))
+    for array, values in zip(results, wanted, strict=True):
+        np.testing.assert_array_equal(place.values(array), values)
+
+
+def test_arrays_of_a_call_are_the_callers_again_once_it_returns(place: Place) -> None:
+    handle, arrays = backward(place), given(place, 1)
+    results = handle(**arrays)
+    left = [weakref.ref(array) for array in (*arrays.values(), *results)]
+    del arrays, results
+    assert [reference() for reference in left] == [None] * len(left)
+
+
+def test_threads_share_a_workspace_and_a_handle_that_nobody_else_keeps(place: Place) -> None:
+    handle, inputs = backward(place), [given(place, seed) for seed in range(4)]
+    wanted = [[place.values(array).copy() for array in backward(place)(**arrays)] for arrays in inputs]
+    left, wrong = weakref.ref(handle), []
+
+    def work(handle: Kernel, number: int) -> None:
+        for _ in range(25):
+            found: list[Array] = [place.values(array) for array in handle(**inputs[number])]
+            wrong.extend(number for a, b in zip(found, wanted[number], strict=True) if not np.array_equal(a, b))
+
+    threads = [threading.Thread(target=work, args=(handle, number)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    del handle
+    for thread in threads:
+        thread.join()
+    del threads, thread
+    assert wrong == []
+    assert left() is None
+
+
 def run(script: str) -> str:
     done = subprocess.run([sys.executable, "-c", HEAD + script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr[-3000:]}"
     return done.stdout
 
 
+@pytest.mark.gpu
 def test_a_graph_replays_after_its_handle_is_gone() -> None:
     run("""
 handle = backward()
@@ -80,6 +148,7 @@ with Stream() as stream:
 """)
 
 
+@pytest.mark.gpu
 def test_an_eager_call_does_not_meet_a_graphs_workspace_and_a_graphs_end_gives_it_back() -> None:
     run("""
 import time
@@ -99,6 +168,7 @@ assert len(_lent) + len(_free) == 1, (len(_lent), len(_free))
 """)
 
 
+@pytest.mark.gpu
 def test_torch_captures_a_backward_call_without_a_warm_up() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     run("""
@@ -119,6 +189,7 @@ for name, array in out.items():
 """)
 
 
+@pytest.mark.gpu
 def test_ten_thousand_handles_of_ten_kernels_take_the_memory_of_ten() -> None:
     told = run("""
 import resource
@@ -126,7 +197,7 @@ from normgen.python.handle import Kernel
 made = []
 for cols in range(512, 5632, 512):
     handle = normgen.kernel("rmsnorm", shape=(64, cols), present=["weight"])
-    made.append((handle.problem, handle.schedule, handle.module, handle.cubin))
+    made.append((handle.problem, handle.schedule, handle.module, handle._bound.loaded.cubin))
 x = {p.cols: DeviceArray.of(np.ones((64, p.cols), np.float32)) for p, *_ in made}
 w = {p.cols: DeviceArray.of(np.ones(p.cols, np.float32)) for p, *_ in made}
 y = {p.cols: DeviceArray((64, p.cols), "f32") for p, *_ in made}
