@@ -173,6 +173,15 @@ def together(made: Iterable[tuple[Call, Verdict | str | None]]) -> Checked:
     )
 
 
+def _other_cols(problem: Problem, module: Module) -> list[int]:
+    """Of a general kernel: no whole vector, then more steps than one, where its workspace does not grow with them."""
+    if not problem.any_cols:
+        return []
+    launch = module.kernels[0].launch
+    most = problem.cols if module.workspace_column_bytes else math.inf
+    return [cols for cols in (3, 40 * (launch.threads // launch.rows_per_block) + 3) if cols < most]
+
+
 def finishing_loop(module: Module) -> tuple[int, int]:
     """Threads that share a cell, and rows of a thread's trip, in the loop that adds the blocks' partial rows."""
     first, *others = module.kernels
