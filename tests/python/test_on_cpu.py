@@ -32,6 +32,7 @@ extern "C" __global__ void __launch_bounds__(32) arrivals(
   const int row = blockIdx.x;
   const long long beside = static_cast<long long>(x[row * cols]);
   const unsigned number = threadIdx.x == 0 ? atomicAdd(count, 1u) : 0;
+  __threadfence();
   if (threadIdx.x == 0 && number + 1 == rows && beside == 0) *count = 0;
   y[row * cols + threadIdx.x] = number + (beside > 0 ? x[row * cols + beside] : 0.0f);  // HERE
 }
