@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -231,7 +232,8 @@ def test_the_command_prints_tables_and_writes_json(tmp_path: Path, capsys: pytes
 def test_ctrl_c_ends_the_command_and_leaves_nothing_behind(words: tuple[str, ...], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.mutation", *words, "--jobs", "2"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    running = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+    listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # the background jobs of a shell ignore it
+    running = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, preexec_fn=listen)
     assert running.stderr is not None
     assert running.stderr.readline().startswith("[1/")
     running.send_signal(signal.SIGINT)
