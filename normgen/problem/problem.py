@@ -90,6 +90,11 @@ class Problem:
         """Bytes that one element of every column parameter takes together."""
         return sum(t.dtype.bytes for t in self.tensors if t.is_parameter)
 
+    @cached_property
+    def widest_parameter(self) -> int:
+        """Bytes of an element of the widest column parameter; 0 without any."""
+        return max((t.dtype.bytes for t in self.tensors if t.is_parameter), default=0)
+
     @property
     def searched_knobs(self) -> Mapping[str, tuple[Any, ...]]:
         """The values that the spec's `[space]` gives knobs in this direction."""

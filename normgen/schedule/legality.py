@@ -53,13 +53,15 @@ def _vector_width(problem: Problem, s: Schedule, device: Device) -> str | None:
 
 def _edges(problem: Problem, s: Schedule, _: Device) -> str | None:
     aligned = all(problem.row_alignment(t) >= min(16, s.vector * t.dtype.bytes) for t in problem.elem_tensors)
+    aligned = aligned and problem.align >= min(16, s.vector * problem.widest_parameter)
     divides = problem.cols % s.vector == 0 and not problem.any_cols
     if s.edges is Edges.EXACT and problem.any_cols and s.vector > 1:
         return "cols is a run-time value: vectors need a masked tail"
     if s.edges is Edges.EXACT and s.vector > 1 and not divides:
         return f"vectors of {s.vector} elements need cols divisible by {s.vector}, or edges = masked or peel"
     if s.edges is not Edges.PEEL and not aligned:
-        return f"rows are not aligned to vectors of {s.vector} elements: use a narrower vector or edges = peel"
+        what = f"rows or parameters are not aligned to vectors of {s.vector} elements"
+        return f"{what}: use a narrower vector or edges = peel"
     if s.edges is Edges.MASKED and divides:
         return "cols is divisible by the vector: nothing to mask"
     if s.edges is Edges.MASKED and s.vector == 1:

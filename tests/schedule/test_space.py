@@ -95,6 +95,7 @@ HYBRID = {"hold": "hybrid", "vector": 4, "threads_per_row": 1024}
 THIN_PARAMETERS = {"shape": "8x49152", "without": ["bias"], "dtypes": {"weight": "bf16"}}
 HELD = {"hold": "registers", "unroll": 0}
 PEELED = {"edges": "peel", "vector": 8}
+WIDE_WEIGHT = {"shape": "37x64", "dtype": "bf16", "dtypes": {"weight": "f32"}, "align": 4}
 ODD_ROWS = {"shape": "4096x1001", "dtype": "bf16", "align": 4}
 REFUSED = [
     ({"threads_per_row": 1024, "rows_per_block": 2}, {}, "at most 1024 threads a block"),
@@ -102,7 +103,7 @@ REFUSED = [
     ({"threads_per_row": 1024, "vector": 4}, {}, "would own no vector"),
     ({"vector": 8}, {}, "one access moves at most 16 bytes on sm_90"),
     ({"vector": 4}, {"shape": "8x759"}, "vectors of 4 elements need cols divisible by 4"),
-    ({"vector": 4}, {"align": 4}, "rows are not aligned to vectors of 4 elements"),
+    ({"vector": 4}, {"align": 4}, "are not aligned to vectors of 4 elements"),
     ({"vector": 4, "edges": "masked"}, {}, "nothing to mask"),
     ({"vector": 4, "edges": "peel"}, {}, "nothing to peel"),
     ({"hold": "registers"}, {"any_cols": True}, "cols is a run-time value"),
@@ -145,6 +146,7 @@ REFUSED = [
     ({"dependent_launch": "loads", "persistent": 2}, {}, "the only one of its block"),
     ({"dependent_launch": "loads", "hold": "reload"}, {}, "the only one of its block"),
     # Just past a limit; `LEGAL` has what lies just within.
+    ({"threads_per_row": 32, "vector": 2}, WIDE_WEIGHT, "parameters are not aligned to vectors of 2 elements"),
     ({"threads_per_row": 16}, {}, "whole warps"),
     ({"threads_per_row": 64, "vector": 4}, {"shape": "8x128"}, "would own no vector"),
     ({"threads_per_row": 8, "rows_per_block": 16, **PEELED}, ODD_ROWS, "need a lane each"),
@@ -160,6 +162,7 @@ REFUSED = [
     ),
 ]
 LEGAL = [
+    ({"threads_per_row": 32, "vector": 2}, {**WIDE_WEIGHT, "align": 8}),
     ({"threads_per_row": 16, "rows_per_block": 2}, {}),
     ({"threads_per_row": 32, "vector": 4}, {"shape": "8x128"}),
     ({"threads_per_row": 16, "rows_per_block": 8, **PEELED}, ODD_ROWS),
