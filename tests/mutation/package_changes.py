@@ -26,7 +26,7 @@ GROUPS = (
     "tests/export/test_export.py",
     "--deselect=tests/export/test_export.py::test_the_general_kernel_is_right_at_any_cols",
 )
-HANDLE = ("tests/python/test_handle.py", "tests/python/test_general_kernels.py")
+HANDLE = ("tests/python/test_plans.py", "tests/python/test_handle.py", "tests/python/test_general_kernels.py")
 ARGUMENTS = ("tests/python/test_arguments.py", "tests/python/test_general_kernels.py")
 ERROR_MODEL = ("tests/verify/test_error_rules.py", "tests/verify/test_error_model.py", "tests/verify/test_check.py")
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from normgen.cpu import find_compiler
 from normgen.errors import UsageError
 from normgen.python.handle import Kernel, kernel
 from tests.python.devices import Place, nan
@@ -155,3 +156,21 @@ def test_memory_outside_of_the_rows_is_left_alone(norm: Kernel, place: Place) ->
     found = place.values(memory)
     assert (found[:, COLS:] == 7).all()
     np.testing.assert_allclose(found[:, :COLS].mean(1), place.values(norm(**given.arrays)[0]).mean(1), atol=1e-5)
+
+
+def test_an_accumulating_kernel_does_not_make_what_it_adds_to(place: Place) -> None:
+    adds = kernel("rmsnorm", shape=(ROWS, COLS), direction="backward", accumulate=True, device=place.device)
+    read = [t for t in adds.problem.tensors if not t.is_written]
+    given = [place.array(np.ones(t.kind.shape(ROWS, COLS), np.float32)) for t in read]
+    with pytest.raises(UsageError, match="adds to gradients that the caller gives"):
+        adds(*given)
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+def test_more_rows_than_an_int_counts_are_refused_before_a_launch() -> None:
+    """Few elements said to be 2^31 rows: a launch would read past them, a refusal reads nothing."""
+    total = kernel("row_sum", shape=(4, 1), device="cpu")
+    few = np.zeros(4, np.float32)
+    rows = np.lib.stride_tricks.as_strided(few, (1 << 31, 1), (4, 4), writeable=False)
+    with pytest.raises(UsageError, match="rows must fit 31 bits"):
+        total(rows, total=np.lib.stride_tricks.as_strided(few, (1 << 31,), (4,)))
