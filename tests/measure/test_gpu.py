@@ -84,27 +84,40 @@ def test_a_kernel_with_an_unbiased_variance_is_found_wrong() -> None:
     assert not bench.check("wrong", full=False).ok
 
 
-# What one plain call does not show, in a kernel of FULL: its text, what is written in its place, what is said then.
-FULL = {
-    "pitch": ("(row) * dx_pitch", "(row) * x_pitch", "WRONG with pitches of their own"),
-    "finish": ("+= kInFlight * kLanes", "+= 2 * kInFlight * kLanes", "partial rows to add up"),
+# Two faults for each kind of call and for rows near a dtype's limits: kernel, its text, what is written in its place,
+# what is said then. None of them leaves its tensors: a GPU that faults would take the other tests with it.
+PLANTED = {
+    "pitch of dx": ("backward_clusters", "(row) * dx_pitch", "(row) * x_pitch", "WRONG with pitches of their own"),
+    "pitch of y": ("block_per_row", "(row) * y_pitch", "(row) * x_pitch", "WRONG with pitches of their own"),
+    "null test": ("warp_per_row", "if (rstd != nullptr)", "if (mean != nullptr)", "WRONG with null mean"),
+    "null test, masked": ("welford_masked", "if (rstd != nullptr)", "if (mean != nullptr)", "WRONG with null mean"),
+    "one row": ("warp_per_row", "row < rows", "rows > 1 && row < rows", "WRONG at 1 row"),
+    "one row, a thread a row": ("thread_per_row", "row < rows", "rows > 1 && row < rows", "WRONG at 1 row"),
+    "row loop": ("backward_persistent", "first_row += ", "first_row += 2 * ", "WRONG"),
+    "row loop of one row": ("backward_last_tile", "row += ", "row += 2 * ", "WRONG"),
+    "partial rows": (
+        "backward_clusters",
+        "+= kInFlight * kLanes",
+        "+= 2 * kInFlight * kLanes",
+        "partial rows to add up",
+    ),
+    "partial rows, last tile": ("backward_last_tile", "next += 8 *", "next += 16 *", "WRONG"),
+    "masked rows": ("sub_warp_per_row", "{__int_as_float(0xff800000)", "{-1.0e30f", "masked"),
+    "masked rows, online": ("online_peeled_any_cols", "-3.402823466e+38f", "-1.0e30f", "masked"),
 }
 
 
-@pytest.mark.parametrize("mutant", list(FULL))
-def test_a_finalist_is_checked_in_every_call(mutant: str) -> None:
+@pytest.mark.parametrize("fault", list(PLANTED))
+def test_a_finalist_with_a_planted_fault_is_refused(fault: str) -> None:
     from normgen.cuda.driver import device_facts
     from normgen.measure.check import check_on_gpu
 
-    facts, kernel = device_facts(0), KERNELS["backward_clusters"]
+    name, old, new, says = PLANTED[fault]
+    kernel = KERNELS[name]
     module = kernel.module()
-    right = check_on_gpu(kernel.problem, module, facts, index=0, seed=0)
-    assert right.ok, right.summary
-    assert right.right >= 6
-    old, new, says = FULL[mutant]
     text = module.text.replace(old, new)
     assert text != module.text
-    wrong = check_on_gpu(kernel.problem, replace(module, text=text), facts, index=0, seed=0)
+    wrong = check_on_gpu(kernel.problem, replace(module, text=text), device_facts(0), index=0, seed=0)
     assert not wrong.ok
     assert says in wrong.summary
 
