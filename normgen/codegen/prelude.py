@@ -11,6 +11,7 @@ import jinja2
 
 from normgen.codegen.view import State
 from normgen.dtypes import DTYPES
+from normgen.schedule.plan import UNEVEN
 
 LOAD_BUILTINS = {"default": "*address", "streaming": "__ldcs(address)", "cache_global": "__ldcg(address)"}
 STORE_BUILTINS = {
@@ -20,7 +21,6 @@ STORE_BUILTINS = {
 }
 # The trees that exchange states by shuffles.
 SHUFFLED = ("lanes", "block_shuffle", "block_shuffle_rows", "cluster", "cluster_rows")
-UNEVEN = "uneven_"  # before the name of a tree over a number of states that is no power of two
 POLICIES = ("evict_first", "evict_last")  # L2 eviction priorities; they need createpolicy (sm_80)
 
 

@@ -11,6 +11,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from normgen.codegen.columns.last_tile import LAST_TILE_IN_FLIGHT
+from normgen.codegen.columns.partials import FINISH_IN_FLIGHT
 from normgen.codegen.module import Module, Source
 from normgen.problem.problem import Problem
 from normgen.verify import Inputs, Outputs, Verdict, make_inputs, make_outputs
@@ -20,9 +22,6 @@ PITCH_STEP = 32  # elements: own pitches differ by whole vectors of every width,
 FAR_ROWS = 17
 FAR = 1 << 31  # elements: more than an int counts
 MOST_ELEMENTS = 1 << 23  # of a call that needs many rows: some 3 s on the CPU executor
-# Partial rows that a thread of a finishing kernel, and of a last block's tile, adds in one trip of its loop.
-FINISH_IN_FLIGHT = 12
-LAST_TILE_IN_FLIGHT = 8
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from normgen.schedule.schedule import Schedule
 from normgen.spec.spec import Kind
 
 WARP = 32
+UNEVEN = "uneven_"  # before the name of a tree over a number of states that is no power of two
 FIRST_ARCH = 75
 TICKET_BYTES = 128  # an arrival counter has a line of its own
 HYBRID_SPARE = 8  # registers beside a held row: without them blocks of 1024 threads spill (NVRTC 13.0, sm_90)
@@ -343,7 +344,7 @@ class Plan:
     def tree(self) -> str:
         """Which function of the device library combines the threads of a row."""
         waits = self.exchange in (Exchange.BLOCK, Exchange.COOPERATIVE_BLOCK)
-        return "uneven_" * self.is_uneven + self.exchange.value + ("_rows" if waits and self.row_barriers else "")
+        return UNEVEN * self.is_uneven + self.exchange.value + ("_rows" if waits and self.row_barriers else "")
 
     @property
     def is_uneven(self) -> bool:

@@ -12,7 +12,6 @@ any other its squares and sums overflow.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -20,13 +19,13 @@ from functools import cache
 import numpy as np
 
 from normgen.problem.problem import Problem
+from normgen.spec.formula import Call, Expression, children, parse_formula
 from normgen.verify.check import column_parts
 from normgen.verify.error_model import stored
 from normgen.verify.rows import ALL, NON_FINITE, Inputs, draw_inputs
 from normgen.verify.sources import is_derived
 
 SAMPLE_ROWS = 4
-_MAXIMUM = re.compile(r"\bmax\s*\(")
 LARGEST_COLS = 1024  # of the sample: 0.1 s
 
 
@@ -58,8 +57,12 @@ def default_families(problem: Problem) -> tuple[str, ...]:
 
 def fitting_families(problem: Problem) -> tuple[str, ...]:
     """All rows, masked ones only where a formula takes the row's maximum."""
-    has_maximum = any(_MAXIMUM.search(formula.text) for formula in problem.spec.formulas)
+    has_maximum = any(_takes_maximum(parse_formula(formula.text)) for formula in problem.spec.formulas)
     return tuple(name for name in ALL if has_maximum or name != "masked")
+
+
+def _takes_maximum(tree: Expression) -> bool:
+    return (isinstance(tree, Call) and tree.function == "max") or any(map(_takes_maximum, children(tree)))
 
 
 def _sample(problem: Problem) -> Problem:

@@ -13,6 +13,8 @@ from normgen.codegen.prelude import environment
 from normgen.codegen.view import SectionList
 from normgen.schedule.plan import TICKET_BYTES, last_tile_sums, last_tiles
 
+LAST_TILE_IN_FLIGHT = 8  # partial rows that a thread adds in one trip of its loop
+
 
 class LastTile(Finish):
     """partials_last_tile."""
@@ -44,6 +46,7 @@ class LastTile(Finish):
             .get_template("last_tile.cu.j2")
             .render(
                 ticket_words=TICKET_BYTES // 4,
+                in_flight=LAST_TILE_IN_FLIGHT,
                 partial_rows=f"static_cast<int>({cells.access.walkers})",
                 column=cells.column_of_cell,
                 cells=cells.access.cols,

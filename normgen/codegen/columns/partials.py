@@ -8,6 +8,7 @@ from normgen.codegen.module import Kernel, Launch, Param, Source
 from normgen.schedule.knobs import DependentLaunch
 
 FINISH_THREADS = 512
+FINISH_IN_FLIGHT = 12  # partial rows that a thread adds in one trip of its loop
 FINISH_BLOCKS = 132  # enough blocks to read partial rows with most SMs of a large GPU
 
 
@@ -48,6 +49,7 @@ class TwoKernels(Finish):
             "vector": plan.cut.vector,
             "vectors": plan.cut.vectors,
             "threads": FINISH_THREADS,
+            "in_flight": FINISH_IN_FLIGHT,
             "dependent": dependent,
             "cluster": cluster,
             "triggers": launched is DependentLaunch.START,

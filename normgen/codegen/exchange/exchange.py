@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from normgen.codegen.view import State
-from normgen.schedule.plan import Plan
+from normgen.schedule.plan import UNEVEN, Plan
 
 STARTED = "a block may write to another only once that one has started"
 
@@ -54,7 +54,7 @@ class Exchange:
     @property
     def tree(self) -> str:
         """The device library's function that combines states, in its form for their number."""
-        return self.function.replace("_", "_uneven_", 1) if self.plan.is_uneven else self.function
+        return self.function.replace("_", f"_{UNEVEN}", 1) if self.plan.is_uneven else self.function
 
     def declare(self, states: list[State], size: str) -> tuple[str, ...]:
         return tuple(f"__shared__ {st.type} {st.variable}_slots{size};" for st in states)
