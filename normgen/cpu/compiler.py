@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 from normgen.cpu.library import load_runtime
 from normgen.cpu.objects import find_object, keep_object, object_folder
 from normgen.errors import CompileError, NoCompilerError
+from normgen.files.private import to_stderr
 
 SHIM = Path(__file__).parent / "shim"
 _CANDIDATES = ("g++", "clang++", "c++")
@@ -123,10 +123,9 @@ def report_unfilled(compiler: Compiler) -> None:
     """Say once, on stderr, what a check with this compiler cannot see."""
     if not compiler.fills_variables:
         enough = " or ".join(f"{name} {major}" for name, major in _FILL_SINCE.items())
-        print(
+        to_stderr(
             f"{compiler.version} cannot fill uninitialised variables with a pattern: a kernel that reads one may pass "
-            f"the check on the CPU; {enough} can",
-            file=sys.stderr,
+            f"the check on the CPU; {enough} can"
         )
 
 
