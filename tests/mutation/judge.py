@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from multiprocessing import connection
@@ -98,9 +98,11 @@ def _work(sender: connection.Connection, task: Task, scratch: str) -> None:
     os.setsid()  # with the compiler it starts, it can be killed as one group; Ctrl-C is its parent's business
     os.environ.update(NORMGEN_CACHE_DIR=f"{scratch}/cache", TMPDIR=scratch)
     try:
-        sender.send(judge(task))
+        found: Verdict | Exception = judge(task)
     except Exception as error:
-        sender.send(error)
+        found = error
+    with suppress(BrokenPipeError):  # its parent was interrupted and listens no more
+        sender.send(found)
 
 
 @dataclass(frozen=True)
@@ -116,34 +118,57 @@ class _Running:
         self.process.join()
 
 
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C takes effect at the end: no process is started and then forgotten."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
 def judge_all(
     tasks: Sequence[Task], scratch: Path, *, jobs: int = 1, limit_s: float = LIMIT_S
+) -> Iterator[Iterator[tuple[int, Verdict]]]:
+    """(index, verdict) of every task, in the order in which they end; `scratch` holds what is built on the way.
+
+    At the end of the context no judging process is left, whatever ended it.
+    """
+    running: dict[connection.Connection, _Running] = {}
+    try:
+        yield _judged(tasks, scratch, running, jobs, limit_s)
+    finally:
+        with uninterrupted():
+            for one in running.values():
+                one.end()
+
+
+def _judged(
+    tasks: Sequence[Task], scratch: Path, running: dict[connection.Connection, _Running], jobs: int, limit_s: float
 ) -> Iterator[tuple[int, Verdict]]:
-    """(index, verdict) of every task, in the order in which they end; `scratch` holds what is built on the way."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.mutation.judge"])
     waiting = iter(enumerate(tasks))
-    running: dict[connection.Connection, _Running] = {}
-    try:
-        while True:
-            for index, task in waiting:
+    while True:
+        for index, task in waiting:
+            with uninterrupted():
                 receiver, sender = context.Pipe(duplex=False)
                 process = context.Process(target=_work, args=(sender, task, str(scratch)))
                 process.start()
                 sender.close()
                 running[receiver] = _Running(index, process, time.monotonic() + limit_s)
-                if len(running) >= jobs:
-                    break
-            if not running:
-                return
-            for receiver, verdict in _ended(running, limit_s):
+            if len(running) >= jobs:
+                break
+        if not running:
+            return
+        for receiver, verdict in _ended(running, limit_s):
+            with uninterrupted():
                 one = running.pop(receiver)
                 one.end()
                 receiver.close()
-                yield one.index, verdict
-    finally:
-        for one in running.values():
-            one.end()
+            yield one.index, verdict
 
 
 def _of_the_dead(process: Any) -> Verdict | Exception:

@@ -59,14 +59,16 @@ def judged(mutants: Sequence[Mutant], *, jobs: int = 1, progress: Progress = lam
     with scratch_folder() as scratch:
         codes: dict[str, str] = {}
         unchanged = [Task(problem=CASES[case].problem, module=module_of(case)) for case in cases]
-        for index, verdict in judge_all(unchanged, scratch, jobs=jobs):
-            if verdict.outcome is not Outcome.SURVIVED:
-                raise WrongBaseline(f"{cases[index]}, unchanged: {verdict.outcome}: {verdict.detail}")
-            codes[cases[index]] = verdict.code
+        with judge_all(unchanged, scratch, jobs=jobs) as judgements:
+            for index, verdict in judgements:
+                if verdict.outcome is not Outcome.SURVIVED:
+                    raise WrongBaseline(f"{cases[index]}, unchanged: {verdict.outcome}: {verdict.detail}")
+                codes[cases[index]] = verdict.code
         tasks = [Task(problem=CASES[m.case].problem, module=m.module(), original=codes[m.case]) for m in mutants]
-        for index, verdict in judge_all(tasks, scratch, jobs=jobs):
-            verdicts[index] = verdict
-            progress(len(verdicts), len(tasks), f"{mutants[index].name}: {verdict.outcome}")
+        with judge_all(tasks, scratch, jobs=jobs) as judgements:
+            for index, verdict in judgements:
+                verdicts[index] = verdict
+                progress(len(verdicts), len(tasks), f"{mutants[index].name}: {verdict.outcome}")
     listed = arguments()
     return [argued(mutant, verdicts[index], listed) for index, mutant in enumerate(mutants)]
 

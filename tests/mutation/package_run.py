@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -45,11 +46,13 @@ class PackageResult:
 
 @dataclass(frozen=True)
 class Tree:
-    """A copy of the repository in which one mutant at a time is tested."""
+    """A copy of the repository in which one mutant at a time is tested; nothing starts after `end`."""
 
     folder: Path
     cache: Path
     processes: set[subprocess.Popen[str]] = field(default_factory=set, compare=False)
+    ended: threading.Event = field(default_factory=threading.Event, compare=False)
+    starting: threading.Lock = field(default_factory=threading.Lock, compare=False)
 
     @contextmanager
     def changed(self, change: Change) -> Iterator[None]:
@@ -65,26 +68,35 @@ class Tree:
     def run(self, tests: Sequence[str], limit_s: float) -> tuple[int | None, str]:
         """The exit code of pytest, None if it did not end, and its last line."""
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-        process = subprocess.Popen(
-            [*command, "--hypothesis-seed=0", *tests],
-            cwd=self.folder,
-            env=os.environ | {"PYTHONPATH": str(self.folder), "NORMGEN_CACHE_DIR": str(self.cache)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        self.processes.add(process)
+        with self.starting:
+            if self.ended.is_set():
+                return None, "interrupted"
+            process = subprocess.Popen(
+                [*command, "--hypothesis-seed=0", *tests],
+                cwd=self.folder,
+                env=os.environ | {"PYTHONPATH": str(self.folder), "NORMGEN_CACHE_DIR": str(self.cache)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+            self.processes.add(process)
         try:
             printed, _ = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
-            self.end()
+            self.kill()
             return None, f"no end after {limit_s:g} s"
         finally:
             self.processes.discard(process)
         return process.returncode, (printed.strip().splitlines() or [""])[-1]
 
     def end(self) -> None:
+        """Kill whatever runs here, and let nothing start."""
+        with self.starting:
+            self.ended.set()
+        self.kill()
+
+    def kill(self) -> None:
         """Kill whatever runs here, with its children."""
         for process in list(self.processes):
             with suppress(ProcessLookupError):

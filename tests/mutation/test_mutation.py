@@ -97,10 +97,12 @@ def verdict_of(case: str, old: str, new: str, scratch: Path, limit_s: float = LI
     module = module_of(case)
     assert old in module.text
     unchanged = Task(problem=CASES[case].problem, module=module)
-    [(_, original)] = judge_all([unchanged], scratch)
+    with judge_all([unchanged], scratch) as judgements:
+        [(_, original)] = judgements
     assert original.outcome is Outcome.SURVIVED, original.detail
     changed = replace(unchanged, module=replace(module, text=module.text.replace(old, new)), original=original.code)
-    [(_, verdict)] = judge_all([changed], scratch, limit_s=limit_s)
+    with judge_all([changed], scratch, limit_s=limit_s) as judgements:
+        [(_, verdict)] = judgements
     return verdict
 
 
