@@ -8,7 +8,8 @@ setup(
     package_data={
         "normgen": [
             "py.typed",
-            "*/templates/*",
+            "*/templates/*.*",
+            "codegen/library/*.cuh",
             "cpu/shim/*",
             "cpu/shim/**/*",
             "cost/devices/*.json",

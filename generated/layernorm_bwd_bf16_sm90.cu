@@ -23,6 +23,8 @@
 //           normgen tune --shape 4096x4096 --dtype bf16 --direction backward
 //           normgen tune --shape 16384x8192 --dtype bf16 --direction backward
 //           normgen tune --shape 2048x16384 --dtype bf16 --direction backward
+// note      emitted as another text than the one that was tuned: 262144 x 256, 8192 x 768, 8192 x 1023, 4096 x 1024,
+//           32768 x 1024, 2048 x 16384
 //
 //   rows x cols   kernel           threads  rows/block  vector        median us  GB/s  of roof  vs default  data
 //   262144 x 256  warp_per_row     512      32          bfloat16 x 8  99.24      4079  102.9 %  1.05x       cold
@@ -80,8 +82,6 @@ namespace normgen {
 namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
 namespace layernorm_bwd_bf16_detail {
 
-// ---- instructions ----------------------------------------------------------------------------------------------
-
 struct bfloat16 {
   unsigned short bits;
 };
@@ -107,118 +107,6 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
   return float_to_bfloat16(low) | (static_cast<unsigned>(float_to_bfloat16(high)) << 16);
 #endif
 }
-
-// Cached at all levels.
-template <typename Word>
-__device__ __forceinline__ Word load_default(const Word* address) {
-  return *address;
-}
-
-// Cached in L2 only (ld.global.cg).
-template <typename Word>
-__device__ __forceinline__ Word load_cache_global(const Word* address) {
-  return __ldcg(address);
-}
-
-// Last to leave L2.
-__device__ __forceinline__ unsigned short load_evict_last(const unsigned short* address) {
-  unsigned short value;
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;"
-      : "=h"(value) : "l"(address), "l"(policy));
-  return value;
-}
-__device__ __forceinline__ unsigned load_evict_last(const unsigned* address) {
-  unsigned value;
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;"
-      : "=r"(value) : "l"(address), "l"(policy));
-  return value;
-}
-__device__ __forceinline__ uint2 load_evict_last(const uint2* address) {
-  uint2 value;
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
-      : "=r"(value.x), "=r"(value.y) : "l"(address), "l"(policy));
-  return value;
-}
-__device__ __forceinline__ uint4 load_evict_last(const uint4* address) {
-  uint4 value;
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-      : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(address), "l"(policy));
-  return value;
-}
-
-// Written back as usual.
-template <typename Word>
-__device__ __forceinline__ void store_default(Word* address, Word value) {
-  *address = value;
-}
-
-// Written once, not read again soon: evict first (st.global.cs).
-template <typename Word>
-__device__ __forceinline__ void store_streaming(Word* address, Word value) {
-  __stcs(address, value);
-}
-
-// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-// ... and let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
-  asm volatile("griddepcontrol.launch_dependents;");
-}
-
-// This block's rank among the blocks that share a row.
-__device__ __forceinline__ unsigned cluster_rank() {
-  unsigned rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-// Writes `value` to where block `rank` of the cluster has the shared variable `own`.
-template <typename T>
-__device__ __forceinline__ void cluster_store(T* own, unsigned rank, const T& value) {
-  unsigned remote;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
-  const float* words = reinterpret_cast<const float*>(&value);
-#pragma unroll
-  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
-    asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(remote + 4 * i), "f"(words[i]) : "memory");
-  }
-}
-
-// As cluster_store, but nobody waits for the store: its bytes count at that block's `mbarrier` as they arrive.
-template <typename T>
-__device__ __forceinline__ void cluster_send(T* own, unsigned rank, const T& value, unsigned long long* mbarrier) {
-  unsigned remote, counted;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(counted) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(mbarrier))), "r"(rank));
-  const float* words = reinterpret_cast<const float*>(&value);
-#pragma unroll
-  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
-                 :: "r"(remote + 4 * i), "r"(__float_as_uint(words[i])), "r"(counted) : "memory");
-  }
-}
-
-// The other blocks of the cluster see the mbarriers that this thread has set up, behind the next cluster barrier.
-__device__ __forceinline__ void mbarrier_cluster_fence() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 __device__ __forceinline__ void mbarrier_init(unsigned long long* barrier, unsigned arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
@@ -246,48 +134,173 @@ __device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier, unsig
 __device__ __forceinline__ void mbarrier_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // One copy of a multiple of 16 bytes by the copy engine; its bytes count at the barrier as they arrive.
-__device__ __forceinline__ void bulk_load_evict_last(void* shared, const void* global, unsigned bytes,
-                                                     unsigned long long* barrier) {
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+__device__ __forceinline__ void bulk_load(
+    void* shared, const void* global, unsigned bytes, unsigned long long* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(shared))), "l"(global), "r"(bytes),
-                  "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "l"(policy) : "memory");
+                  "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))) : "memory");
 }
 
+// As bulk_load, by the L2 policy of `Hint`.
+template <typename Hint>
+__device__ __forceinline__ void bulk_load_by(
+    void* shared, const void* global, unsigned bytes, unsigned long long* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+               "[%0], [%1], %2, [%3], %4;"
+               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(shared))), "l"(global), "r"(bytes),
+                  "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "l"(Hint::l2_policy()) : "memory");
+}
+
+// This block's rank in its cluster.
+__device__ __forceinline__ unsigned cluster_rank() {
+  unsigned rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// All threads of all blocks of a cluster arrive, then wait: writes before are seen behind.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Where block `rank` of the cluster has the shared variable `own`.
+template <typename T>
+__device__ __forceinline__ unsigned cluster_address(const T* own, unsigned rank) {
+  unsigned remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
+  return remote;
+}
+
+// Writes `value` to where block `rank` of the cluster has the shared variable `own`. Nobody waits for the store: its
+// bytes count at that block's `mbarrier` as they arrive.
+template <typename T>
+__device__ __forceinline__ void cluster_send(T* own, unsigned rank, const T& value, unsigned long long* mbarrier) {
+  const unsigned remote = cluster_address(own, rank), counted = cluster_address(mbarrier, rank);
+  const float* words = reinterpret_cast<const float*>(&value);
+  #pragma unroll
+  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
+                 :: "r"(remote + 4 * i), "r"(__float_as_uint(words[i])), "r"(counted) : "memory");
+  }
+}
+
+// The other blocks of the cluster see the mbarriers that this thread has set up, behind the next cluster barrier.
+__device__ __forceinline__ void mbarrier_cluster_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
+__device__ __forceinline__ void dependency_wait() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// ... and let the kernel behind this one start as soon as blocks leave room.
+__device__ __forceinline__ void dependency_trigger() {
+  asm volatile("griddepcontrol.launch_dependents;");
+}
+
+// Shared memory whose size the launch decides.
 __device__ __forceinline__ unsigned char* dynamic_shared() {
   extern __shared__ __align__(128) unsigned char bytes[];
   return bytes;
 }
 
-// ---- vectors of stored elements ---------------------------------------------------------------------------------
-
-// N elements as 32-bit registers, moved by the widest words that fit (at most 16 bytes each).
-template <typename T, int N>
-struct Vec {
-  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
-  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
-  unsigned bits[kRegisters];
+// Last to leave L2 (createpolicy: sm_80).
+struct EvictLast {
+  static __device__ __forceinline__ unsigned long long l2_policy() {
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    const unsigned long long policy = l2_policy();
+    if constexpr (kBytes == 16) {
+      asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+          : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
+    } else if constexpr (kBytes == 8) {
+      asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
+          : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
+    } else if constexpr (kBytes == 4) {
+      asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;"
+          : "=r"(bits[0]) : "l"(address), "l"(policy));
+    } else {
+      unsigned short half;
+      if constexpr (kBytes == 2) {
+        asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+      } else {
+        asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+      }
+      bits[0] = half;
+    }
+  }
 };
 
+// The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
 template <> struct WordOf<8> { using type = uint2; };
 template <> struct WordOf<4> { using type = unsigned; };
 template <> struct WordOf<2> { using type = unsigned short; };
+template <> struct WordOf<1> { using type = unsigned char; };
+template <int kBytes> using Word = typename WordOf<kBytes>::type;
 
+__device__ __forceinline__ void split(unsigned char word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(unsigned short word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(unsigned word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(uint2 word, unsigned* bits) { bits[0] = word.x; bits[1] = word.y; }
 __device__ __forceinline__ void split(uint4 word, unsigned* bits) {
   bits[0] = word.x; bits[1] = word.y; bits[2] = word.z; bits[3] = word.w;
 }
-__device__ __forceinline__ void join(unsigned short& word, const unsigned* bits) {
-  word = static_cast<unsigned short>(bits[0]);
+template <int kBytes>
+__device__ __forceinline__ Word<kBytes> join(const unsigned* bits) {
+  if constexpr (kBytes == 16) return make_uint4(bits[0], bits[1], bits[2], bits[3]);
+  else if constexpr (kBytes == 8) return make_uint2(bits[0], bits[1]);
+  else return static_cast<Word<kBytes>>(bits[0]);
 }
-__device__ __forceinline__ void join(unsigned& word, const unsigned* bits) { word = bits[0]; }
-__device__ __forceinline__ void join(uint2& word, const unsigned* bits) { word = make_uint2(bits[0], bits[1]); }
-__device__ __forceinline__ void join(uint4& word, const unsigned* bits) {
-  word = make_uint4(bits[0], bits[1], bits[2], bits[3]);
+
+// Cached at all levels, written back as usual.
+struct Default {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    split(*static_cast<const Word<kBytes>*>(address), bits);
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
+    *static_cast<Word<kBytes>*>(address) = join<kBytes>(bits);
+  }
+};
+
+// N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
+template <typename T, int N>
+struct Vec {
+  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
+  static constexpr int kWordBytes = kBytes < 16 ? kBytes : 16;
+  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
+  unsigned bits[kRegisters];
+};
+
+template <int N, typename Hint = Default, typename T>
+__device__ __forceinline__ Vec<T, N> read(const T* elements) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  Vec<T, N> vec;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template load<kBytes>(reinterpret_cast<const unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
+  return vec;
+}
+
+template <typename Hint = Default, typename T, int N>
+__device__ __forceinline__ void write(T* elements, const Vec<T, N>& vec) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template store<kBytes>(reinterpret_cast<unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
 }
 
 template <int N>
@@ -295,10 +308,11 @@ __device__ __forceinline__ float element(const Vec<float, N>& vec, int i) { retu
 
 template <int N>
 __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N]) {
-#pragma unroll
+  #pragma unroll
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
+// Two elements share a register.
 template <int N>
 __device__ __forceinline__ float element(const Vec<bfloat16, N>& vec, int i) {
   if (i % 2 == 1) return __uint_as_float(vec.bits[i / 2] & 0xffff0000u);
@@ -310,53 +324,87 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   if (N == 1) {
     vec.bits[0] = float_to_bfloat16(values[0]);
   } else {
-#pragma unroll
+    #pragma unroll
     for (int i = 0; i + 1 < N; i += 2) vec.bits[i / 2] = floats_to_bfloat162(values[i], values[i + 1]);
   }
 }
 
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_default(const T* elements) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-  Vec<T, N> vec;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    split(load_default(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
-  }
-  return vec;
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
+  return s;
 }
 
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_evict_last(const T* elements) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-  Vec<T, N> vec;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    split(load_evict_last(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
   }
-  return vec;
+  return total;
 }
 
-template <int N, typename T>
-__device__ __forceinline__ void write_default(T* elements, const Vec<T, N>& vec) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    Word word;
-    join(word, vec.bits + i * sizeof(Word) / 4);
-    store_default(reinterpret_cast<Word*>(elements) + i, word);
-  }
+// Every warp sends its state to each block of the cluster, then every warp combines all of the states. A cluster
+// barrier would wait for all loads and stores of the rows in flight; an mbarrier waits for the states only. Exchanges
+// take turns at two sets of slots: number n uses set n % 2, and waits for phase n / 2 % 2 of that set's mbarrier. A set
+// is written again after the states of the next exchange have come, and every warp sends those after it has read it.
+template <int kWarps, int kCluster, typename State>
+__device__ __forceinline__ State exchange_cluster(
+    State s, State (&slots)[2][kWarps * kCluster], unsigned long long (&full)[2], unsigned exchange) {
+  constexpr int kStates = kWarps * kCluster;
+  State* set = slots[exchange % 2];
+  unsigned long long* arrived = &full[exchange % 2];
+  s = reduce_lanes<32>(s);
+  const unsigned lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) mbarrier_expect_bytes(arrived, kStates * static_cast<unsigned>(sizeof(State)));
+  __syncwarp();  // all lanes have read the slots of the last exchange
+  if (lane < kCluster) cluster_send(set + cluster_rank() * kWarps + threadIdx.x / 32, lane, s, arrived);
+  mbarrier_wait(arrived, exchange / 2 % 2);
+  return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(set));
 }
 
-template <int N, typename T>
-__device__ __forceinline__ void write_streaming(T* elements, const Vec<T, N>& vec) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    Word word;
-    join(word, vec.bits + i * sizeof(Word) / 4);
-    store_streaming(reinterpret_cast<Word*>(elements) + i, word);
+// Partial rows of column sums: each block has left one row of kTensors times kPitch float32 cells. kThreads threads add
+// kCells neighbouring cells of all rows, from `cell` on, always in the same order: every warp's sums in shared memory.
+template <int kThreads, int kCells, int kTensors, int kPitch>
+__device__ __forceinline__ void add_partial_rows(
+    const float* partials, int partial_rows, int tensor, int cell, float (&warp_sums)[kThreads / 32][kCells]) {
+  constexpr int kLanes = kThreads / kCells;  // threads that share a cell
+  constexpr int kInFlight = 12;              // loads of a thread that travel at once: the sums are bound by latency
+  float sum = 0.0f;
+  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
+    float values[kInFlight];
+    #pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int row = first + i * kLanes;
+      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
+      values[i] = row < partial_rows ? partial_row[cell] : 0.0f;
+    }
+    #pragma unroll
+    for (int i = 0; i < kInFlight; ++i) sum += values[i];
   }
+  #pragma unroll
+  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
+  __syncthreads();
+}
+
+// The sum of a column of the warps' sums.
+template <int kWarps, int kCells>
+__device__ __forceinline__ float total_of_warps(const float (&warp_sums)[kWarps][kCells], int cell) {
+  float total = 0.0f;
+  #pragma unroll
+  for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][cell];
+  return total;
 }
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -370,41 +418,32 @@ __device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, i
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(elements + first) / kSize % kWord);
   Vec<T, N> vec = {};
   if (!inside && (first < shift || first - shift + kWords * kWord > count)) {
-    using Word = typename WordOf<kSize>::type;
-#pragma unroll
+    #pragma unroll
     for (int i = 0; i < N; ++i) {
-      const unsigned bits = load_default(reinterpret_cast<const Word*>(elements + first + i));
+      const unsigned bits = *reinterpret_cast<const Word<kSize>*>(elements + first + i);
       if (kSize == 4) vec.bits[i] = bits;
-      else vec.bits[i / 2] |= i % 2 == 0 ? bits : bits << 16;
+      else vec.bits[i * kSize / 4] |= bits << i * kSize % 4 * 8;
     }
     return vec;
   }
   unsigned bits[kWords * kRegisters];
-#pragma unroll
+  #pragma unroll
   for (int word = 0; word < kWords; ++word) {
-    const Vec<T, kWord> part = read_default<kWord>(elements + first - shift + word * kWord);
-#pragma unroll
+    const Vec<T, kWord> part = read<kWord>(elements + first - shift + word * kWord);
+    #pragma unroll
     for (int i = 0; i < kRegisters; ++i) bits[word * kRegisters + i] = part.bits[i];
   }
-#pragma unroll
+  #pragma unroll
   for (int step = kRegisters / 2; step > 0; step /= 2) {
     const bool moves = (shift * kSize / 4 & step) != 0;  // a select: branches would put the bits in local memory
-#pragma unroll
+    #pragma unroll
     for (int i = 0; i + step < kWords * kRegisters; ++i) bits[i] = moves ? bits[i + step] : bits[i];
   }
-#pragma unroll
+  #pragma unroll
   for (int i = 0; i < Vec<T, N>::kRegisters; ++i) {
     vec.bits[i] = __funnelshift_r(bits[i], bits[i + 1], shift * kSize % 4 * 8);
   }
   return vec;
-}
-
-// All kLanes neighbouring lanes end with the combined state.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s) {
-#pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = combine(s, shuffle_xor(s, offset));
-  return s;
 }
 
 // Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
@@ -413,45 +452,29 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   s = reduce_lanes<32>(s);
   if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
   __syncthreads();
-  return reduce_lanes<kWarps>(slots[threadIdx.x % kWarps]);
+  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// Every warp sends its state to each block of the cluster, then every warp combines all of them. A cluster barrier would
-// wait for all loads and stores of the rows in flight, an mbarrier waits for the states only. Exchanges take turns at
-// two sets of slots: one is written again after the states of the next exchange have come, and every warp sent its own
-// of those after it had read this set.
-template <int kWarps, int kCluster, typename State>
-__device__ __forceinline__ State exchange_cluster(State s, State* slots, unsigned long long* full, unsigned phase) {
-  constexpr int kStates = kWarps * kCluster;
-  s = reduce_lanes<32>(s);
-  const unsigned lane = threadIdx.x % 32;
-  if (threadIdx.x == 0) mbarrier_expect_bytes(full, kStates * static_cast<unsigned>(sizeof(State)));
-  __syncwarp();  // all lanes have read the slots of the last exchange
-  if (lane < kCluster) cluster_send(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s, full);
-  mbarrier_wait(full, phase);
-  State total = slots[lane % kStates];
-#pragma unroll
-  for (int i = 32; i < kStates; i += 32) total = combine(total, slots[i + lane]);
-  return reduce_lanes<(kStates < 32 ? kStates : 32)>(total);
-}
-
-namespace as_written {
-
-// ---- row reduction ----------------------------------------------------------------------------------------------
-
-// Look 1: sum(dxhat*xhat), sum(dxhat)
-struct Look1 {
-  float dxhat_xhat_sum;
-  float dxhat_sum;
+// Used once: evict first (ld.global.cs, st.global.cs).
+struct Streaming {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    split(__ldcs(static_cast<const Word<kBytes>*>(address)), bits);
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
+    __stcs(static_cast<Word<kBytes>*>(address), join<kBytes>(bits));
+  }
 };
 
-__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-  return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
-}
-
-__device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-  return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset),
-          __shfl_xor_sync(0xffffffffu, s.dxhat_sum, offset)};
+// Whether this block is the last of the grid to take a ticket. What the others wrote before they took theirs is seen.
+// `is_last` is a variable in shared memory.
+__device__ __forceinline__ bool takes_last_ticket(unsigned* ticket, bool& is_last) {
+  __syncthreads();
+  if (threadIdx.x == 0) is_last = atomicAdd(ticket, 1u) + 1 == gridDim.x;
+  __syncthreads();
+  if (is_last) __threadfence();
+  return is_last;
 }
 
 // layernorm backward, 256 columns: 16 lanes of a warp own a row, 32 rows a block; it is read once.
@@ -473,13 +496,25 @@ layernorm_bwd_bf16_256_warp_per_row_28a7a6(
     float eps,
     float* partials) {
   constexpr int kCols = 256;
+  constexpr int kThreads = 512;
   constexpr int kThreadsPerRow = 16;
   constexpr int kRowsPerBlock = 32;
-  constexpr int kThreads = 512;
   constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   constexpr int kPitch = 256;  // columns of a row of float32 sums, padded
+  constexpr int kTensors = 2;  // that are summed over rows
+  constexpr int kGroups = 16;  // row groups of a block that keep sums of their own
+  struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
+    float dxhat_xhat_sum, dxhat_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset),
+          __shfl_xor_sync(0xffffffffu, s.dxhat_sum, offset)};
+    }
+  };
 
   const int lane = threadIdx.x % kThreadsPerRow;
   const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
@@ -491,14 +526,13 @@ layernorm_bwd_bf16_256_warp_per_row_28a7a6(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
   }
 
   // Sums over the rows of this thread, column by column.
   float dweight_sum[kSteps][kVector] = {};
   float dbias_sum[kSteps][kVector] = {};
-
-  float* column_sums = reinterpret_cast<float*>(dynamic_shared() + 0);
+  float (*group_sums)[kTensors][kPitch] = reinterpret_cast<float (*)[kTensors][kPitch]>(dynamic_shared());
 
   Vec<bfloat16, kVector> dy_next[kSteps];
   Vec<bfloat16, kVector> x_next[kSteps];
@@ -511,11 +545,12 @@ layernorm_bwd_bf16_256_warp_per_row_28a7a6(
     const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
     mean_next = mean[fetched_row];
     rstd_next = rstd[fetched_row];
+
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      dy_next[step] = read_default<kVector>(dy_row + vector * kVector);
-      x_next[step] = read_default<kVector>(x_row + vector * kVector);
+      dy_next[step] = read<kVector>(dy_row + vector * kVector);
+      x_next[step] = read<kVector>(x_row + vector * kVector);
     }
   };
   if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
@@ -537,11 +572,12 @@ layernorm_bwd_bf16_256_warp_per_row_28a7a6(
       x_held[step] = x_next[step];
     }
 
-    if (first_row + gridDim.x * kRowsPerBlock < rows) fetch(first_row + gridDim.x * kRowsPerBlock);
+    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
+    if (next_row < rows) fetch(next_row);
 
     Look1 look1 = {0.0f, 0.0f};
 
-    // Look 1: sum(dxhat*xhat), sum(dxhat)
+    // Look 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       #pragma unroll
@@ -578,7 +614,7 @@ layernorm_bwd_bf16_256_warp_per_row_28a7a6(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      if (active) write_default(dx_row + vector * kVector, dx_vec);
+      if (active) write(dx_row + vector * kVector, dx_vec);
     }
   }
 
@@ -602,21 +638,29 @@ layernorm_bwd_bf16_256_warp_per_row_28a7a6(
     if (threadIdx.x % 32 < kThreadsPerRow) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        column_sums[threadIdx.x / 32 * 2 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
-        column_sums[threadIdx.x / 32 * 2 * kPitch + kPitch + i * kVectors + vector] = dbias_sum[step][i];
+        group_sums[threadIdx.x / 32][0][i * kVectors + vector] = dweight_sum[step][i];
+        group_sums[threadIdx.x / 32][1][i * kVectors + vector] = dbias_sum[step][i];
       }
     }
   }
 
+  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
   __syncthreads();
   // ... and are added in a fixed order.
   for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
-    const float dweight_total = column_sums[cell] + column_sums[2 * kPitch + cell] + column_sums[4 * kPitch + cell] + column_sums[6 * kPitch + cell] + column_sums[8 * kPitch + cell] + column_sums[10 * kPitch + cell] + column_sums[12 * kPitch + cell] + column_sums[14 * kPitch + cell] + column_sums[16 * kPitch + cell] + column_sums[18 * kPitch + cell] + column_sums[20 * kPitch + cell] + column_sums[22 * kPitch + cell] + column_sums[24 * kPitch + cell] + column_sums[26 * kPitch + cell] + column_sums[28 * kPitch + cell] + column_sums[30 * kPitch + cell];
-    partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + cell] = dweight_total;
-    const float dbias_total = column_sums[kPitch + cell] + column_sums[3 * kPitch + cell] + column_sums[5 * kPitch + cell] + column_sums[7 * kPitch + cell] + column_sums[9 * kPitch + cell] + column_sums[11 * kPitch + cell] + column_sums[13 * kPitch + cell] + column_sums[15 * kPitch + cell] + column_sums[17 * kPitch + cell] + column_sums[19 * kPitch + cell] + column_sums[21 * kPitch + cell] + column_sums[23 * kPitch + cell] + column_sums[25 * kPitch + cell] + column_sums[27 * kPitch + cell] + column_sums[29 * kPitch + cell] + column_sums[31 * kPitch + cell];
-    partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + kPitch + cell] = dbias_total;
+    float dweight_total = group_sums[0][0][cell];
+    #pragma unroll
+    for (int group = 1; group < kGroups; ++group) {
+      dweight_total += group_sums[group][0][cell];
+    }
+    partial_row[cell] = dweight_total;
+    float dbias_total = group_sums[0][1][cell];
+    #pragma unroll
+    for (int group = 1; group < kGroups; ++group) {
+      dbias_total += group_sums[group][1][cell];
+    }
+    partial_row[kPitch + cell] = dbias_total;
   }
-
   dependency_trigger();  // the next kernel may start
 }
 
@@ -628,52 +672,32 @@ layernorm_bwd_bf16_256_warp_per_row_28a7a6_finish(
     const float* partials,
     int partial_rows) {
   constexpr int kCols = 256;
-  constexpr int kPitch = 256;
+  constexpr int kPitch = 256;  // columns of a row of float32 sums, padded
   constexpr int kVector = 8;
   constexpr int kVectors = 32;
-  constexpr int kTensors = 2;
+  constexpr int kThreads = 512;
+  constexpr int kTensors = 2;  // that are summed over rows
   constexpr int kCells = 8;  // of a block
-  constexpr int kLanes = 512 / kCells;  // threads that share a cell
-  constexpr int kWarps = 512 / 32;
-  constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
-  __shared__ float warp_sums[kWarps][kCells];
+  __shared__ float warp_sums[kThreads / 32][kCells];
 
   const int tensor = blockIdx.x % kTensors;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
   dependency_wait();
-  float sum = 0.0f;
-  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
-    float values[kInFlight];
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      const int row = first + i * kLanes;
-      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
-      values[i] = row < partial_rows ? load_default(partial_row + cell) : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) sum += values[i];
-  }
-#pragma unroll
-  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
-  __syncthreads();
-
+  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
   const int column = cell % kVectors * kVector + cell / kVectors;
   if (threadIdx.x < kCells && cell < kCols) {
-    float total = 0.0f;
-#pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
+    const float total = total_of_warps(warp_sums, threadIdx.x);
     if (tensor == 0) {
       Vec<bfloat16, 1> dweight_vec = {};
       const float dweight_value[1] = {total};
       pack(dweight_vec, dweight_value);
-      write_default(dweight + column, dweight_vec);
+      write(dweight + column, dweight_vec);
     }
     if (tensor == 1) {
       Vec<bfloat16, 1> dbias_vec = {};
       const float dbias_value[1] = {total};
       pack(dbias_vec, dbias_value);
-      write_default(dbias + column, dbias_vec);
+      write(dbias + column, dbias_vec);
     }
   }
 }
@@ -697,13 +721,25 @@ layernorm_bwd_bf16_768_warp_per_row_304b4e(
     float eps,
     float* partials) {
   constexpr int kCols = 768;
+  constexpr int kThreads = 128;
   constexpr int kThreadsPerRow = 32;
   constexpr int kRowsPerBlock = 4;
-  constexpr int kThreads = 128;
   constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   constexpr int kPitch = 768;  // columns of a row of float32 sums, padded
+  constexpr int kTensors = 2;  // that are summed over rows
+  constexpr int kGroups = 4;  // row groups of a block that keep sums of their own
+  struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
+    float dxhat_xhat_sum, dxhat_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset),
+          __shfl_xor_sync(0xffffffffu, s.dxhat_sum, offset)};
+    }
+  };
 
   const int lane = threadIdx.x % kThreadsPerRow;
   const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
@@ -715,14 +751,13 @@ layernorm_bwd_bf16_768_warp_per_row_304b4e(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
   }
 
   // Sums over the rows of this thread, column by column.
   float dweight_sum[kSteps][kVector] = {};
   float dbias_sum[kSteps][kVector] = {};
-
-  float* column_sums = reinterpret_cast<float*>(dynamic_shared() + 0);
+  float (*group_sums)[kTensors][kPitch] = reinterpret_cast<float (*)[kTensors][kPitch]>(dynamic_shared());
 
   Vec<bfloat16, kVector> dy_next[kSteps];
   Vec<bfloat16, kVector> x_next[kSteps];
@@ -735,11 +770,12 @@ layernorm_bwd_bf16_768_warp_per_row_304b4e(
     const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
     mean_next = mean[fetched_row];
     rstd_next = rstd[fetched_row];
+
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      dy_next[step] = read_evict_last<kVector>(dy_row + vector * kVector);
-      x_next[step] = read_evict_last<kVector>(x_row + vector * kVector);
+      dy_next[step] = read<kVector, EvictLast>(dy_row + vector * kVector);
+      x_next[step] = read<kVector, EvictLast>(x_row + vector * kVector);
     }
   };
   if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
@@ -761,11 +797,12 @@ layernorm_bwd_bf16_768_warp_per_row_304b4e(
       x_held[step] = x_next[step];
     }
 
-    if (first_row + gridDim.x * kRowsPerBlock < rows) fetch(first_row + gridDim.x * kRowsPerBlock);
+    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
+    if (next_row < rows) fetch(next_row);
 
     Look1 look1 = {0.0f, 0.0f};
 
-    // Look 1: sum(dxhat*xhat), sum(dxhat)
+    // Look 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       #pragma unroll
@@ -802,7 +839,7 @@ layernorm_bwd_bf16_768_warp_per_row_304b4e(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      if (active) write_default(dx_row + vector * kVector, dx_vec);
+      if (active) write(dx_row + vector * kVector, dx_vec);
     }
   }
 
@@ -812,20 +849,28 @@ layernorm_bwd_bf16_768_warp_per_row_304b4e(
     const int vector = lane + step * kThreadsPerRow;
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
-      column_sums[slot * 2 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
-      column_sums[slot * 2 * kPitch + kPitch + i * kVectors + vector] = dbias_sum[step][i];
+      group_sums[slot][0][i * kVectors + vector] = dweight_sum[step][i];
+      group_sums[slot][1][i * kVectors + vector] = dbias_sum[step][i];
     }
   }
 
+  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
   __syncthreads();
   // ... and are added in a fixed order.
   for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
-    const float dweight_total = column_sums[cell] + column_sums[2 * kPitch + cell] + column_sums[4 * kPitch + cell] + column_sums[6 * kPitch + cell];
-    partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + cell] = dweight_total;
-    const float dbias_total = column_sums[kPitch + cell] + column_sums[3 * kPitch + cell] + column_sums[5 * kPitch + cell] + column_sums[7 * kPitch + cell];
-    partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + kPitch + cell] = dbias_total;
+    float dweight_total = group_sums[0][0][cell];
+    #pragma unroll
+    for (int group = 1; group < kGroups; ++group) {
+      dweight_total += group_sums[group][0][cell];
+    }
+    partial_row[cell] = dweight_total;
+    float dbias_total = group_sums[0][1][cell];
+    #pragma unroll
+    for (int group = 1; group < kGroups; ++group) {
+      dbias_total += group_sums[group][1][cell];
+    }
+    partial_row[kPitch + cell] = dbias_total;
   }
-
   dependency_trigger();  // the next kernel may start
 }
 
@@ -837,52 +882,32 @@ layernorm_bwd_bf16_768_warp_per_row_304b4e_finish(
     const float* partials,
     int partial_rows) {
   constexpr int kCols = 768;
-  constexpr int kPitch = 768;
+  constexpr int kPitch = 768;  // columns of a row of float32 sums, padded
   constexpr int kVector = 8;
   constexpr int kVectors = 96;
-  constexpr int kTensors = 2;
+  constexpr int kThreads = 512;
+  constexpr int kTensors = 2;  // that are summed over rows
   constexpr int kCells = 8;  // of a block
-  constexpr int kLanes = 512 / kCells;  // threads that share a cell
-  constexpr int kWarps = 512 / 32;
-  constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
-  __shared__ float warp_sums[kWarps][kCells];
+  __shared__ float warp_sums[kThreads / 32][kCells];
 
   const int tensor = blockIdx.x % kTensors;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
   dependency_wait();
-  float sum = 0.0f;
-  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
-    float values[kInFlight];
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      const int row = first + i * kLanes;
-      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
-      values[i] = row < partial_rows ? load_default(partial_row + cell) : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) sum += values[i];
-  }
-#pragma unroll
-  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
-  __syncthreads();
-
+  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
   const int column = cell % kVectors * kVector + cell / kVectors;
   if (threadIdx.x < kCells && cell < kCols) {
-    float total = 0.0f;
-#pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
+    const float total = total_of_warps(warp_sums, threadIdx.x);
     if (tensor == 0) {
       Vec<bfloat16, 1> dweight_vec = {};
       const float dweight_value[1] = {total};
       pack(dweight_vec, dweight_value);
-      write_default(dweight + column, dweight_vec);
+      write(dweight + column, dweight_vec);
     }
     if (tensor == 1) {
       Vec<bfloat16, 1> dbias_vec = {};
       const float dbias_value[1] = {total};
       pack(dbias_vec, dbias_value);
-      write_default(dbias + column, dbias_vec);
+      write(dbias + column, dbias_vec);
     }
   }
 }
@@ -906,23 +931,38 @@ layernorm_bwd_bf16_1023_block_per_row_51230d(
     float eps,
     float* partials) {
   constexpr int kCols = 1023;
+  constexpr int kThreads = 256;
   constexpr int kThreadsPerRow = 64;
   constexpr int kRowsPerBlock = 4;
-  constexpr int kThreads = 256;
   constexpr int kVector = 4;  // elements per access of 8 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;  // a vector a thread, and one behind it
+  // steps in which every row has a vector, and one behind it, for each thread
+  constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;
   constexpr int kPitch = 1024;  // columns of a row of float32 sums, padded
-  __shared__ Look1 look1_slots[2][4][kWarpsPerRow];
+  constexpr int kTensors = 2;  // that are summed over rows
+  constexpr int kGroups = 4;  // row groups of a block that keep sums of their own
+  struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
+    float dxhat_xhat_sum, dxhat_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset),
+          __shfl_xor_sync(0xffffffffu, s.dxhat_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[2][kRowsPerBlock][kWarpsPerRow];
 
   const int lane = threadIdx.x % kThreadsPerRow;
   const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
   // The grid's stride is a multiple of the vector: all rows of this lane shift alike.
   const int own_row = min(static_cast<int>(blockIdx.x * kRowsPerBlock + slot), rows - 1);
   // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy + static_cast<long long>(own_row) * dy_pitch) / sizeof(bfloat16) % kVector);
+  const int shift =
+      static_cast<int>(reinterpret_cast<unsigned long long>(dy + static_cast<long long>(own_row) *
+      dy_pitch) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
   const int vectors = (kCols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
@@ -943,7 +983,7 @@ layernorm_bwd_bf16_1023_block_per_row_51230d(
     }
   }
   if (has_edge) {
-    weight_edge = read_default<1>(weight + edge);
+    weight_edge = read<1>(weight + edge);
   }
 
   // Sums over the rows of this thread, column by column.
@@ -951,8 +991,7 @@ layernorm_bwd_bf16_1023_block_per_row_51230d(
   float dbias_sum[kSteps][kVector] = {};
   float dweight_edge_sum = 0.0f;
   float dbias_edge_sum = 0.0f;
-
-  float* column_sums = reinterpret_cast<float*>(dynamic_shared() + 0);
+  float (*group_sums)[kTensors][kPitch] = reinterpret_cast<float (*)[kTensors][kPitch]>(dynamic_shared());
 
   Vec<bfloat16, kVector> dy_next[kSteps];
   Vec<bfloat16, kVector> x_next[kSteps];
@@ -967,18 +1006,19 @@ layernorm_bwd_bf16_1023_block_per_row_51230d(
     const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
     mean_next = mean[fetched_row];
     rstd_next = rstd[fetched_row];
+
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         const int column = head + vector * kVector;
-        dy_next[step] = read_default<kVector>(dy_row + column);
-        x_next[step] = read_default<kVector>(x_row + column);
+        dy_next[step] = read<kVector>(dy_row + column);
+        x_next[step] = read<kVector>(x_row + column);
       }
     }
     if (has_edge) {
-      dy_edge_next = read_default<1>(dy_row + edge);
-      x_edge_next = read_default<1>(x_row + edge);
+      dy_edge_next = read<1>(dy_row + edge);
+      x_edge_next = read<1>(x_row + edge);
     }
   };
   if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
@@ -1004,12 +1044,12 @@ layernorm_bwd_bf16_1023_block_per_row_51230d(
 
     dy_edge = dy_edge_next;
     x_edge = x_edge_next;
-
-    if (first_row + gridDim.x * kRowsPerBlock < rows) fetch(first_row + gridDim.x * kRowsPerBlock);
+    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
+    if (next_row < rows) fetch(next_row);
 
     Look1 look1 = {0.0f, 0.0f};
 
-    // Look 1: sum(dxhat*xhat), sum(dxhat)
+    // Look 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -1060,7 +1100,7 @@ layernorm_bwd_bf16_1023_block_per_row_51230d(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        if (active) write_streaming(dx_row + column, dx_vec);
+        if (active) write<Streaming>(dx_row + column, dx_vec);
       }
     }
     if (has_edge) {
@@ -1075,7 +1115,7 @@ layernorm_bwd_bf16_1023_block_per_row_51230d(
       if (active) dbias_edge_sum += dy_i;
       Vec<bfloat16, 1> dx_vec;
       pack(dx_vec, dx_values);
-      if (active) write_streaming(dx_row + edge, dx_vec);
+      if (active) write<Streaming>(dx_row + edge, dx_vec);
     }
 
     parity ^= 1;
@@ -1089,25 +1129,33 @@ layernorm_bwd_bf16_1023_block_per_row_51230d(
       const int column = head + vector * kVector;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        column_sums[slot * 2 * kPitch + column + i] = dweight_sum[step][i];
-        column_sums[slot * 2 * kPitch + kPitch + column + i] = dbias_sum[step][i];
+        group_sums[slot][0][column + i] = dweight_sum[step][i];
+        group_sums[slot][1][column + i] = dbias_sum[step][i];
       }
     }
   }
   if (has_edge) {
-    column_sums[slot * 2 * kPitch + edge] = dweight_edge_sum;
-    column_sums[slot * 2 * kPitch + kPitch + edge] = dbias_edge_sum;
+    group_sums[slot][0][edge] = dweight_edge_sum;
+    group_sums[slot][1][edge] = dbias_edge_sum;
   }
 
+  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
   __syncthreads();
   // ... and are added in a fixed order.
   for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
-    const float dweight_total = column_sums[cell] + column_sums[2 * kPitch + cell] + column_sums[4 * kPitch + cell] + column_sums[6 * kPitch + cell];
-    partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + cell] = dweight_total;
-    const float dbias_total = column_sums[kPitch + cell] + column_sums[3 * kPitch + cell] + column_sums[5 * kPitch + cell] + column_sums[7 * kPitch + cell];
-    partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + kPitch + cell] = dbias_total;
+    float dweight_total = group_sums[0][0][cell];
+    #pragma unroll
+    for (int group = 1; group < kGroups; ++group) {
+      dweight_total += group_sums[group][0][cell];
+    }
+    partial_row[cell] = dweight_total;
+    float dbias_total = group_sums[0][1][cell];
+    #pragma unroll
+    for (int group = 1; group < kGroups; ++group) {
+      dbias_total += group_sums[group][1][cell];
+    }
+    partial_row[kPitch + cell] = dbias_total;
   }
-
   dependency_trigger();  // the next kernel may start
 }
 
@@ -1119,50 +1167,30 @@ layernorm_bwd_bf16_1023_block_per_row_51230d_finish(
     const float* partials,
     int partial_rows) {
   constexpr int kCols = 1023;
-  constexpr int kPitch = 1024;
-  constexpr int kTensors = 2;
+  constexpr int kPitch = 1024;  // columns of a row of float32 sums, padded
+  constexpr int kThreads = 512;
+  constexpr int kTensors = 2;  // that are summed over rows
   constexpr int kCells = 8;  // of a block
-  constexpr int kLanes = 512 / kCells;  // threads that share a cell
-  constexpr int kWarps = 512 / 32;
-  constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
-  __shared__ float warp_sums[kWarps][kCells];
+  __shared__ float warp_sums[kThreads / 32][kCells];
 
   const int tensor = blockIdx.x % kTensors;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
   dependency_wait();
-  float sum = 0.0f;
-  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
-    float values[kInFlight];
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      const int row = first + i * kLanes;
-      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
-      values[i] = row < partial_rows ? load_default(partial_row + cell) : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) sum += values[i];
-  }
-#pragma unroll
-  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
-  __syncthreads();
-
+  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
   const int column = cell;
   if (threadIdx.x < kCells && cell < kCols) {
-    float total = 0.0f;
-#pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
+    const float total = total_of_warps(warp_sums, threadIdx.x);
     if (tensor == 0) {
       Vec<bfloat16, 1> dweight_vec = {};
       const float dweight_value[1] = {total};
       pack(dweight_vec, dweight_value);
-      write_default(dweight + column, dweight_vec);
+      write(dweight + column, dweight_vec);
     }
     if (tensor == 1) {
       Vec<bfloat16, 1> dbias_vec = {};
       const float dbias_value[1] = {total};
       pack(dbias_vec, dbias_value);
-      write_default(dbias + column, dbias_vec);
+      write(dbias + column, dbias_vec);
     }
   }
 }
@@ -1186,15 +1214,27 @@ layernorm_bwd_bf16_1024_block_per_row_bc5fed(
     float eps,
     float* partials) {
   constexpr int kCols = 1024;
+  constexpr int kThreads = 256;
   constexpr int kThreadsPerRow = 64;
   constexpr int kRowsPerBlock = 4;
-  constexpr int kThreads = 256;
   constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   constexpr int kPitch = 1024;  // columns of a row of float32 sums, padded
-  __shared__ Look1 look1_slots[2][4][kWarpsPerRow];
+  constexpr int kTensors = 2;  // that are summed over rows
+  constexpr int kGroups = 4;  // row groups of a block that keep sums of their own
+  struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
+    float dxhat_xhat_sum, dxhat_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset),
+          __shfl_xor_sync(0xffffffffu, s.dxhat_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[2][kRowsPerBlock][kWarpsPerRow];
 
   const int lane = threadIdx.x % kThreadsPerRow;
   const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
@@ -1207,14 +1247,13 @@ layernorm_bwd_bf16_1024_block_per_row_bc5fed(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
   }
 
   // Sums over the rows of this thread, column by column.
   float dweight_sum[kSteps][kVector] = {};
   float dbias_sum[kSteps][kVector] = {};
-
-  float* column_sums = reinterpret_cast<float*>(dynamic_shared() + 0);
+  float (*group_sums)[kTensors][kPitch] = reinterpret_cast<float (*)[kTensors][kPitch]>(dynamic_shared());
 
   Vec<bfloat16, kVector> dy_next[kSteps];
   Vec<bfloat16, kVector> x_next[kSteps];
@@ -1227,11 +1266,12 @@ layernorm_bwd_bf16_1024_block_per_row_bc5fed(
     const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
     mean_next = mean[fetched_row];
     rstd_next = rstd[fetched_row];
+
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      dy_next[step] = read_default<kVector>(dy_row + vector * kVector);
-      x_next[step] = read_default<kVector>(x_row + vector * kVector);
+      dy_next[step] = read<kVector>(dy_row + vector * kVector);
+      x_next[step] = read<kVector>(x_row + vector * kVector);
     }
   };
   if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
@@ -1253,11 +1293,12 @@ layernorm_bwd_bf16_1024_block_per_row_bc5fed(
       x_held[step] = x_next[step];
     }
 
-    if (first_row + gridDim.x * kRowsPerBlock < rows) fetch(first_row + gridDim.x * kRowsPerBlock);
+    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
+    if (next_row < rows) fetch(next_row);
 
     Look1 look1 = {0.0f, 0.0f};
 
-    // Look 1: sum(dxhat*xhat), sum(dxhat)
+    // Look 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       #pragma unroll
@@ -1294,7 +1335,7 @@ layernorm_bwd_bf16_1024_block_per_row_bc5fed(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      if (active) write_default(dx_row + vector * kVector, dx_vec);
+      if (active) write(dx_row + vector * kVector, dx_vec);
     }
 
     parity ^= 1;
@@ -1306,20 +1347,28 @@ layernorm_bwd_bf16_1024_block_per_row_bc5fed(
     const int vector = lane + step * kThreadsPerRow;
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
-      column_sums[slot * 2 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
-      column_sums[slot * 2 * kPitch + kPitch + i * kVectors + vector] = dbias_sum[step][i];
+      group_sums[slot][0][i * kVectors + vector] = dweight_sum[step][i];
+      group_sums[slot][1][i * kVectors + vector] = dbias_sum[step][i];
     }
   }
 
+  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
   __syncthreads();
   // ... and are added in a fixed order.
   for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
-    const float dweight_total = column_sums[cell] + column_sums[2 * kPitch + cell] + column_sums[4 * kPitch + cell] + column_sums[6 * kPitch + cell];
-    partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + cell] = dweight_total;
-    const float dbias_total = column_sums[kPitch + cell] + column_sums[3 * kPitch + cell] + column_sums[5 * kPitch + cell] + column_sums[7 * kPitch + cell];
-    partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + kPitch + cell] = dbias_total;
+    float dweight_total = group_sums[0][0][cell];
+    #pragma unroll
+    for (int group = 1; group < kGroups; ++group) {
+      dweight_total += group_sums[group][0][cell];
+    }
+    partial_row[cell] = dweight_total;
+    float dbias_total = group_sums[0][1][cell];
+    #pragma unroll
+    for (int group = 1; group < kGroups; ++group) {
+      dbias_total += group_sums[group][1][cell];
+    }
+    partial_row[kPitch + cell] = dbias_total;
   }
-
   dependency_trigger();  // the next kernel may start
 }
 
@@ -1331,52 +1380,32 @@ layernorm_bwd_bf16_1024_block_per_row_bc5fed_finish(
     const float* partials,
     int partial_rows) {
   constexpr int kCols = 1024;
-  constexpr int kPitch = 1024;
+  constexpr int kPitch = 1024;  // columns of a row of float32 sums, padded
   constexpr int kVector = 8;
   constexpr int kVectors = 128;
-  constexpr int kTensors = 2;
+  constexpr int kThreads = 512;
+  constexpr int kTensors = 2;  // that are summed over rows
   constexpr int kCells = 8;  // of a block
-  constexpr int kLanes = 512 / kCells;  // threads that share a cell
-  constexpr int kWarps = 512 / 32;
-  constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
-  __shared__ float warp_sums[kWarps][kCells];
+  __shared__ float warp_sums[kThreads / 32][kCells];
 
   const int tensor = blockIdx.x % kTensors;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
   dependency_wait();
-  float sum = 0.0f;
-  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
-    float values[kInFlight];
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      const int row = first + i * kLanes;
-      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
-      values[i] = row < partial_rows ? load_default(partial_row + cell) : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) sum += values[i];
-  }
-#pragma unroll
-  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
-  __syncthreads();
-
+  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
   const int column = cell % kVectors * kVector + cell / kVectors;
   if (threadIdx.x < kCells && cell < kCols) {
-    float total = 0.0f;
-#pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
+    const float total = total_of_warps(warp_sums, threadIdx.x);
     if (tensor == 0) {
       Vec<bfloat16, 1> dweight_vec = {};
       const float dweight_value[1] = {total};
       pack(dweight_vec, dweight_value);
-      write_default(dweight + column, dweight_vec);
+      write(dweight + column, dweight_vec);
     }
     if (tensor == 1) {
       Vec<bfloat16, 1> dbias_vec = {};
       const float dbias_value[1] = {total};
       pack(dbias_vec, dbias_value);
-      write_default(dbias + column, dbias_vec);
+      write(dbias + column, dbias_vec);
     }
   }
 }
@@ -1400,8 +1429,8 @@ layernorm_bwd_bf16_4096_block_per_row_97e8b9(
     float eps,
     float* partials) {
   constexpr int kCols = 4096;
-  constexpr int kThreadsPerRow = 256;
   constexpr int kThreads = 256;
+  constexpr int kThreadsPerRow = 256;
   constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
@@ -1409,39 +1438,50 @@ layernorm_bwd_bf16_4096_block_per_row_97e8b9(
   constexpr int kStages = 2;  // row tiles in shared memory
   constexpr int kCopiedCols = kCols;  // of a row that the copy engine brings
   constexpr int kPitch = 4096;  // columns of a row of float32 sums, padded
-  __shared__ Look1 look1_slots[2][1][kWarpsPerRow];
+  constexpr int kTensors = 2;  // that are summed over rows
+  struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
+    float dxhat_xhat_sum, dxhat_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset),
+          __shfl_xor_sync(0xffffffffu, s.dxhat_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[2][kWarpsPerRow];
   __shared__ unsigned long long arrived[kStages];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   int parity = 0;
-
-  bfloat16* dy_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0);
-  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0 + kStages * kSteps * kThreads * kVector * static_cast<int>(sizeof(bfloat16)));
+  bfloat16* dy_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
+  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dy_shared + kStages * kSteps * kThreads * kVector);
 
   dependency_wait();  // nothing before it depends on the kernels in front of this one
 
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < kStages; ++stage) mbarrier_init(&arrived[stage], 1);
+    for (int stage = 0; stage < kStages; ++stage) {
+      mbarrier_init(&arrived[stage], 1);
+    }
     mbarrier_fence();
   }
   __syncthreads();  // others wait only for a barrier that is set up
 
   // One thread a row asks for it; the slot's barrier counts down the bytes that arrive.
   const auto fetch = [&](int first_row, int stage) {
-    const int fetched_row = first_row;
-    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    const bfloat16* dy_row = dy + static_cast<long long>(first_row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(first_row) * x_pitch;
     mbarrier_expect_bytes(&arrived[stage], kCopiedCols * (sizeof(bfloat16) + sizeof(bfloat16)));
-    bulk_load_evict_last(dy_shared + (stage) * kSteps * kThreadsPerRow * kVector, dy_row, kCopiedCols * sizeof(bfloat16), &arrived[stage]);
-    bulk_load_evict_last(x_shared + (stage) * kSteps * kThreadsPerRow * kVector, x_row, kCopiedCols * sizeof(bfloat16), &arrived[stage]);
+    bulk_load_by<EvictLast>(dy_shared + (stage) * kSteps * kThreadsPerRow * kVector, dy_row,
+        kCopiedCols * sizeof(bfloat16), &arrived[stage]);
+    bulk_load_by<EvictLast>(x_shared + (stage) * kSteps * kThreadsPerRow * kVector, x_row,
+        kCopiedCols * sizeof(bfloat16), &arrived[stage]);
   };
   float mean_next;
   float rstd_next;
   const auto fetch_values = [&](int first_row) {
-    const int fetched_row = first_row;
-    mean_next = mean[fetched_row];
-    rstd_next = rstd[fetched_row];
+    mean_next = mean[first_row];
+    rstd_next = rstd[first_row];
   };
   #pragma unroll 1
   for (int stage = 0; stage < kStages; ++stage) {
@@ -1457,7 +1497,7 @@ layernorm_bwd_bf16_4096_block_per_row_97e8b9(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
   }
 
   // Sums over the rows of this thread, column by column.
@@ -1472,20 +1512,20 @@ layernorm_bwd_bf16_4096_block_per_row_97e8b9(
 
     Vec<bfloat16, kVector> dy_held[kSteps];
     Vec<bfloat16, kVector> x_held[kSteps];
-
-    if (first_row + gridDim.x < rows) fetch_values(first_row + gridDim.x);
+    const unsigned next_row = first_row + gridDim.x;
+    if (next_row < rows) fetch_values(next_row);
 
     mbarrier_wait(&arrived[stage], phase);
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      dy_held[step] = read_default<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
-      x_held[step] = read_default<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
+      dy_held[step] = read<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
+      x_held[step] = read<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
     }
 
     Look1 look1 = {0.0f, 0.0f};
 
-    // Look 1: sum(dxhat*xhat), sum(dxhat)
+    // Look 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       #pragma unroll
@@ -1500,12 +1540,12 @@ layernorm_bwd_bf16_4096_block_per_row_97e8b9(
       }
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity][slot]);
+    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
     const float row_dxhat_mean = look1.dxhat_sum / kCols;
-
     // Every thread of the row has passed a barrier since it read its slots.
-    if (threadIdx.x == 0 && first_row + kStages * gridDim.x < rows) fetch(first_row + kStages * gridDim.x, stage);
+    const unsigned refill_row = first_row + kStages * gridDim.x;
+    if (threadIdx.x == 0 && refill_row < rows) fetch(refill_row, stage);
 
     // Last look: the outputs
     #pragma unroll
@@ -1525,13 +1565,17 @@ layernorm_bwd_bf16_4096_block_per_row_97e8b9(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write_default(dx_row + vector * kVector, dx_vec);
+      write(dx_row + vector * kVector, dx_vec);
     }
 
-    if (++stage == kStages) { stage = 0; phase ^= 1; }
-
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
     parity ^= 1;
   }
+
+  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
 
   // One sum per column leaves the block.
   #pragma unroll
@@ -1539,8 +1583,8 @@ layernorm_bwd_bf16_4096_block_per_row_97e8b9(
     const int vector = lane + step * kThreadsPerRow;
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
-      partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
-      partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + kPitch + i * kVectors + vector] = dbias_sum[step][i];
+      partial_row[i * kVectors + vector] = dweight_sum[step][i];
+      partial_row[kPitch + i * kVectors + vector] = dbias_sum[step][i];
     }
   }
 
@@ -1555,52 +1599,32 @@ layernorm_bwd_bf16_4096_block_per_row_97e8b9_finish(
     const float* partials,
     int partial_rows) {
   constexpr int kCols = 4096;
-  constexpr int kPitch = 4096;
+  constexpr int kPitch = 4096;  // columns of a row of float32 sums, padded
   constexpr int kVector = 8;
   constexpr int kVectors = 512;
-  constexpr int kTensors = 2;
+  constexpr int kThreads = 512;
+  constexpr int kTensors = 2;  // that are summed over rows
   constexpr int kCells = 32;  // of a block
-  constexpr int kLanes = 512 / kCells;  // threads that share a cell
-  constexpr int kWarps = 512 / 32;
-  constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
-  __shared__ float warp_sums[kWarps][kCells];
+  __shared__ float warp_sums[kThreads / 32][kCells];
 
   const int tensor = blockIdx.x % kTensors;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
   dependency_wait();
-  float sum = 0.0f;
-  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
-    float values[kInFlight];
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      const int row = first + i * kLanes;
-      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
-      values[i] = row < partial_rows ? load_default(partial_row + cell) : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) sum += values[i];
-  }
-#pragma unroll
-  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
-  __syncthreads();
-
+  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
   const int column = cell % kVectors * kVector + cell / kVectors;
   if (threadIdx.x < kCells && cell < kCols) {
-    float total = 0.0f;
-#pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
+    const float total = total_of_warps(warp_sums, threadIdx.x);
     if (tensor == 0) {
       Vec<bfloat16, 1> dweight_vec = {};
       const float dweight_value[1] = {total};
       pack(dweight_vec, dweight_value);
-      write_default(dweight + column, dweight_vec);
+      write(dweight + column, dweight_vec);
     }
     if (tensor == 1) {
       Vec<bfloat16, 1> dbias_vec = {};
       const float dbias_value[1] = {total};
       pack(dbias_vec, dbias_value);
-      write_default(dbias + column, dbias_vec);
+      write(dbias + column, dbias_vec);
     }
   }
 }
@@ -1623,8 +1647,8 @@ layernorm_bwd_bf16_8192_block_per_row_a2bcdb(
     float eps,
     float* __restrict__ partials) {
   constexpr int kCols = 8192;
-  constexpr int kThreadsPerRow = 512;
   constexpr int kThreads = 512;
+  constexpr int kThreadsPerRow = 512;
   constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
@@ -1632,37 +1656,47 @@ layernorm_bwd_bf16_8192_block_per_row_a2bcdb(
   constexpr int kStages = 4;  // row tiles in shared memory
   constexpr int kCopiedCols = kCols;  // of a row that the copy engine brings
   constexpr int kPitch = 8192;  // columns of a row of float32 sums, padded
-  __shared__ Look1 look1_slots[2][1][kWarpsPerRow];
+  constexpr int kTensors = 2;  // that are summed over rows
+  struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
+    float dxhat_xhat_sum, dxhat_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset),
+          __shfl_xor_sync(0xffffffffu, s.dxhat_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[2][kWarpsPerRow];
   __shared__ unsigned long long arrived[kStages];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   int parity = 0;
-
-  bfloat16* dy_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0);
-  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0 + kStages * kSteps * kThreads * kVector * static_cast<int>(sizeof(bfloat16)));
-
+  bfloat16* dy_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
+  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dy_shared + kStages * kSteps * kThreads * kVector);
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < kStages; ++stage) mbarrier_init(&arrived[stage], 1);
+    for (int stage = 0; stage < kStages; ++stage) {
+      mbarrier_init(&arrived[stage], 1);
+    }
     mbarrier_fence();
   }
   __syncthreads();  // others wait only for a barrier that is set up
 
   // One thread a row asks for it; the slot's barrier counts down the bytes that arrive.
   const auto fetch = [&](int first_row, int stage) {
-    const int fetched_row = first_row;
-    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    const bfloat16* dy_row = dy + static_cast<long long>(first_row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(first_row) * x_pitch;
     mbarrier_expect_bytes(&arrived[stage], kCopiedCols * (sizeof(bfloat16) + sizeof(bfloat16)));
-    bulk_load_evict_last(dy_shared + (stage) * kSteps * kThreadsPerRow * kVector, dy_row, kCopiedCols * sizeof(bfloat16), &arrived[stage]);
-    bulk_load_evict_last(x_shared + (stage) * kSteps * kThreadsPerRow * kVector, x_row, kCopiedCols * sizeof(bfloat16), &arrived[stage]);
+    bulk_load_by<EvictLast>(dy_shared + (stage) * kSteps * kThreadsPerRow * kVector, dy_row,
+        kCopiedCols * sizeof(bfloat16), &arrived[stage]);
+    bulk_load_by<EvictLast>(x_shared + (stage) * kSteps * kThreadsPerRow * kVector, x_row,
+        kCopiedCols * sizeof(bfloat16), &arrived[stage]);
   };
   float mean_next;
   float rstd_next;
   const auto fetch_values = [&](int first_row) {
-    const int fetched_row = first_row;
-    mean_next = mean[fetched_row];
-    rstd_next = rstd[fetched_row];
+    mean_next = mean[first_row];
+    rstd_next = rstd[first_row];
   };
   #pragma unroll 1
   for (int stage = 0; stage < kStages; ++stage) {
@@ -1678,11 +1712,10 @@ layernorm_bwd_bf16_8192_block_per_row_a2bcdb(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
   }
 
   dependency_trigger();  // the finishing kernel may take its place as blocks end
-
   // Sums over the rows of this thread, column by column.
   float dweight_sum[kSteps][kVector] = {};
   float dbias_sum[kSteps][kVector] = {};
@@ -1695,20 +1728,20 @@ layernorm_bwd_bf16_8192_block_per_row_a2bcdb(
 
     Vec<bfloat16, kVector> dy_held[kSteps];
     Vec<bfloat16, kVector> x_held[kSteps];
-
-    if (first_row + gridDim.x < rows) fetch_values(first_row + gridDim.x);
+    const unsigned next_row = first_row + gridDim.x;
+    if (next_row < rows) fetch_values(next_row);
 
     mbarrier_wait(&arrived[stage], phase);
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      dy_held[step] = read_default<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
-      x_held[step] = read_default<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
+      dy_held[step] = read<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
+      x_held[step] = read<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
     }
 
     Look1 look1 = {0.0f, 0.0f};
 
-    // Look 1: sum(dxhat*xhat), sum(dxhat)
+    // Look 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       #pragma unroll
@@ -1723,12 +1756,12 @@ layernorm_bwd_bf16_8192_block_per_row_a2bcdb(
       }
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity][slot]);
+    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
     const float row_dxhat_mean = look1.dxhat_sum / kCols;
-
     // Every thread of the row has passed a barrier since it read its slots.
-    if (threadIdx.x == 0 && first_row + kStages * gridDim.x < rows) fetch(first_row + kStages * gridDim.x, stage);
+    const unsigned refill_row = first_row + kStages * gridDim.x;
+    if (threadIdx.x == 0 && refill_row < rows) fetch(refill_row, stage);
 
     // Last look: the outputs
     #pragma unroll
@@ -1748,13 +1781,17 @@ layernorm_bwd_bf16_8192_block_per_row_a2bcdb(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write_default(dx_row + vector * kVector, dx_vec);
+      write(dx_row + vector * kVector, dx_vec);
     }
 
-    if (++stage == kStages) { stage = 0; phase ^= 1; }
-
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
     parity ^= 1;
   }
+
+  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
 
   // One sum per column leaves the block.
   #pragma unroll
@@ -1762,8 +1799,8 @@ layernorm_bwd_bf16_8192_block_per_row_a2bcdb(
     const int vector = lane + step * kThreadsPerRow;
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
-      partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
-      partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + kPitch + i * kVectors + vector] = dbias_sum[step][i];
+      partial_row[i * kVectors + vector] = dweight_sum[step][i];
+      partial_row[kPitch + i * kVectors + vector] = dbias_sum[step][i];
     }
   }
 }
@@ -1776,52 +1813,32 @@ layernorm_bwd_bf16_8192_block_per_row_a2bcdb_finish(
     const float* __restrict__ partials,
     int partial_rows) {
   constexpr int kCols = 8192;
-  constexpr int kPitch = 8192;
+  constexpr int kPitch = 8192;  // columns of a row of float32 sums, padded
   constexpr int kVector = 8;
   constexpr int kVectors = 1024;
-  constexpr int kTensors = 2;
+  constexpr int kThreads = 512;
+  constexpr int kTensors = 2;  // that are summed over rows
   constexpr int kCells = 32;  // of a block
-  constexpr int kLanes = 512 / kCells;  // threads that share a cell
-  constexpr int kWarps = 512 / 32;
-  constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
-  __shared__ float warp_sums[kWarps][kCells];
+  __shared__ float warp_sums[kThreads / 32][kCells];
 
   const int tensor = blockIdx.x % kTensors;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
   dependency_wait();
-  float sum = 0.0f;
-  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
-    float values[kInFlight];
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      const int row = first + i * kLanes;
-      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
-      values[i] = row < partial_rows ? load_default(partial_row + cell) : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) sum += values[i];
-  }
-#pragma unroll
-  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
-  __syncthreads();
-
+  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
   const int column = cell % kVectors * kVector + cell / kVectors;
   if (threadIdx.x < kCells && cell < kCols) {
-    float total = 0.0f;
-#pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
+    const float total = total_of_warps(warp_sums, threadIdx.x);
     if (tensor == 0) {
       Vec<bfloat16, 1> dweight_vec = {};
       const float dweight_value[1] = {total};
       pack(dweight_vec, dweight_value);
-      write_default(dweight + column, dweight_vec);
+      write(dweight + column, dweight_vec);
     }
     if (tensor == 1) {
       Vec<bfloat16, 1> dbias_vec = {};
       const float dbias_value[1] = {total};
       pack(dbias_vec, dbias_value);
-      write_default(dbias + column, dbias_vec);
+      write(dbias + column, dbias_vec);
     }
   }
 }
@@ -1845,8 +1862,8 @@ layernorm_bwd_bf16_16384_cluster_per_row_eb5cc3(
     float eps,
     float* partials) {
   constexpr int kCols = 16384;
-  constexpr int kCluster = 2;  // blocks that share a row
   constexpr int kThreads = 256;
+  constexpr int kCluster = 2;  // blocks that share a row
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
   constexpr int kVector = 8;  // elements per access of 16 bytes
@@ -1854,6 +1871,17 @@ layernorm_bwd_bf16_16384_cluster_per_row_eb5cc3(
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   constexpr int kStages = 3;  // row tiles in shared memory
   constexpr int kPitch = 16384;  // columns of a row of float32 sums, padded
+  constexpr int kTensors = 2;  // that are summed over rows
+  struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
+    float dxhat_xhat_sum, dxhat_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset),
+          __shfl_xor_sync(0xffffffffu, s.dxhat_sum, offset)};
+    }
+  };
   __shared__ Look1 look1_slots[2][kCluster * kWarps];
   __shared__ unsigned long long look1_full[2];
   __shared__ unsigned long long arrived[kStages];
@@ -1861,30 +1889,30 @@ layernorm_bwd_bf16_16384_cluster_per_row_eb5cc3(
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
   unsigned trip = 0;
   if (threadIdx.x == 0) {
-    mbarrier_init(look1_full + 0, 1);
-    mbarrier_init(look1_full + 1, 1);
+    for (int i = 0; i < 2; ++i) {
+      mbarrier_init(&look1_full[i], 1);
+    }
     mbarrier_cluster_fence();
   }
   cluster_arrive();  // a block may write to another only once that one has started
-
-  bfloat16* dy_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0);
-  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0 + kStages * kSteps * kThreads * kVector * static_cast<int>(sizeof(bfloat16)));
+  bfloat16* dy_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
+  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dy_shared + kStages * kSteps * kThreads * kVector);
 
   dependency_trigger();  // the next kernel may take its place, and waits there
-
   dependency_wait();  // nothing before it depends on the kernels in front of this one
 
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < kStages; ++stage) mbarrier_init(&arrived[stage], 1);
+    for (int stage = 0; stage < kStages; ++stage) {
+      mbarrier_init(&arrived[stage], 1);
+    }
     mbarrier_fence();
   }
   __syncthreads();  // others wait only for a barrier that is set up
 
   // One thread a row asks for it; the slot's barrier counts down the bytes that arrive.
   const auto fetch = [&](int first_row, int stage) {
-    const int fetched_row = first_row;
-    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    const bfloat16* dy_row = dy + static_cast<long long>(first_row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(first_row) * x_pitch;
     int own_vectors = 0;
     for (int step = 0; step < kSteps; ++step) {
       const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
@@ -1895,16 +1923,17 @@ layernorm_bwd_bf16_16384_cluster_per_row_eb5cc3(
       const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
       if (first >= kVectors) break;
       const int count = min(kThreads, kVectors - first) * kVector;
-      bulk_load_evict_last(dy_shared + (stage * kSteps + step) * kThreads * kVector, dy_row + first * kVector, count * sizeof(bfloat16), &arrived[stage]);
-      bulk_load_evict_last(x_shared + (stage * kSteps + step) * kThreads * kVector, x_row + first * kVector, count * sizeof(bfloat16), &arrived[stage]);
+      bulk_load_by<EvictLast>(dy_shared + (stage * kSteps + step) * kThreads * kVector, dy_row + first * kVector,
+          count * sizeof(bfloat16), &arrived[stage]);
+      bulk_load_by<EvictLast>(x_shared + (stage * kSteps + step) * kThreads * kVector, x_row + first * kVector,
+          count * sizeof(bfloat16), &arrived[stage]);
     }
   };
   float mean_next;
   float rstd_next;
   const auto fetch_values = [&](int first_row) {
-    const int fetched_row = first_row;
-    mean_next = mean[fetched_row];
-    rstd_next = rstd[fetched_row];
+    mean_next = mean[first_row];
+    rstd_next = rstd[first_row];
   };
   #pragma unroll 1
   for (int stage = 0; stage < kStages; ++stage) {
@@ -1920,13 +1949,12 @@ layernorm_bwd_bf16_16384_cluster_per_row_eb5cc3(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
   }
 
   // Sums over the rows of this thread, column by column.
   float dweight_sum[kSteps][kVector] = {};
   float dbias_sum[kSteps][kVector] = {};
-
   cluster_wait();
 
   for (int first_row = blockIdx.x / kCluster; first_row < rows; first_row += gridDim.x / kCluster) {
@@ -1937,20 +1965,20 @@ layernorm_bwd_bf16_16384_cluster_per_row_eb5cc3(
 
     Vec<bfloat16, kVector> dy_held[kSteps];
     Vec<bfloat16, kVector> x_held[kSteps];
-
-    if (first_row + gridDim.x / kCluster < rows) fetch_values(first_row + gridDim.x / kCluster);
+    const unsigned next_row = first_row + gridDim.x / kCluster;
+    if (next_row < rows) fetch_values(next_row);
 
     mbarrier_wait(&arrived[stage], phase);
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      dy_held[step] = read_default<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
-      x_held[step] = read_default<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
+      dy_held[step] = read<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
+      x_held[step] = read<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
     }
 
     Look1 look1 = {0.0f, 0.0f};
 
-    // Look 1: sum(dxhat*xhat), sum(dxhat)
+    // Look 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       #pragma unroll
@@ -1965,12 +1993,12 @@ layernorm_bwd_bf16_16384_cluster_per_row_eb5cc3(
       }
     }
 
-    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots[trip % 2], &look1_full[trip % 2], trip / 2 % 2);
+    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
     const float row_dxhat_mean = look1.dxhat_sum / kCols;
-
     // Every thread of the row has passed a barrier since it read its slots.
-    if (threadIdx.x == 0 && first_row + kStages * gridDim.x / kCluster < rows) fetch(first_row + kStages * gridDim.x / kCluster, stage);
+    const unsigned refill_row = first_row + kStages * gridDim.x / kCluster;
+    if (threadIdx.x == 0 && refill_row < rows) fetch(refill_row, stage);
 
     // Last look: the outputs
     #pragma unroll
@@ -1990,13 +2018,17 @@ layernorm_bwd_bf16_16384_cluster_per_row_eb5cc3(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write_default(dx_row + vector * kVector, dx_vec);
+      write(dx_row + vector * kVector, dx_vec);
     }
 
-    if (++stage == kStages) { stage = 0; phase ^= 1; }
-
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
     ++trip;
   }
+
+  float* partial_row = partials + static_cast<long long>(blockIdx.x / kCluster) * kTensors * kPitch;
 
   // One sum per column leaves the block.
   #pragma unroll
@@ -2004,8 +2036,8 @@ layernorm_bwd_bf16_16384_cluster_per_row_eb5cc3(
     const int vector = lane + step * kThreadsPerRow;
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
-      partials[static_cast<long long>(blockIdx.x / kCluster) * 2 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
-      partials[static_cast<long long>(blockIdx.x / kCluster) * 2 * kPitch + kPitch + i * kVectors + vector] = dbias_sum[step][i];
+      partial_row[i * kVectors + vector] = dweight_sum[step][i];
+      partial_row[kPitch + i * kVectors + vector] = dbias_sum[step][i];
     }
   }
 }
@@ -2018,54 +2050,34 @@ layernorm_bwd_bf16_16384_cluster_per_row_eb5cc3_finish(
     const float* partials,
     int blocks) {
   constexpr int kCols = 16384;
-  constexpr int kPitch = 16384;
+  constexpr int kPitch = 16384;  // columns of a row of float32 sums, padded
   constexpr int kVector = 8;
   constexpr int kVectors = 2048;
-  constexpr int kTensors = 2;
+  constexpr int kThreads = 512;
+  constexpr int kTensors = 2;  // that are summed over rows
   constexpr int kCells = 32;  // of a block
-  constexpr int kLanes = 512 / kCells;  // threads that share a cell
-  constexpr int kWarps = 512 / 32;
-  constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
-  __shared__ float warp_sums[kWarps][kCells];
+  __shared__ float warp_sums[kThreads / 32][kCells];
 
   const int partial_rows = blocks / 2;  // the blocks of a cluster fill one together
   const int tensor = blockIdx.x % kTensors;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
   dependency_trigger();
   dependency_wait();
-  float sum = 0.0f;
-  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
-    float values[kInFlight];
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      const int row = first + i * kLanes;
-      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
-      values[i] = row < partial_rows ? load_default(partial_row + cell) : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) sum += values[i];
-  }
-#pragma unroll
-  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
-  __syncthreads();
-
+  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
   const int column = cell % kVectors * kVector + cell / kVectors;
   if (threadIdx.x < kCells && cell < kCols) {
-    float total = 0.0f;
-#pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
+    const float total = total_of_warps(warp_sums, threadIdx.x);
     if (tensor == 0) {
       Vec<bfloat16, 1> dweight_vec = {};
       const float dweight_value[1] = {total};
       pack(dweight_vec, dweight_value);
-      write_default(dweight + column, dweight_vec);
+      write(dweight + column, dweight_vec);
     }
     if (tensor == 1) {
       Vec<bfloat16, 1> dbias_vec = {};
       const float dbias_value[1] = {total};
       pack(dbias_vec, dbias_value);
-      write_default(dbias + column, dbias_vec);
+      write(dbias + column, dbias_vec);
     }
   }
 }
@@ -2089,13 +2101,23 @@ layernorm_bwd_bf16_any_cols_block_per_row_f450a7(
     float eps,
     unsigned* __restrict__ ticket,
     float* __restrict__ sums) {
+  constexpr int kThreads = 256;
   constexpr int kThreadsPerRow = 256;
   constexpr int kVector = 1;  // elements per access of 2 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  __shared__ Look1 look1_slots[2][1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
+    float dxhat_xhat_sum, dxhat_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset),
+          __shfl_xor_sync(0xffffffffu, s.dxhat_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[2][kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
   int parity = 0;
@@ -2110,14 +2132,14 @@ layernorm_bwd_bf16_any_cols_block_per_row_f450a7(
 
     Look1 look1 = {0.0f, 0.0f};
 
-    // Look 1: sum(dxhat*xhat), sum(dxhat)
+    // Look 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
-        const Vec<bfloat16, kVector> dy_vec = read_default<kVector>(dy_row + vector * kVector);
-        const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
-        const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+        const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
+        const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+        const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_vec, i);
@@ -2131,7 +2153,7 @@ layernorm_bwd_bf16_any_cols_block_per_row_f450a7(
       }
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity][slot]);
+    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / cols;
     const float row_dxhat_mean = look1.dxhat_sum / cols;
 
@@ -2140,9 +2162,9 @@ layernorm_bwd_bf16_any_cols_block_per_row_f450a7(
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
-        const Vec<bfloat16, kVector> dy_vec = read_default<kVector>(dy_row + vector * kVector);
-        const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
-        const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+        const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
+        const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+        const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -2157,7 +2179,7 @@ layernorm_bwd_bf16_any_cols_block_per_row_f450a7(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write_default(dx_row + vector * kVector, dx_vec);
+        write(dx_row + vector * kVector, dx_vec);
       }
     }
 
@@ -2165,27 +2187,134 @@ layernorm_bwd_bf16_any_cols_block_per_row_f450a7(
   }
 
   // The last block to arrive finishes and leaves the workspace ready for the next call.
-  __threadfence();
   __shared__ bool is_last;
-  __syncthreads();
-  if (threadIdx.x == 0) is_last = atomicAdd(ticket, 1u) + 1 == gridDim.x;
-  __syncthreads();
-  if (is_last) {
-    __threadfence();
-    for (int cell = threadIdx.x; cell < cols; cell += 256) {
+  __threadfence();
+  if (takes_last_ticket(ticket, is_last)) {
+    for (int cell = threadIdx.x; cell < cols; cell += kThreads) {
       const int column = cell;
-      const float dweight_total = load_cache_global(sums + cell);
+      const float dweight_total = __ldcg(sums + cell);
       sums[cell] = 0.0f;
       Vec<bfloat16, 1> dweight_vec = {};
       const float dweight_value[1] = {dweight_total};
       pack(dweight_vec, dweight_value);
-      write_default(dweight + column, dweight_vec);
-      const float dbias_total = load_cache_global(sums + cols + cell);
+      write(dweight + column, dweight_vec);
+      const float dbias_total = __ldcg(sums + cols + cell);
       sums[cols + cell] = 0.0f;
       Vec<bfloat16, 1> dbias_vec = {};
       const float dbias_value[1] = {dbias_total};
       pack(dbias_vec, dbias_value);
-      write_default(dbias + column, dbias_vec);
+      write(dbias + column, dbias_vec);
+    }
+    if (threadIdx.x == 0) *ticket = 0;
+  }
+}
+
+// layernorm backward, any number of columns: 256 threads own a row; it is read twice.
+NORMGEN_KERNEL void __launch_bounds__(256)
+layernorm_bwd_bf16_any_cols_without_weight_block_per_row_f450a7(
+    bfloat16* __restrict__ dx,
+    bfloat16* __restrict__ dbias,
+    const bfloat16* __restrict__ dy,
+    const bfloat16* __restrict__ x,
+    const float* __restrict__ mean,
+    const float* __restrict__ rstd,
+    long long dx_pitch,
+    long long dy_pitch,
+    long long x_pitch,
+    int rows,
+    int cols,
+    float eps,
+    unsigned* __restrict__ ticket,
+    float* __restrict__ sums) {
+  constexpr int kThreads = 256;
+  constexpr int kThreadsPerRow = 256;
+  constexpr int kVector = 1;  // elements per access of 2 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  struct Look1 {  // look 1: sum(dy * xhat), sum(dy)
+    float dy_xhat_sum, dy_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.dy_xhat_sum + b.dy_xhat_sum, a.dy_sum + b.dy_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.dy_xhat_sum, offset), __shfl_xor_sync(0xffffffffu, s.dy_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[2][kWarpsPerRow];
+
+  const int lane = threadIdx.x;
+  const int vectors = cols / kVector;
+  const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  int parity = 0;
+
+  for (int first_row = blockIdx.x; first_row < rows; first_row += gridDim.x) {
+    const int row = first_row;
+    bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
+    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const float row_mean = mean[row];
+    const float row_rstd = rstd[row];
+
+    Look1 look1 = {0.0f, 0.0f};
+
+    // Look 1: sum(dy * xhat), sum(dy)
+    #pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (vector < vectors) {
+        const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
+        const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_vec, i);
+          const float x_i = element(x_vec, i);
+          const float xhat_i = (x_i - row_mean) * row_rstd;
+          look1.dy_xhat_sum += dy_i * xhat_i;
+          look1.dy_sum += dy_i;
+        }
+      }
+    }
+
+    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
+    const float row_dy_xhat_mean = look1.dy_xhat_sum / cols;
+    const float row_dy_mean = look1.dy_sum / cols;
+
+    // Last look: the outputs
+    #pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (vector < vectors) {
+        const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
+        const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+        float dx_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_vec, i);
+          const float x_i = element(x_vec, i);
+          const float xhat_i = (x_i - row_mean) * row_rstd;
+          dx_values[i] = (dy_i - xhat_i * row_dy_xhat_mean - row_dy_mean) * row_rstd;
+          atomicAdd(sums + vector * kVector + i, dy_i);
+        }
+        Vec<bfloat16, kVector> dx_vec;
+        pack(dx_vec, dx_values);
+        write(dx_row + vector * kVector, dx_vec);
+      }
+    }
+
+    parity ^= 1;
+  }
+
+  // The last block to arrive finishes and leaves the workspace ready for the next call.
+  __shared__ bool is_last;
+  __threadfence();
+  if (takes_last_ticket(ticket, is_last)) {
+    for (int cell = threadIdx.x; cell < cols; cell += kThreads) {
+      const int column = cell;
+      const float dbias_total = __ldcg(sums + cell);
+      sums[cell] = 0.0f;
+      Vec<bfloat16, 1> dbias_vec = {};
+      const float dbias_value[1] = {dbias_total};
+      pack(dbias_vec, dbias_value);
+      write(dbias + column, dbias_vec);
     }
     if (threadIdx.x == 0) *ticket = 0;
   }
@@ -2209,13 +2338,23 @@ layernorm_bwd_bf16_any_cols_without_bias_block_per_row_f450a7(
     float eps,
     unsigned* __restrict__ ticket,
     float* __restrict__ sums) {
+  constexpr int kThreads = 256;
   constexpr int kThreadsPerRow = 256;
   constexpr int kVector = 1;  // elements per access of 2 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  __shared__ Look1 look1_slots[2][1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
+    float dxhat_xhat_sum, dxhat_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset),
+          __shfl_xor_sync(0xffffffffu, s.dxhat_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[2][kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
   int parity = 0;
@@ -2230,14 +2369,14 @@ layernorm_bwd_bf16_any_cols_without_bias_block_per_row_f450a7(
 
     Look1 look1 = {0.0f, 0.0f};
 
-    // Look 1: sum(dxhat*xhat), sum(dxhat)
+    // Look 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
-        const Vec<bfloat16, kVector> dy_vec = read_default<kVector>(dy_row + vector * kVector);
-        const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
-        const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+        const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
+        const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+        const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_vec, i);
@@ -2251,7 +2390,7 @@ layernorm_bwd_bf16_any_cols_without_bias_block_per_row_f450a7(
       }
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity][slot]);
+    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / cols;
     const float row_dxhat_mean = look1.dxhat_sum / cols;
 
@@ -2260,9 +2399,9 @@ layernorm_bwd_bf16_any_cols_without_bias_block_per_row_f450a7(
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
-        const Vec<bfloat16, kVector> dy_vec = read_default<kVector>(dy_row + vector * kVector);
-        const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
-        const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+        const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
+        const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+        const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -2276,7 +2415,7 @@ layernorm_bwd_bf16_any_cols_without_bias_block_per_row_f450a7(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write_default(dx_row + vector * kVector, dx_vec);
+        write(dx_row + vector * kVector, dx_vec);
       }
     }
 
@@ -2284,172 +2423,20 @@ layernorm_bwd_bf16_any_cols_without_bias_block_per_row_f450a7(
   }
 
   // The last block to arrive finishes and leaves the workspace ready for the next call.
-  __threadfence();
   __shared__ bool is_last;
-  __syncthreads();
-  if (threadIdx.x == 0) is_last = atomicAdd(ticket, 1u) + 1 == gridDim.x;
-  __syncthreads();
-  if (is_last) {
-    __threadfence();
-    for (int cell = threadIdx.x; cell < cols; cell += 256) {
+  __threadfence();
+  if (takes_last_ticket(ticket, is_last)) {
+    for (int cell = threadIdx.x; cell < cols; cell += kThreads) {
       const int column = cell;
-      const float dweight_total = load_cache_global(sums + cell);
+      const float dweight_total = __ldcg(sums + cell);
       sums[cell] = 0.0f;
       Vec<bfloat16, 1> dweight_vec = {};
       const float dweight_value[1] = {dweight_total};
       pack(dweight_vec, dweight_value);
-      write_default(dweight + column, dweight_vec);
+      write(dweight + column, dweight_vec);
     }
     if (threadIdx.x == 0) *ticket = 0;
   }
-}
-
-}  // namespace as_written
-
-namespace as_written_without_weight {
-
-// ---- row reduction ----------------------------------------------------------------------------------------------
-
-// Look 1: sum(dy*xhat), sum(dy)
-struct Look1 {
-  float dy_xhat_sum;
-  float dy_sum;
-};
-
-__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-  return {a.dy_xhat_sum + b.dy_xhat_sum, a.dy_sum + b.dy_sum};
-}
-
-__device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-  return {__shfl_xor_sync(0xffffffffu, s.dy_xhat_sum, offset),
-          __shfl_xor_sync(0xffffffffu, s.dy_sum, offset)};
-}
-
-// layernorm backward, any number of columns: 256 threads own a row; it is read twice.
-NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_bf16_any_cols_without_weight_block_per_row_f450a7(
-    bfloat16* __restrict__ dx,
-    bfloat16* __restrict__ dbias,
-    const bfloat16* __restrict__ dy,
-    const bfloat16* __restrict__ x,
-    const float* __restrict__ mean,
-    const float* __restrict__ rstd,
-    long long dx_pitch,
-    long long dy_pitch,
-    long long x_pitch,
-    int rows,
-    int cols,
-    float eps,
-    unsigned* __restrict__ ticket,
-    float* __restrict__ sums) {
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 2 bytes
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  __shared__ Look1 look1_slots[2][1][kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
-  const int vectors = cols / kVector;
-  const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  int parity = 0;
-
-  for (int first_row = blockIdx.x; first_row < rows; first_row += gridDim.x) {
-    const int row = first_row;
-    bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
-    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-    const float row_mean = mean[row];
-    const float row_rstd = rstd[row];
-
-    Look1 look1 = {0.0f, 0.0f};
-
-    // Look 1: sum(dy*xhat), sum(dy)
-    #pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (vector < vectors) {
-        const Vec<bfloat16, kVector> dy_vec = read_default<kVector>(dy_row + vector * kVector);
-        const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float dy_i = element(dy_vec, i);
-          const float x_i = element(x_vec, i);
-          const float xhat_i = (x_i - row_mean) * row_rstd;
-          look1.dy_xhat_sum += dy_i * xhat_i;
-          look1.dy_sum += dy_i;
-        }
-      }
-    }
-
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity][slot]);
-    const float row_dy_xhat_mean = look1.dy_xhat_sum / cols;
-    const float row_dy_mean = look1.dy_sum / cols;
-
-    // Last look: the outputs
-    #pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (vector < vectors) {
-        const Vec<bfloat16, kVector> dy_vec = read_default<kVector>(dy_row + vector * kVector);
-        const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
-        float dx_values[kVector];
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float dy_i = element(dy_vec, i);
-          const float x_i = element(x_vec, i);
-          const float xhat_i = (x_i - row_mean) * row_rstd;
-          dx_values[i] = (dy_i - xhat_i * row_dy_xhat_mean - row_dy_mean) * row_rstd;
-          atomicAdd(sums + vector * kVector + i, dy_i);
-        }
-        Vec<bfloat16, kVector> dx_vec;
-        pack(dx_vec, dx_values);
-        write_default(dx_row + vector * kVector, dx_vec);
-      }
-    }
-
-    parity ^= 1;
-  }
-
-  // The last block to arrive finishes and leaves the workspace ready for the next call.
-  __threadfence();
-  __shared__ bool is_last;
-  __syncthreads();
-  if (threadIdx.x == 0) is_last = atomicAdd(ticket, 1u) + 1 == gridDim.x;
-  __syncthreads();
-  if (is_last) {
-    __threadfence();
-    for (int cell = threadIdx.x; cell < cols; cell += 256) {
-      const int column = cell;
-      const float dbias_total = load_cache_global(sums + cell);
-      sums[cell] = 0.0f;
-      Vec<bfloat16, 1> dbias_vec = {};
-      const float dbias_value[1] = {dbias_total};
-      pack(dbias_vec, dbias_value);
-      write_default(dbias + column, dbias_vec);
-    }
-    if (threadIdx.x == 0) *ticket = 0;
-  }
-}
-
-}  // namespace as_written_without_weight
-
-namespace as_written_without_bias_without_weight {
-
-// ---- row reduction ----------------------------------------------------------------------------------------------
-
-// Look 1: sum(dy*y), sum(dy)
-struct Look1 {
-  float dy_y_sum;
-  float dy_sum;
-};
-
-__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-  return {a.dy_y_sum + b.dy_y_sum, a.dy_sum + b.dy_sum};
-}
-
-__device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-  return {__shfl_xor_sync(0xffffffffu, s.dy_y_sum, offset),
-          __shfl_xor_sync(0xffffffffu, s.dy_sum, offset)};
 }
 
 // layernorm backward, any number of columns: 256 threads own a row; it is read twice.
@@ -2469,10 +2456,18 @@ layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
   constexpr int kThreadsPerRow = 256;
   constexpr int kVector = 1;  // elements per access of 2 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(dy * y), sum(dy)
+    float dy_y_sum, dy_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.dy_y_sum + b.dy_y_sum, a.dy_sum + b.dy_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.dy_y_sum, offset), __shfl_xor_sync(0xffffffffu, s.dy_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -2485,13 +2480,13 @@ layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
 
   Look1 look1 = {0.0f, 0.0f};
 
-  // Look 1: sum(dy*y), sum(dy)
+  // Look 1: sum(dy * y), sum(dy)
   #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> dy_vec = read_default<kVector>(dy_row + vector * kVector);
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float dy_i = element(dy_vec, i);
@@ -2503,7 +2498,7 @@ layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_dy_y_mean = look1.dy_y_sum / cols;
   const float row_dy_mean = look1.dy_sum / cols;
 
@@ -2512,8 +2507,8 @@ layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> dy_vec = read_default<kVector>(dy_row + vector * kVector);
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       float dx_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -2524,12 +2519,10 @@ layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write_default(dx_row + vector * kVector, dx_vec);
+      write(dx_row + vector * kVector, dx_vec);
     }
   }
 }
-
-}  // namespace as_written_without_bias_without_weight
 
 }  // namespace layernorm_bwd_bf16_detail
 }  // namespace sm90
@@ -2803,7 +2796,7 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
       status = k::grid(k::kLaunch_256_warp_per_row_28a7a6, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::layernorm_bwd_bf16_256_warp_per_row_28a7a6,
+          k::layernorm_bwd_bf16_256_warp_per_row_28a7a6,
           k::kLaunch_256_warp_per_row_28a7a6, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
@@ -2811,7 +2804,7 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_256_warp_per_row_28a7a6_finish,
+          k::layernorm_bwd_bf16_256_warp_per_row_28a7a6_finish,
           k::kLaunch_256_warp_per_row_28a7a6_finish, k::kLaunch_256_warp_per_row_28a7a6_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
@@ -2819,7 +2812,7 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
       status = k::grid(k::kLaunch_768_warp_per_row_304b4e, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::layernorm_bwd_bf16_768_warp_per_row_304b4e,
+          k::layernorm_bwd_bf16_768_warp_per_row_304b4e,
           k::kLaunch_768_warp_per_row_304b4e, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
@@ -2827,7 +2820,7 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_768_warp_per_row_304b4e_finish,
+          k::layernorm_bwd_bf16_768_warp_per_row_304b4e_finish,
           k::kLaunch_768_warp_per_row_304b4e_finish, k::kLaunch_768_warp_per_row_304b4e_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
@@ -2835,7 +2828,7 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
       status = k::grid(k::kLaunch_1023_block_per_row_51230d, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::layernorm_bwd_bf16_1023_block_per_row_51230d,
+          k::layernorm_bwd_bf16_1023_block_per_row_51230d,
           k::kLaunch_1023_block_per_row_51230d, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
@@ -2843,7 +2836,7 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_1023_block_per_row_51230d_finish,
+          k::layernorm_bwd_bf16_1023_block_per_row_51230d_finish,
           k::kLaunch_1023_block_per_row_51230d_finish, k::kLaunch_1023_block_per_row_51230d_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
@@ -2852,7 +2845,7 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
       status = k::grid(k::kLaunch_1024_block_per_row_bc5fed, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::layernorm_bwd_bf16_1024_block_per_row_bc5fed,
+          k::layernorm_bwd_bf16_1024_block_per_row_bc5fed,
           k::kLaunch_1024_block_per_row_bc5fed, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
@@ -2860,7 +2853,7 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_1024_block_per_row_bc5fed_finish,
+          k::layernorm_bwd_bf16_1024_block_per_row_bc5fed_finish,
           k::kLaunch_1024_block_per_row_bc5fed_finish, k::kLaunch_1024_block_per_row_bc5fed_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
@@ -2868,7 +2861,7 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
       status = k::grid(k::kLaunch_4096_block_per_row_97e8b9, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::layernorm_bwd_bf16_4096_block_per_row_97e8b9,
+          k::layernorm_bwd_bf16_4096_block_per_row_97e8b9,
           k::kLaunch_4096_block_per_row_97e8b9, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
@@ -2876,7 +2869,7 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_4096_block_per_row_97e8b9_finish,
+          k::layernorm_bwd_bf16_4096_block_per_row_97e8b9_finish,
           k::kLaunch_4096_block_per_row_97e8b9_finish, k::kLaunch_4096_block_per_row_97e8b9_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
@@ -2884,7 +2877,7 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
       status = k::grid(k::kLaunch_8192_block_per_row_a2bcdb, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::layernorm_bwd_bf16_8192_block_per_row_a2bcdb,
+          k::layernorm_bwd_bf16_8192_block_per_row_a2bcdb,
           k::kLaunch_8192_block_per_row_a2bcdb, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
@@ -2892,17 +2885,17 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_8192_block_per_row_a2bcdb_finish,
+          k::layernorm_bwd_bf16_8192_block_per_row_a2bcdb_finish,
           k::kLaunch_8192_block_per_row_a2bcdb_finish, k::kLaunch_8192_block_per_row_a2bcdb_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     case 7:  // 2048 x 16384
       status = k::grid(k::kLaunch_16384_cluster_per_row_eb5cc3, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::as_written::layernorm_bwd_bf16_16384_cluster_per_row_eb5cc3, k::kLaunch_16384_cluster_per_row_eb5cc3, &blocks);
+      status = k::fit_clusters(k::layernorm_bwd_bf16_16384_cluster_per_row_eb5cc3, k::kLaunch_16384_cluster_per_row_eb5cc3, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::layernorm_bwd_bf16_16384_cluster_per_row_eb5cc3,
+          k::layernorm_bwd_bf16_16384_cluster_per_row_eb5cc3,
           k::kLaunch_16384_cluster_per_row_eb5cc3, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
@@ -2910,7 +2903,7 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_16384_cluster_per_row_eb5cc3_finish,
+          k::layernorm_bwd_bf16_16384_cluster_per_row_eb5cc3_finish,
           k::kLaunch_16384_cluster_per_row_eb5cc3_finish, k::kLaunch_16384_cluster_per_row_eb5cc3_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
@@ -2924,7 +2917,7 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
       status = k::grid(k::kLaunch_any_cols_block_per_row_f450a7, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_any_cols_block_per_row_f450a7,
+          k::layernorm_bwd_bf16_any_cols_block_per_row_f450a7,
           k::kLaunch_any_cols_block_per_row_f450a7, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
@@ -2936,7 +2929,7 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
       status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_f450a7, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written_without_weight::layernorm_bwd_bf16_any_cols_without_weight_block_per_row_f450a7,
+          k::layernorm_bwd_bf16_any_cols_without_weight_block_per_row_f450a7,
           k::kLaunch_any_cols_without_weight_block_per_row_f450a7, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dbias),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x), mean, rstd, dx_pitch,
@@ -2947,7 +2940,7 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
       status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_f450a7, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_bf16_any_cols_without_bias_block_per_row_f450a7,
+          k::layernorm_bwd_bf16_any_cols_without_bias_block_per_row_f450a7,
           k::kLaunch_any_cols_without_bias_block_per_row_f450a7, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
@@ -2957,7 +2950,7 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
       status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_44136f, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written_without_bias_without_weight::layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f,
+          k::layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f,
           k::kLaunch_any_cols_without_bias_without_weight_block_per_row_44136f, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps);

@@ -16,6 +16,7 @@
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x768 --direction backward
+// note      emitted as another text than the one that was tuned: 8192 x 768
 //
 //   rows x cols  kernel         threads  rows/block  vector  median us  GB/s  of roof  vs default  data
 //   8192 x 768   block_per_row  512      8           float2  21.89      3452  94.9 %   1.14x       cold
@@ -51,26 +52,6 @@ namespace normgen {
 namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
 namespace layernorm_bwd_f32_detail {
 
-// ---- instructions ----------------------------------------------------------------------------------------------
-
-// Cached at all levels.
-template <typename Word>
-__device__ __forceinline__ Word load_default(const Word* address) {
-  return *address;
-}
-
-// Cached in L2 only (ld.global.cg).
-template <typename Word>
-__device__ __forceinline__ Word load_cache_global(const Word* address) {
-  return __ldcg(address);
-}
-
-// Written back as usual.
-template <typename Word>
-__device__ __forceinline__ void store_default(Word* address, Word value) {
-  *address = value;
-}
-
 // Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
 __device__ __forceinline__ void dependency_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -81,78 +62,103 @@ __device__ __forceinline__ void dependency_trigger() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
 
+// Shared memory whose size the launch decides.
 __device__ __forceinline__ unsigned char* dynamic_shared() {
   extern __shared__ __align__(128) unsigned char bytes[];
   return bytes;
 }
 
-// ---- vectors of stored elements ---------------------------------------------------------------------------------
-
-// N elements as 32-bit registers, moved by the widest words that fit (at most 16 bytes each).
-template <typename T, int N>
-struct Vec {
-  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
-  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
-  unsigned bits[kRegisters];
-};
-
+// The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
 template <> struct WordOf<8> { using type = uint2; };
 template <> struct WordOf<4> { using type = unsigned; };
 template <> struct WordOf<2> { using type = unsigned short; };
+template <> struct WordOf<1> { using type = unsigned char; };
+template <int kBytes> using Word = typename WordOf<kBytes>::type;
 
+__device__ __forceinline__ void split(unsigned char word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(unsigned short word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(unsigned word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(uint2 word, unsigned* bits) { bits[0] = word.x; bits[1] = word.y; }
 __device__ __forceinline__ void split(uint4 word, unsigned* bits) {
   bits[0] = word.x; bits[1] = word.y; bits[2] = word.z; bits[3] = word.w;
 }
-__device__ __forceinline__ void join(unsigned short& word, const unsigned* bits) {
-  word = static_cast<unsigned short>(bits[0]);
-}
-__device__ __forceinline__ void join(unsigned& word, const unsigned* bits) { word = bits[0]; }
-__device__ __forceinline__ void join(uint2& word, const unsigned* bits) { word = make_uint2(bits[0], bits[1]); }
-__device__ __forceinline__ void join(uint4& word, const unsigned* bits) {
-  word = make_uint4(bits[0], bits[1], bits[2], bits[3]);
+template <int kBytes>
+__device__ __forceinline__ Word<kBytes> join(const unsigned* bits) {
+  if constexpr (kBytes == 16) return make_uint4(bits[0], bits[1], bits[2], bits[3]);
+  else if constexpr (kBytes == 8) return make_uint2(bits[0], bits[1]);
+  else return static_cast<Word<kBytes>>(bits[0]);
 }
 
-template <int N>
-__device__ __forceinline__ float element(const Vec<float, N>& vec, int i) { return __uint_as_float(vec.bits[i]); }
-
-template <int N>
-__device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N]) {
-#pragma unroll
-  for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
-}
-
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_default(const T* elements) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-  Vec<T, N> vec;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    split(load_default(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
+// Cached at all levels, written back as usual.
+struct Default {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    split(*static_cast<const Word<kBytes>*>(address), bits);
   }
-  return vec;
-}
-
-template <int N, typename T>
-__device__ __forceinline__ void write_default(T* elements, const Vec<T, N>& vec) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    Word word;
-    join(word, vec.bits + i * sizeof(Word) / 4);
-    store_default(reinterpret_cast<Word*>(elements) + i, word);
+  template <int kBytes>
+  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
+    *static_cast<Word<kBytes>*>(address) = join<kBytes>(bits);
   }
+};
+
+// Partial rows of column sums: each block has left one row of kTensors times kPitch float32 cells. kThreads threads add
+// kCells neighbouring cells of all rows, from `cell` on, always in the same order: every warp's sums in shared memory.
+template <int kThreads, int kCells, int kTensors, int kPitch>
+__device__ __forceinline__ void add_partial_rows(
+    const float* partials, int partial_rows, int tensor, int cell, float (&warp_sums)[kThreads / 32][kCells]) {
+  constexpr int kLanes = kThreads / kCells;  // threads that share a cell
+  constexpr int kInFlight = 12;              // loads of a thread that travel at once: the sums are bound by latency
+  float sum = 0.0f;
+  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
+    float values[kInFlight];
+    #pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int row = first + i * kLanes;
+      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
+      values[i] = row < partial_rows ? partial_row[cell] : 0.0f;
+    }
+    #pragma unroll
+    for (int i = 0; i < kInFlight; ++i) sum += values[i];
+  }
+  #pragma unroll
+  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
+  __syncthreads();
 }
 
-// All kLanes neighbouring lanes end with the combined state.
+// The sum of a column of the warps' sums.
+template <int kWarps, int kCells>
+__device__ __forceinline__ float total_of_warps(const float (&warp_sums)[kWarps][kCells], int cell) {
+  float total = 0.0f;
+  #pragma unroll
+  for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][cell];
+  return total;
+}
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
 __device__ __forceinline__ State reduce_lanes(State s) {
-#pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = combine(s, shuffle_xor(s, offset));
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
   return s;
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
 }
 
 // Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
@@ -161,26 +167,55 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   s = reduce_lanes<32>(s);
   if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
   __syncthreads();
-  return reduce_lanes<kWarps>(slots[threadIdx.x % kWarps]);
+  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-namespace as_written {
+// Whether this block is the last of the grid to take a ticket. What the others wrote before they took theirs is seen.
+// `is_last` is a variable in shared memory.
+__device__ __forceinline__ bool takes_last_ticket(unsigned* ticket, bool& is_last) {
+  __syncthreads();
+  if (threadIdx.x == 0) is_last = atomicAdd(ticket, 1u) + 1 == gridDim.x;
+  __syncthreads();
+  if (is_last) __threadfence();
+  return is_last;
+}
 
-// ---- row reduction ----------------------------------------------------------------------------------------------
-
-// Look 1: sum(dxhat*xhat), sum(dxhat)
-struct Look1 {
-  float dxhat_xhat_sum;
-  float dxhat_sum;
+// N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
+template <typename T, int N>
+struct Vec {
+  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
+  static constexpr int kWordBytes = kBytes < 16 ? kBytes : 16;
+  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
+  unsigned bits[kRegisters];
 };
 
-__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-  return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
+template <int N, typename Hint = Default, typename T>
+__device__ __forceinline__ Vec<T, N> read(const T* elements) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  Vec<T, N> vec;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template load<kBytes>(reinterpret_cast<const unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
+  return vec;
 }
 
-__device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-  return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset),
-          __shfl_xor_sync(0xffffffffu, s.dxhat_sum, offset)};
+template <typename Hint = Default, typename T, int N>
+__device__ __forceinline__ void write(T* elements, const Vec<T, N>& vec) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template store<kBytes>(reinterpret_cast<unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
+}
+
+template <int N>
+__device__ __forceinline__ float element(const Vec<float, N>& vec, int i) { return __uint_as_float(vec.bits[i]); }
+
+template <int N>
+__device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N]) {
+  #pragma unroll
+  for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
 // layernorm backward, 768 columns: 64 threads own a row, 8 rows a block; it is read once.
@@ -202,15 +237,27 @@ layernorm_bwd_f32_768_block_per_row_2eaf2a(
     float eps,
     float* partials) {
   constexpr int kCols = 768;
+  constexpr int kThreads = 512;
   constexpr int kThreadsPerRow = 64;
   constexpr int kRowsPerBlock = 8;
-  constexpr int kThreads = 512;
   constexpr int kVector = 2;  // elements per access of 8 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   constexpr int kPitch = 768;  // columns of a row of float32 sums, padded
-  __shared__ Look1 look1_slots[2][8][kWarpsPerRow];
+  constexpr int kTensors = 2;  // that are summed over rows
+  constexpr int kGroups = 8;  // row groups of a block that keep sums of their own
+  struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
+    float dxhat_xhat_sum, dxhat_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset),
+          __shfl_xor_sync(0xffffffffu, s.dxhat_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[2][kRowsPerBlock][kWarpsPerRow];
 
   const int lane = threadIdx.x % kThreadsPerRow;
   const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
@@ -223,14 +270,13 @@ layernorm_bwd_f32_768_block_per_row_2eaf2a(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
   }
 
   // Sums over the rows of this thread, column by column.
   float dweight_sum[kSteps][kVector] = {};
   float dbias_sum[kSteps][kVector] = {};
-
-  float* column_sums = reinterpret_cast<float*>(dynamic_shared() + 0);
+  float (*group_sums)[kTensors][kPitch] = reinterpret_cast<float (*)[kTensors][kPitch]>(dynamic_shared());
 
   Vec<float, kVector> dy_next[kSteps];
   Vec<float, kVector> x_next[kSteps];
@@ -243,11 +289,12 @@ layernorm_bwd_f32_768_block_per_row_2eaf2a(
     const float* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
     mean_next = mean[fetched_row];
     rstd_next = rstd[fetched_row];
+
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      dy_next[step] = read_default<kVector>(dy_row + vector * kVector);
-      x_next[step] = read_default<kVector>(x_row + vector * kVector);
+      dy_next[step] = read<kVector>(dy_row + vector * kVector);
+      x_next[step] = read<kVector>(x_row + vector * kVector);
     }
   };
   if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
@@ -269,11 +316,12 @@ layernorm_bwd_f32_768_block_per_row_2eaf2a(
       x_held[step] = x_next[step];
     }
 
-    if (first_row + gridDim.x * kRowsPerBlock < rows) fetch(first_row + gridDim.x * kRowsPerBlock);
+    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
+    if (next_row < rows) fetch(next_row);
 
     Look1 look1 = {0.0f, 0.0f};
 
-    // Look 1: sum(dxhat*xhat), sum(dxhat)
+    // Look 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       #pragma unroll
@@ -310,7 +358,7 @@ layernorm_bwd_f32_768_block_per_row_2eaf2a(
       }
       Vec<float, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      if (active) write_default(dx_row + vector * kVector, dx_vec);
+      if (active) write(dx_row + vector * kVector, dx_vec);
     }
 
     parity ^= 1;
@@ -322,20 +370,28 @@ layernorm_bwd_f32_768_block_per_row_2eaf2a(
     const int vector = lane + step * kThreadsPerRow;
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
-      column_sums[slot * 2 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
-      column_sums[slot * 2 * kPitch + kPitch + i * kVectors + vector] = dbias_sum[step][i];
+      group_sums[slot][0][i * kVectors + vector] = dweight_sum[step][i];
+      group_sums[slot][1][i * kVectors + vector] = dbias_sum[step][i];
     }
   }
 
+  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
   __syncthreads();
   // ... and are added in a fixed order.
   for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
-    const float dweight_total = column_sums[cell] + column_sums[2 * kPitch + cell] + column_sums[4 * kPitch + cell] + column_sums[6 * kPitch + cell] + column_sums[8 * kPitch + cell] + column_sums[10 * kPitch + cell] + column_sums[12 * kPitch + cell] + column_sums[14 * kPitch + cell];
-    partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + cell] = dweight_total;
-    const float dbias_total = column_sums[kPitch + cell] + column_sums[3 * kPitch + cell] + column_sums[5 * kPitch + cell] + column_sums[7 * kPitch + cell] + column_sums[9 * kPitch + cell] + column_sums[11 * kPitch + cell] + column_sums[13 * kPitch + cell] + column_sums[15 * kPitch + cell];
-    partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + kPitch + cell] = dbias_total;
+    float dweight_total = group_sums[0][0][cell];
+    #pragma unroll
+    for (int group = 1; group < kGroups; ++group) {
+      dweight_total += group_sums[group][0][cell];
+    }
+    partial_row[cell] = dweight_total;
+    float dbias_total = group_sums[0][1][cell];
+    #pragma unroll
+    for (int group = 1; group < kGroups; ++group) {
+      dbias_total += group_sums[group][1][cell];
+    }
+    partial_row[kPitch + cell] = dbias_total;
   }
-
   dependency_trigger();  // the next kernel may start
 }
 
@@ -347,52 +403,32 @@ layernorm_bwd_f32_768_block_per_row_2eaf2a_finish(
     const float* partials,
     int partial_rows) {
   constexpr int kCols = 768;
-  constexpr int kPitch = 768;
+  constexpr int kPitch = 768;  // columns of a row of float32 sums, padded
   constexpr int kVector = 2;
   constexpr int kVectors = 384;
-  constexpr int kTensors = 2;
+  constexpr int kThreads = 512;
+  constexpr int kTensors = 2;  // that are summed over rows
   constexpr int kCells = 8;  // of a block
-  constexpr int kLanes = 512 / kCells;  // threads that share a cell
-  constexpr int kWarps = 512 / 32;
-  constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
-  __shared__ float warp_sums[kWarps][kCells];
+  __shared__ float warp_sums[kThreads / 32][kCells];
 
   const int tensor = blockIdx.x % kTensors;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
   dependency_wait();
-  float sum = 0.0f;
-  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
-    float values[kInFlight];
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      const int row = first + i * kLanes;
-      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
-      values[i] = row < partial_rows ? load_default(partial_row + cell) : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) sum += values[i];
-  }
-#pragma unroll
-  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
-  __syncthreads();
-
+  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
   const int column = cell % kVectors * kVector + cell / kVectors;
   if (threadIdx.x < kCells && cell < kCols) {
-    float total = 0.0f;
-#pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
+    const float total = total_of_warps(warp_sums, threadIdx.x);
     if (tensor == 0) {
       Vec<float, 1> dweight_vec = {};
       const float dweight_value[1] = {total};
       pack(dweight_vec, dweight_value);
-      write_default(dweight + column, dweight_vec);
+      write(dweight + column, dweight_vec);
     }
     if (tensor == 1) {
       Vec<float, 1> dbias_vec = {};
       const float dbias_value[1] = {total};
       pack(dbias_vec, dbias_value);
-      write_default(dbias + column, dbias_vec);
+      write(dbias + column, dbias_vec);
     }
   }
 }
@@ -416,13 +452,23 @@ layernorm_bwd_f32_any_cols_block_per_row_f450a7(
     float eps,
     unsigned* __restrict__ ticket,
     float* __restrict__ sums) {
+  constexpr int kThreads = 256;
   constexpr int kThreadsPerRow = 256;
   constexpr int kVector = 1;  // elements per access of 4 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  __shared__ Look1 look1_slots[2][1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
+    float dxhat_xhat_sum, dxhat_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset),
+          __shfl_xor_sync(0xffffffffu, s.dxhat_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[2][kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
   int parity = 0;
@@ -437,14 +483,14 @@ layernorm_bwd_f32_any_cols_block_per_row_f450a7(
 
     Look1 look1 = {0.0f, 0.0f};
 
-    // Look 1: sum(dxhat*xhat), sum(dxhat)
+    // Look 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
-        const Vec<float, kVector> dy_vec = read_default<kVector>(dy_row + vector * kVector);
-        const Vec<float, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
-        const Vec<float, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+        const Vec<float, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
+        const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+        const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_vec, i);
@@ -458,7 +504,7 @@ layernorm_bwd_f32_any_cols_block_per_row_f450a7(
       }
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity][slot]);
+    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / cols;
     const float row_dxhat_mean = look1.dxhat_sum / cols;
 
@@ -467,9 +513,9 @@ layernorm_bwd_f32_any_cols_block_per_row_f450a7(
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
-        const Vec<float, kVector> dy_vec = read_default<kVector>(dy_row + vector * kVector);
-        const Vec<float, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
-        const Vec<float, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+        const Vec<float, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
+        const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+        const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -484,7 +530,7 @@ layernorm_bwd_f32_any_cols_block_per_row_f450a7(
         }
         Vec<float, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write_default(dx_row + vector * kVector, dx_vec);
+        write(dx_row + vector * kVector, dx_vec);
       }
     }
 
@@ -492,27 +538,134 @@ layernorm_bwd_f32_any_cols_block_per_row_f450a7(
   }
 
   // The last block to arrive finishes and leaves the workspace ready for the next call.
-  __threadfence();
   __shared__ bool is_last;
-  __syncthreads();
-  if (threadIdx.x == 0) is_last = atomicAdd(ticket, 1u) + 1 == gridDim.x;
-  __syncthreads();
-  if (is_last) {
-    __threadfence();
-    for (int cell = threadIdx.x; cell < cols; cell += 256) {
+  __threadfence();
+  if (takes_last_ticket(ticket, is_last)) {
+    for (int cell = threadIdx.x; cell < cols; cell += kThreads) {
       const int column = cell;
-      const float dweight_total = load_cache_global(sums + cell);
+      const float dweight_total = __ldcg(sums + cell);
       sums[cell] = 0.0f;
       Vec<float, 1> dweight_vec = {};
       const float dweight_value[1] = {dweight_total};
       pack(dweight_vec, dweight_value);
-      write_default(dweight + column, dweight_vec);
-      const float dbias_total = load_cache_global(sums + cols + cell);
+      write(dweight + column, dweight_vec);
+      const float dbias_total = __ldcg(sums + cols + cell);
       sums[cols + cell] = 0.0f;
       Vec<float, 1> dbias_vec = {};
       const float dbias_value[1] = {dbias_total};
       pack(dbias_vec, dbias_value);
-      write_default(dbias + column, dbias_vec);
+      write(dbias + column, dbias_vec);
+    }
+    if (threadIdx.x == 0) *ticket = 0;
+  }
+}
+
+// layernorm backward, any number of columns: 256 threads own a row; it is read twice.
+NORMGEN_KERNEL void __launch_bounds__(256)
+layernorm_bwd_f32_any_cols_without_weight_block_per_row_f450a7(
+    float* __restrict__ dx,
+    float* __restrict__ dbias,
+    const float* __restrict__ dy,
+    const float* __restrict__ x,
+    const float* __restrict__ mean,
+    const float* __restrict__ rstd,
+    long long dx_pitch,
+    long long dy_pitch,
+    long long x_pitch,
+    int rows,
+    int cols,
+    float eps,
+    unsigned* __restrict__ ticket,
+    float* __restrict__ sums) {
+  constexpr int kThreads = 256;
+  constexpr int kThreadsPerRow = 256;
+  constexpr int kVector = 1;  // elements per access of 4 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  struct Look1 {  // look 1: sum(dy * xhat), sum(dy)
+    float dy_xhat_sum, dy_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.dy_xhat_sum + b.dy_xhat_sum, a.dy_sum + b.dy_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.dy_xhat_sum, offset), __shfl_xor_sync(0xffffffffu, s.dy_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[2][kWarpsPerRow];
+
+  const int lane = threadIdx.x;
+  const int vectors = cols / kVector;
+  const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  int parity = 0;
+
+  for (int first_row = blockIdx.x; first_row < rows; first_row += gridDim.x) {
+    const int row = first_row;
+    float* dx_row = dx + static_cast<long long>(row) * dx_pitch;
+    const float* dy_row = dy + static_cast<long long>(row) * dy_pitch;
+    const float* x_row = x + static_cast<long long>(row) * x_pitch;
+    const float row_mean = mean[row];
+    const float row_rstd = rstd[row];
+
+    Look1 look1 = {0.0f, 0.0f};
+
+    // Look 1: sum(dy * xhat), sum(dy)
+    #pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (vector < vectors) {
+        const Vec<float, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
+        const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_vec, i);
+          const float x_i = element(x_vec, i);
+          const float xhat_i = (x_i - row_mean) * row_rstd;
+          look1.dy_xhat_sum += dy_i * xhat_i;
+          look1.dy_sum += dy_i;
+        }
+      }
+    }
+
+    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
+    const float row_dy_xhat_mean = look1.dy_xhat_sum / cols;
+    const float row_dy_mean = look1.dy_sum / cols;
+
+    // Last look: the outputs
+    #pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (vector < vectors) {
+        const Vec<float, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
+        const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+        float dx_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_vec, i);
+          const float x_i = element(x_vec, i);
+          const float xhat_i = (x_i - row_mean) * row_rstd;
+          dx_values[i] = (dy_i - xhat_i * row_dy_xhat_mean - row_dy_mean) * row_rstd;
+          atomicAdd(sums + vector * kVector + i, dy_i);
+        }
+        Vec<float, kVector> dx_vec;
+        pack(dx_vec, dx_values);
+        write(dx_row + vector * kVector, dx_vec);
+      }
+    }
+
+    parity ^= 1;
+  }
+
+  // The last block to arrive finishes and leaves the workspace ready for the next call.
+  __shared__ bool is_last;
+  __threadfence();
+  if (takes_last_ticket(ticket, is_last)) {
+    for (int cell = threadIdx.x; cell < cols; cell += kThreads) {
+      const int column = cell;
+      const float dbias_total = __ldcg(sums + cell);
+      sums[cell] = 0.0f;
+      Vec<float, 1> dbias_vec = {};
+      const float dbias_value[1] = {dbias_total};
+      pack(dbias_vec, dbias_value);
+      write(dbias + column, dbias_vec);
     }
     if (threadIdx.x == 0) *ticket = 0;
   }
@@ -536,13 +689,23 @@ layernorm_bwd_f32_any_cols_without_bias_block_per_row_f450a7(
     float eps,
     unsigned* __restrict__ ticket,
     float* __restrict__ sums) {
+  constexpr int kThreads = 256;
   constexpr int kThreadsPerRow = 256;
   constexpr int kVector = 1;  // elements per access of 4 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  __shared__ Look1 look1_slots[2][1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
+    float dxhat_xhat_sum, dxhat_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset),
+          __shfl_xor_sync(0xffffffffu, s.dxhat_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[2][kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
   int parity = 0;
@@ -557,14 +720,14 @@ layernorm_bwd_f32_any_cols_without_bias_block_per_row_f450a7(
 
     Look1 look1 = {0.0f, 0.0f};
 
-    // Look 1: sum(dxhat*xhat), sum(dxhat)
+    // Look 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
-        const Vec<float, kVector> dy_vec = read_default<kVector>(dy_row + vector * kVector);
-        const Vec<float, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
-        const Vec<float, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+        const Vec<float, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
+        const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+        const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_vec, i);
@@ -578,7 +741,7 @@ layernorm_bwd_f32_any_cols_without_bias_block_per_row_f450a7(
       }
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity][slot]);
+    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / cols;
     const float row_dxhat_mean = look1.dxhat_sum / cols;
 
@@ -587,9 +750,9 @@ layernorm_bwd_f32_any_cols_without_bias_block_per_row_f450a7(
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
-        const Vec<float, kVector> dy_vec = read_default<kVector>(dy_row + vector * kVector);
-        const Vec<float, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
-        const Vec<float, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+        const Vec<float, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
+        const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+        const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -603,7 +766,7 @@ layernorm_bwd_f32_any_cols_without_bias_block_per_row_f450a7(
         }
         Vec<float, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write_default(dx_row + vector * kVector, dx_vec);
+        write(dx_row + vector * kVector, dx_vec);
       }
     }
 
@@ -611,172 +774,20 @@ layernorm_bwd_f32_any_cols_without_bias_block_per_row_f450a7(
   }
 
   // The last block to arrive finishes and leaves the workspace ready for the next call.
-  __threadfence();
   __shared__ bool is_last;
-  __syncthreads();
-  if (threadIdx.x == 0) is_last = atomicAdd(ticket, 1u) + 1 == gridDim.x;
-  __syncthreads();
-  if (is_last) {
-    __threadfence();
-    for (int cell = threadIdx.x; cell < cols; cell += 256) {
+  __threadfence();
+  if (takes_last_ticket(ticket, is_last)) {
+    for (int cell = threadIdx.x; cell < cols; cell += kThreads) {
       const int column = cell;
-      const float dweight_total = load_cache_global(sums + cell);
+      const float dweight_total = __ldcg(sums + cell);
       sums[cell] = 0.0f;
       Vec<float, 1> dweight_vec = {};
       const float dweight_value[1] = {dweight_total};
       pack(dweight_vec, dweight_value);
-      write_default(dweight + column, dweight_vec);
+      write(dweight + column, dweight_vec);
     }
     if (threadIdx.x == 0) *ticket = 0;
   }
-}
-
-}  // namespace as_written
-
-namespace as_written_without_weight {
-
-// ---- row reduction ----------------------------------------------------------------------------------------------
-
-// Look 1: sum(dy*xhat), sum(dy)
-struct Look1 {
-  float dy_xhat_sum;
-  float dy_sum;
-};
-
-__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-  return {a.dy_xhat_sum + b.dy_xhat_sum, a.dy_sum + b.dy_sum};
-}
-
-__device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-  return {__shfl_xor_sync(0xffffffffu, s.dy_xhat_sum, offset),
-          __shfl_xor_sync(0xffffffffu, s.dy_sum, offset)};
-}
-
-// layernorm backward, any number of columns: 256 threads own a row; it is read twice.
-NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_f32_any_cols_without_weight_block_per_row_f450a7(
-    float* __restrict__ dx,
-    float* __restrict__ dbias,
-    const float* __restrict__ dy,
-    const float* __restrict__ x,
-    const float* __restrict__ mean,
-    const float* __restrict__ rstd,
-    long long dx_pitch,
-    long long dy_pitch,
-    long long x_pitch,
-    int rows,
-    int cols,
-    float eps,
-    unsigned* __restrict__ ticket,
-    float* __restrict__ sums) {
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 4 bytes
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  __shared__ Look1 look1_slots[2][1][kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
-  const int vectors = cols / kVector;
-  const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  int parity = 0;
-
-  for (int first_row = blockIdx.x; first_row < rows; first_row += gridDim.x) {
-    const int row = first_row;
-    float* dx_row = dx + static_cast<long long>(row) * dx_pitch;
-    const float* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-    const float* x_row = x + static_cast<long long>(row) * x_pitch;
-    const float row_mean = mean[row];
-    const float row_rstd = rstd[row];
-
-    Look1 look1 = {0.0f, 0.0f};
-
-    // Look 1: sum(dy*xhat), sum(dy)
-    #pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (vector < vectors) {
-        const Vec<float, kVector> dy_vec = read_default<kVector>(dy_row + vector * kVector);
-        const Vec<float, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float dy_i = element(dy_vec, i);
-          const float x_i = element(x_vec, i);
-          const float xhat_i = (x_i - row_mean) * row_rstd;
-          look1.dy_xhat_sum += dy_i * xhat_i;
-          look1.dy_sum += dy_i;
-        }
-      }
-    }
-
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity][slot]);
-    const float row_dy_xhat_mean = look1.dy_xhat_sum / cols;
-    const float row_dy_mean = look1.dy_sum / cols;
-
-    // Last look: the outputs
-    #pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (vector < vectors) {
-        const Vec<float, kVector> dy_vec = read_default<kVector>(dy_row + vector * kVector);
-        const Vec<float, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
-        float dx_values[kVector];
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float dy_i = element(dy_vec, i);
-          const float x_i = element(x_vec, i);
-          const float xhat_i = (x_i - row_mean) * row_rstd;
-          dx_values[i] = (dy_i - xhat_i * row_dy_xhat_mean - row_dy_mean) * row_rstd;
-          atomicAdd(sums + vector * kVector + i, dy_i);
-        }
-        Vec<float, kVector> dx_vec;
-        pack(dx_vec, dx_values);
-        write_default(dx_row + vector * kVector, dx_vec);
-      }
-    }
-
-    parity ^= 1;
-  }
-
-  // The last block to arrive finishes and leaves the workspace ready for the next call.
-  __threadfence();
-  __shared__ bool is_last;
-  __syncthreads();
-  if (threadIdx.x == 0) is_last = atomicAdd(ticket, 1u) + 1 == gridDim.x;
-  __syncthreads();
-  if (is_last) {
-    __threadfence();
-    for (int cell = threadIdx.x; cell < cols; cell += 256) {
-      const int column = cell;
-      const float dbias_total = load_cache_global(sums + cell);
-      sums[cell] = 0.0f;
-      Vec<float, 1> dbias_vec = {};
-      const float dbias_value[1] = {dbias_total};
-      pack(dbias_vec, dbias_value);
-      write_default(dbias + column, dbias_vec);
-    }
-    if (threadIdx.x == 0) *ticket = 0;
-  }
-}
-
-}  // namespace as_written_without_weight
-
-namespace as_written_without_bias_without_weight {
-
-// ---- row reduction ----------------------------------------------------------------------------------------------
-
-// Look 1: sum(dy*y), sum(dy)
-struct Look1 {
-  float dy_y_sum;
-  float dy_sum;
-};
-
-__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-  return {a.dy_y_sum + b.dy_y_sum, a.dy_sum + b.dy_sum};
-}
-
-__device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-  return {__shfl_xor_sync(0xffffffffu, s.dy_y_sum, offset),
-          __shfl_xor_sync(0xffffffffu, s.dy_sum, offset)};
 }
 
 // layernorm backward, any number of columns: 256 threads own a row; it is read twice.
@@ -796,10 +807,18 @@ layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_44136f(
   constexpr int kThreadsPerRow = 256;
   constexpr int kVector = 1;  // elements per access of 4 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(dy * y), sum(dy)
+    float dy_y_sum, dy_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.dy_y_sum + b.dy_y_sum, a.dy_sum + b.dy_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.dy_y_sum, offset), __shfl_xor_sync(0xffffffffu, s.dy_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -812,13 +831,13 @@ layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_44136f(
 
   Look1 look1 = {0.0f, 0.0f};
 
-  // Look 1: sum(dy*y), sum(dy)
+  // Look 1: sum(dy * y), sum(dy)
   #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<float, kVector> dy_vec = read_default<kVector>(dy_row + vector * kVector);
-      const Vec<float, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<float, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
+      const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float dy_i = element(dy_vec, i);
@@ -830,7 +849,7 @@ layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_44136f(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_dy_y_mean = look1.dy_y_sum / cols;
   const float row_dy_mean = look1.dy_sum / cols;
 
@@ -839,8 +858,8 @@ layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_44136f(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<float, kVector> dy_vec = read_default<kVector>(dy_row + vector * kVector);
-      const Vec<float, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<float, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
+      const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       float dx_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -851,12 +870,10 @@ layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_44136f(
       }
       Vec<float, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write_default(dx_row + vector * kVector, dx_vec);
+      write(dx_row + vector * kVector, dx_vec);
     }
   }
 }
-
-}  // namespace as_written_without_bias_without_weight
 
 }  // namespace layernorm_bwd_f32_detail
 }  // namespace sm90
@@ -1049,13 +1066,13 @@ inline cudaError_t layernorm_bwd_f32_pitched(
       status = k::grid(k::kLaunch_768_block_per_row_2eaf2a, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::layernorm_bwd_f32_768_block_per_row_2eaf2a,
+          k::layernorm_bwd_f32_768_block_per_row_2eaf2a,
           k::kLaunch_768_block_per_row_2eaf2a, blocks, stream,
           dx, dweight, dbias, dy, x, weight, mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_f32_768_block_per_row_2eaf2a_finish,
+          k::layernorm_bwd_f32_768_block_per_row_2eaf2a_finish,
           k::kLaunch_768_block_per_row_2eaf2a_finish, k::kLaunch_768_block_per_row_2eaf2a_finish.blocks, stream,
           dweight, dbias, k::at<float>(workspace, 0), blocks);
     default:
@@ -1068,7 +1085,7 @@ inline cudaError_t layernorm_bwd_f32_pitched(
       status = k::grid(k::kLaunch_any_cols_block_per_row_f450a7, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_f32_any_cols_block_per_row_f450a7,
+          k::layernorm_bwd_f32_any_cols_block_per_row_f450a7,
           k::kLaunch_any_cols_block_per_row_f450a7, blocks, stream,
           dx, dweight, dbias, dy, x, weight, mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps,
           k::at<unsigned>(workspace, 0), k::at<float>(workspace, 128));
@@ -1078,7 +1095,7 @@ inline cudaError_t layernorm_bwd_f32_pitched(
       status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_f450a7, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written_without_weight::layernorm_bwd_f32_any_cols_without_weight_block_per_row_f450a7,
+          k::layernorm_bwd_f32_any_cols_without_weight_block_per_row_f450a7,
           k::kLaunch_any_cols_without_weight_block_per_row_f450a7, blocks, stream,
           dx, dbias, dy, x, mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps, k::at<unsigned>(workspace, 0),
           k::at<float>(workspace, 128));
@@ -1088,7 +1105,7 @@ inline cudaError_t layernorm_bwd_f32_pitched(
       status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_f450a7, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::layernorm_bwd_f32_any_cols_without_bias_block_per_row_f450a7,
+          k::layernorm_bwd_f32_any_cols_without_bias_block_per_row_f450a7,
           k::kLaunch_any_cols_without_bias_block_per_row_f450a7, blocks, stream,
           dx, dweight, dy, x, weight, mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps,
           k::at<unsigned>(workspace, 0), k::at<float>(workspace, 128));
@@ -1096,7 +1113,7 @@ inline cudaError_t layernorm_bwd_f32_pitched(
       status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_44136f, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written_without_bias_without_weight::layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_44136f,
+          k::layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_44136f,
           k::kLaunch_any_cols_without_bias_without_weight_block_per_row_44136f, blocks, stream,
           dx, dy, x, mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps);
   }

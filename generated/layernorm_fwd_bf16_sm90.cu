@@ -27,6 +27,7 @@
 //           normgen tune --shape 16384x8192 --dtype bf16
 //           normgen tune --shape 4x16384 --dtype bf16 --without mean,rstd --cache hot
 //           normgen tune --shape 2048x65536 --dtype bf16
+// note      emitted as another text than the one that was tuned: 2048 x 65536
 //
 //   rows x cols                kernel           threads  rows/block  vector        median us  GB/s  of roof  vs default  data
 //   8192 x 768                 warp_per_row     32       1           bfloat16 x 4  7.955      3172  93.3 %   1.01x       cold
@@ -95,8 +96,6 @@ namespace normgen {
 namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
 namespace layernorm_fwd_bf16_detail {
 
-// ---- instructions ----------------------------------------------------------------------------------------------
-
 struct bfloat16 {
   unsigned short bits;
 };
@@ -122,141 +121,6 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
   return float_to_bfloat16(low) | (static_cast<unsigned>(float_to_bfloat16(high)) << 16);
 #endif
 }
-
-// Cached at all levels.
-template <typename Word>
-__device__ __forceinline__ Word load_default(const Word* address) {
-  return *address;
-}
-
-// Leaves no line in L1.
-__device__ __forceinline__ unsigned short load_no_allocate(const unsigned short* address) {
-  unsigned short value;
-  asm("ld.global.L1::no_allocate.u16 %0, [%1];"
-      : "=h"(value) : "l"(address));
-  return value;
-}
-__device__ __forceinline__ unsigned load_no_allocate(const unsigned* address) {
-  unsigned value;
-  asm("ld.global.L1::no_allocate.u32 %0, [%1];"
-      : "=r"(value) : "l"(address));
-  return value;
-}
-__device__ __forceinline__ uint2 load_no_allocate(const uint2* address) {
-  uint2 value;
-  asm("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
-      : "=r"(value.x), "=r"(value.y) : "l"(address));
-  return value;
-}
-__device__ __forceinline__ uint4 load_no_allocate(const uint4* address) {
-  uint4 value;
-  asm("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-      : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(address));
-  return value;
-}
-
-// Last to leave L2.
-__device__ __forceinline__ unsigned short load_evict_last(const unsigned short* address) {
-  unsigned short value;
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;"
-      : "=h"(value) : "l"(address), "l"(policy));
-  return value;
-}
-__device__ __forceinline__ unsigned load_evict_last(const unsigned* address) {
-  unsigned value;
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;"
-      : "=r"(value) : "l"(address), "l"(policy));
-  return value;
-}
-__device__ __forceinline__ uint2 load_evict_last(const uint2* address) {
-  uint2 value;
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
-      : "=r"(value.x), "=r"(value.y) : "l"(address), "l"(policy));
-  return value;
-}
-__device__ __forceinline__ uint4 load_evict_last(const uint4* address) {
-  uint4 value;
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-      : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(address), "l"(policy));
-  return value;
-}
-
-// Written back as usual.
-template <typename Word>
-__device__ __forceinline__ void store_default(Word* address, Word value) {
-  *address = value;
-}
-
-// Written once, not read again soon: evict first (st.global.cs).
-template <typename Word>
-__device__ __forceinline__ void store_streaming(Word* address, Word value) {
-  __stcs(address, value);
-}
-
-// The compiler no longer knows where the bits come from.
-__device__ __forceinline__ void opaque(unsigned& bits) { asm volatile("" : "+r"(bits)); }
-
-// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-// ... and let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
-  asm volatile("griddepcontrol.launch_dependents;");
-}
-
-// This block's rank among the blocks that share a row.
-__device__ __forceinline__ unsigned cluster_rank() {
-  unsigned rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-// Writes `value` to where block `rank` of the cluster has the shared variable `own`.
-template <typename T>
-__device__ __forceinline__ void cluster_store(T* own, unsigned rank, const T& value) {
-  unsigned remote;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
-  const float* words = reinterpret_cast<const float*>(&value);
-#pragma unroll
-  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
-    asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(remote + 4 * i), "f"(words[i]) : "memory");
-  }
-}
-
-// As cluster_store, but nobody waits for the store: its bytes count at that block's `mbarrier` as they arrive.
-template <typename T>
-__device__ __forceinline__ void cluster_send(T* own, unsigned rank, const T& value, unsigned long long* mbarrier) {
-  unsigned remote, counted;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(counted) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(mbarrier))), "r"(rank));
-  const float* words = reinterpret_cast<const float*>(&value);
-#pragma unroll
-  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
-                 :: "r"(remote + 4 * i), "r"(__float_as_uint(words[i])), "r"(counted) : "memory");
-  }
-}
-
-// The other blocks of the cluster see the mbarriers that this thread has set up, behind the next cluster barrier.
-__device__ __forceinline__ void mbarrier_cluster_fence() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 __device__ __forceinline__ void mbarrier_init(unsigned long long* barrier, unsigned arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
@@ -284,48 +148,209 @@ __device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier, unsig
 __device__ __forceinline__ void mbarrier_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // One copy of a multiple of 16 bytes by the copy engine; its bytes count at the barrier as they arrive.
-__device__ __forceinline__ void bulk_load_evict_last(void* shared, const void* global, unsigned bytes,
-                                                     unsigned long long* barrier) {
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+__device__ __forceinline__ void bulk_load(
+    void* shared, const void* global, unsigned bytes, unsigned long long* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(shared))), "l"(global), "r"(bytes),
-                  "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "l"(policy) : "memory");
+                  "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))) : "memory");
 }
 
+// As bulk_load, by the L2 policy of `Hint`.
+template <typename Hint>
+__device__ __forceinline__ void bulk_load_by(
+    void* shared, const void* global, unsigned bytes, unsigned long long* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+               "[%0], [%1], %2, [%3], %4;"
+               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(shared))), "l"(global), "r"(bytes),
+                  "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "l"(Hint::l2_policy()) : "memory");
+}
+
+// This block's rank in its cluster.
+__device__ __forceinline__ unsigned cluster_rank() {
+  unsigned rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// All threads of all blocks of a cluster arrive, then wait: writes before are seen behind.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Where block `rank` of the cluster has the shared variable `own`.
+template <typename T>
+__device__ __forceinline__ unsigned cluster_address(const T* own, unsigned rank) {
+  unsigned remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
+  return remote;
+}
+
+// Writes `value` to where block `rank` of the cluster has the shared variable `own`. Nobody waits for the store: its
+// bytes count at that block's `mbarrier` as they arrive.
+template <typename T>
+__device__ __forceinline__ void cluster_send(T* own, unsigned rank, const T& value, unsigned long long* mbarrier) {
+  const unsigned remote = cluster_address(own, rank), counted = cluster_address(mbarrier, rank);
+  const float* words = reinterpret_cast<const float*>(&value);
+  #pragma unroll
+  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
+                 :: "r"(remote + 4 * i), "r"(__float_as_uint(words[i])), "r"(counted) : "memory");
+  }
+}
+
+// The other blocks of the cluster see the mbarriers that this thread has set up, behind the next cluster barrier.
+__device__ __forceinline__ void mbarrier_cluster_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Writes `value` to where block `rank` of the cluster has the shared variable `own`.
+template <typename T>
+__device__ __forceinline__ void cluster_store(T* own, unsigned rank, const T& value) {
+  const unsigned remote = cluster_address(own, rank);
+  const float* words = reinterpret_cast<const float*>(&value);
+  #pragma unroll
+  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
+    asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(remote + 4 * i), "f"(words[i]) : "memory");
+  }
+}
+
+// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
+__device__ __forceinline__ void dependency_wait() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// ... and let the kernel behind this one start as soon as blocks leave room.
+__device__ __forceinline__ void dependency_trigger() {
+  asm volatile("griddepcontrol.launch_dependents;");
+}
+
+// Shared memory whose size the launch decides.
 __device__ __forceinline__ unsigned char* dynamic_shared() {
   extern __shared__ __align__(128) unsigned char bytes[];
   return bytes;
 }
 
-// ---- vectors of stored elements ---------------------------------------------------------------------------------
-
-// N elements as 32-bit registers, moved by the widest words that fit (at most 16 bytes each).
-template <typename T, int N>
-struct Vec {
-  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
-  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
-  unsigned bits[kRegisters];
+// Last to leave L2 (createpolicy: sm_80).
+struct EvictLast {
+  static __device__ __forceinline__ unsigned long long l2_policy() {
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    const unsigned long long policy = l2_policy();
+    if constexpr (kBytes == 16) {
+      asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+          : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
+    } else if constexpr (kBytes == 8) {
+      asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
+          : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
+    } else if constexpr (kBytes == 4) {
+      asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;"
+          : "=r"(bits[0]) : "l"(address), "l"(policy));
+    } else {
+      unsigned short half;
+      if constexpr (kBytes == 2) {
+        asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+      } else {
+        asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+      }
+      bits[0] = half;
+    }
+  }
 };
 
+// Leaves no line in L1.
+struct NoAllocate {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    if constexpr (kBytes == 16) {
+      asm("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+          : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address));
+    } else if constexpr (kBytes == 8) {
+      asm("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+          : "=r"(bits[0]), "=r"(bits[1]) : "l"(address));
+    } else if constexpr (kBytes == 4) {
+      asm("ld.global.L1::no_allocate.u32 %0, [%1];"
+          : "=r"(bits[0]) : "l"(address));
+    } else {
+      unsigned short half;
+      if constexpr (kBytes == 2) asm("ld.global.L1::no_allocate.u16 %0, [%1];" : "=h"(half) : "l"(address));
+      else asm("ld.global.L1::no_allocate.u8 %0, [%1];" : "=h"(half) : "l"(address));
+      bits[0] = half;
+    }
+  }
+};
+
+// The compiler no longer knows where the bits come from.
+__device__ __forceinline__ void opaque(unsigned& bits) { asm volatile("" : "+r"(bits)); }
+
+// The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
 template <> struct WordOf<8> { using type = uint2; };
 template <> struct WordOf<4> { using type = unsigned; };
 template <> struct WordOf<2> { using type = unsigned short; };
+template <> struct WordOf<1> { using type = unsigned char; };
+template <int kBytes> using Word = typename WordOf<kBytes>::type;
 
+__device__ __forceinline__ void split(unsigned char word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(unsigned short word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(unsigned word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(uint2 word, unsigned* bits) { bits[0] = word.x; bits[1] = word.y; }
 __device__ __forceinline__ void split(uint4 word, unsigned* bits) {
   bits[0] = word.x; bits[1] = word.y; bits[2] = word.z; bits[3] = word.w;
 }
-__device__ __forceinline__ void join(unsigned short& word, const unsigned* bits) {
-  word = static_cast<unsigned short>(bits[0]);
+template <int kBytes>
+__device__ __forceinline__ Word<kBytes> join(const unsigned* bits) {
+  if constexpr (kBytes == 16) return make_uint4(bits[0], bits[1], bits[2], bits[3]);
+  else if constexpr (kBytes == 8) return make_uint2(bits[0], bits[1]);
+  else return static_cast<Word<kBytes>>(bits[0]);
 }
-__device__ __forceinline__ void join(unsigned& word, const unsigned* bits) { word = bits[0]; }
-__device__ __forceinline__ void join(uint2& word, const unsigned* bits) { word = make_uint2(bits[0], bits[1]); }
-__device__ __forceinline__ void join(uint4& word, const unsigned* bits) {
-  word = make_uint4(bits[0], bits[1], bits[2], bits[3]);
+
+// Cached at all levels, written back as usual.
+struct Default {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    split(*static_cast<const Word<kBytes>*>(address), bits);
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
+    *static_cast<Word<kBytes>*>(address) = join<kBytes>(bits);
+  }
+};
+
+// N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
+template <typename T, int N>
+struct Vec {
+  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
+  static constexpr int kWordBytes = kBytes < 16 ? kBytes : 16;
+  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
+  unsigned bits[kRegisters];
+};
+
+template <int N, typename Hint = Default, typename T>
+__device__ __forceinline__ Vec<T, N> read(const T* elements) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  Vec<T, N> vec;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template load<kBytes>(reinterpret_cast<const unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
+  return vec;
+}
+
+template <typename Hint = Default, typename T, int N>
+__device__ __forceinline__ void write(T* elements, const Vec<T, N>& vec) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template store<kBytes>(reinterpret_cast<unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
 }
 
 template <int N>
@@ -333,10 +358,11 @@ __device__ __forceinline__ float element(const Vec<float, N>& vec, int i) { retu
 
 template <int N>
 __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N]) {
-#pragma unroll
+  #pragma unroll
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
+// Two elements share a register.
 template <int N>
 __device__ __forceinline__ float element(const Vec<bfloat16, N>& vec, int i) {
   if (i % 2 == 1) return __uint_as_float(vec.bits[i / 2] & 0xffff0000u);
@@ -348,64 +374,53 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   if (N == 1) {
     vec.bits[0] = float_to_bfloat16(values[0]);
   } else {
-#pragma unroll
+    #pragma unroll
     for (int i = 0; i + 1 < N; i += 2) vec.bits[i / 2] = floats_to_bfloat162(values[i], values[i + 1]);
   }
 }
 
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_default(const T* elements) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-  Vec<T, N> vec;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    split(load_default(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
-  }
-  return vec;
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
+  return s;
 }
 
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_evict_last(const T* elements) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-  Vec<T, N> vec;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    split(load_evict_last(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
   }
-  return vec;
+  return total;
 }
 
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_no_allocate(const T* elements) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-  Vec<T, N> vec;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    split(load_no_allocate(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
-  }
-  return vec;
-}
-
-template <int N, typename T>
-__device__ __forceinline__ void write_default(T* elements, const Vec<T, N>& vec) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    Word word;
-    join(word, vec.bits + i * sizeof(Word) / 4);
-    store_default(reinterpret_cast<Word*>(elements) + i, word);
-  }
-}
-
-template <int N, typename T>
-__device__ __forceinline__ void write_streaming(T* elements, const Vec<T, N>& vec) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    Word word;
-    join(word, vec.bits + i * sizeof(Word) / 4);
-    store_streaming(reinterpret_cast<Word*>(elements) + i, word);
-  }
+// Every warp sends its state to each block of the cluster, then every warp combines all of the states. A cluster
+// barrier would wait for all loads and stores of the rows in flight; an mbarrier waits for the states only. Exchanges
+// take turns at two sets of slots: number n uses set n % 2, and waits for phase n / 2 % 2 of that set's mbarrier. A set
+// is written again after the states of the next exchange have come, and every warp sends those after it has read it.
+template <int kWarps, int kCluster, typename State>
+__device__ __forceinline__ State exchange_cluster(
+    State s, State (&slots)[2][kWarps * kCluster], unsigned long long (&full)[2], unsigned exchange) {
+  constexpr int kStates = kWarps * kCluster;
+  State* set = slots[exchange % 2];
+  unsigned long long* arrived = &full[exchange % 2];
+  s = reduce_lanes<32>(s);
+  const unsigned lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) mbarrier_expect_bytes(arrived, kStates * static_cast<unsigned>(sizeof(State)));
+  __syncwarp();  // all lanes have read the slots of the last exchange
+  if (lane < kCluster) cluster_send(set + cluster_rank() * kWarps + threadIdx.x / 32, lane, s, arrived);
+  mbarrier_wait(arrived, exchange / 2 % 2);
+  return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(set));
 }
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -419,58 +434,32 @@ __device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, i
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(elements + first) / kSize % kWord);
   Vec<T, N> vec = {};
   if (!inside && (first < shift || first - shift + kWords * kWord > count)) {
-    using Word = typename WordOf<kSize>::type;
-#pragma unroll
+    #pragma unroll
     for (int i = 0; i < N; ++i) {
-      const unsigned bits = load_default(reinterpret_cast<const Word*>(elements + first + i));
+      const unsigned bits = *reinterpret_cast<const Word<kSize>*>(elements + first + i);
       if (kSize == 4) vec.bits[i] = bits;
-      else vec.bits[i / 2] |= i % 2 == 0 ? bits : bits << 16;
+      else vec.bits[i * kSize / 4] |= bits << i * kSize % 4 * 8;
     }
     return vec;
   }
   unsigned bits[kWords * kRegisters];
-#pragma unroll
+  #pragma unroll
   for (int word = 0; word < kWords; ++word) {
-    const Vec<T, kWord> part = read_default<kWord>(elements + first - shift + word * kWord);
-#pragma unroll
+    const Vec<T, kWord> part = read<kWord>(elements + first - shift + word * kWord);
+    #pragma unroll
     for (int i = 0; i < kRegisters; ++i) bits[word * kRegisters + i] = part.bits[i];
   }
-#pragma unroll
+  #pragma unroll
   for (int step = kRegisters / 2; step > 0; step /= 2) {
     const bool moves = (shift * kSize / 4 & step) != 0;  // a select: branches would put the bits in local memory
-#pragma unroll
+    #pragma unroll
     for (int i = 0; i + step < kWords * kRegisters; ++i) bits[i] = moves ? bits[i + step] : bits[i];
   }
-#pragma unroll
+  #pragma unroll
   for (int i = 0; i < Vec<T, N>::kRegisters; ++i) {
     vec.bits[i] = __funnelshift_r(bits[i], bits[i + 1], shift * kSize % 4 * 8);
   }
   return vec;
-}
-
-// Hides from the compiler what the vector holds: it would convert kept parameters to floats once, for all rows, and
-// keep those, in twice the registers.
-template <int N, typename T>
-__device__ __forceinline__ void stay_packed(Vec<T, N>& vec) {
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kRegisters; ++i) opaque(vec.bits[i]);
-}
-
-// All kLanes neighbouring lanes end with the combined state.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s) {
-#pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = combine(s, shuffle_xor(s, offset));
-  return s;
-}
-
-// Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row(State s, State* slots) {
-  s = reduce_lanes<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  __syncthreads();
-  return reduce_lanes<kWarps>(slots[threadIdx.x % kWarps]);
 }
 
 // Every warp leaves its state in each block of the cluster, then every warp combines all of them: one barrier.
@@ -482,58 +471,37 @@ __device__ __forceinline__ State reduce_cluster(State s, State* slots) {
   if (lane < kCluster) cluster_store(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s);
   cluster_arrive();
   cluster_wait();
-  State total = slots[lane % kStates];
-#pragma unroll
-  for (int i = 32; i < kStates; i += 32) total = combine(total, slots[i + lane]);
-  return reduce_lanes<(kStates < 32 ? kStates : 32)>(total);
+  return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(slots));
 }
 
-// Every warp sends its state to each block of the cluster, then every warp combines all of them. A cluster barrier would
-// wait for all loads and stores of the rows in flight, an mbarrier waits for the states only. Exchanges take turns at
-// two sets of slots: one is written again after the states of the next exchange have come, and every warp sent its own
-// of those after it had read this set.
-template <int kWarps, int kCluster, typename State>
-__device__ __forceinline__ State exchange_cluster(State s, State* slots, unsigned long long* full, unsigned phase) {
-  constexpr int kStates = kWarps * kCluster;
+// Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
+template <int kWarps, typename State>
+__device__ __forceinline__ State reduce_row(State s, State* slots) {
   s = reduce_lanes<32>(s);
-  const unsigned lane = threadIdx.x % 32;
-  if (threadIdx.x == 0) mbarrier_expect_bytes(full, kStates * static_cast<unsigned>(sizeof(State)));
-  __syncwarp();  // all lanes have read the slots of the last exchange
-  if (lane < kCluster) cluster_send(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s, full);
-  mbarrier_wait(full, phase);
-  State total = slots[lane % kStates];
-#pragma unroll
-  for (int i = 32; i < kStates; i += 32) total = combine(total, slots[i + lane]);
-  return reduce_lanes<(kStates < 32 ? kStates : 32)>(total);
+  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+  __syncthreads();
+  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// ---- row reduction ----------------------------------------------------------------------------------------------
+// Hides from the compiler what the vector holds: it would convert kept parameters to floats once, for all rows, and
+// keep those, in twice the registers.
+template <int N, typename T>
+__device__ __forceinline__ void stay_packed(Vec<T, N>& vec) {
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kRegisters; ++i) opaque(vec.bits[i]);
+}
 
-// Look 1: sum(x)
-struct Look1 {
-  float x_sum;
+// Used once: evict first (ld.global.cs, st.global.cs).
+struct Streaming {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    split(__ldcs(static_cast<const Word<kBytes>*>(address)), bits);
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
+    __stcs(static_cast<Word<kBytes>*>(address), join<kBytes>(bits));
+  }
 };
-
-__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-  return {a.x_sum + b.x_sum};
-}
-
-__device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-  return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
-}
-
-// Look 2: sum((-mean + x)**2)
-struct Look2 {
-  float var_sum;
-};
-
-__device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-  return {a.var_sum + b.var_sum};
-}
-
-__device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-  return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
-}
 
 // layernorm forward, 768 columns: 32 lanes of a warp own a row; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(32)
@@ -553,6 +521,24 @@ layernorm_fwd_bf16_768_warp_per_row_9c4ac8(
   constexpr int kVector = 4;  // elements per access of 8 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  struct Look1 {  // look 1: sum(x)
+    float x_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_sum + b.x_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    }
+  };
+  struct Look2 {  // look 2: sum((x - mean)**2)
+    float var_sum;
+    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
+      return {a.var_sum + b.var_sum};
+    }
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    }
+  };
 
   const int lane = threadIdx.x;
   const int row = blockIdx.x;
@@ -566,7 +552,7 @@ layernorm_fwd_bf16_768_warp_per_row_9c4ac8(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_default<kVector>(x_row + vector * kVector);
+    x_held[step] = read<kVector>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -575,8 +561,8 @@ layernorm_fwd_bf16_768_warp_per_row_9c4ac8(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
-    bias_held[step] = read_default<kVector>(bias + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
+    bias_held[step] = read<kVector>(bias + vector * kVector);
   }
 
   Look1 look1 = {0.0f};
@@ -596,7 +582,7 @@ layernorm_fwd_bf16_768_warp_per_row_9c4ac8(
 
   Look2 look2 = {0.0f};
 
-  // Look 2: sum((-mean + x)**2)
+  // Look 2: sum((x - mean)**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     #pragma unroll
@@ -629,7 +615,7 @@ layernorm_fwd_bf16_768_warp_per_row_9c4ac8(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write_default(y_row + vector * kVector, y_vec);
+    write(y_row + vector * kVector, y_vec);
   }
 }
 
@@ -653,6 +639,24 @@ layernorm_fwd_bf16_1000_warp_per_row_8cc2f1(
   constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  struct Look1 {  // look 1: sum(x)
+    float x_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_sum + b.x_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    }
+  };
+  struct Look2 {  // look 2: sum((x - mean)**2)
+    float var_sum;
+    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
+      return {a.var_sum + b.var_sum};
+    }
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    }
+  };
 
   const int lane = threadIdx.x % kThreadsPerRow;
   const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
@@ -672,7 +676,7 @@ layernorm_fwd_bf16_1000_warp_per_row_8cc2f1(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < kVectors) {
-      x_held[step] = read_default<kVector>(x_row + vector * kVector);
+      x_held[step] = read<kVector>(x_row + vector * kVector);
     }
   }
 
@@ -683,8 +687,8 @@ layernorm_fwd_bf16_1000_warp_per_row_8cc2f1(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < kVectors) {
-      weight_held[step] = read_default<kVector>(weight + vector * kVector);
-      bias_held[step] = read_default<kVector>(bias + vector * kVector);
+      weight_held[step] = read<kVector>(weight + vector * kVector);
+      bias_held[step] = read<kVector>(bias + vector * kVector);
     }
   }
 
@@ -710,7 +714,7 @@ layernorm_fwd_bf16_1000_warp_per_row_8cc2f1(
 
   Look2 look2 = {0.0f};
 
-  // Look 2: sum((-mean + x)**2)
+  // Look 2: sum((x - mean)**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -747,7 +751,7 @@ layernorm_fwd_bf16_1000_warp_per_row_8cc2f1(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write_default(y_row + vector * kVector, y_vec);
+      if (active) write(y_row + vector * kVector, y_vec);
     }
   }
 }
@@ -773,8 +777,26 @@ layernorm_fwd_bf16_1000_block_per_row_3739ea(
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[2][kWarpsPerRow];
-  __shared__ Look2 look2_slots[2][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(x)
+    float x_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_sum + b.x_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    }
+  };
+  struct Look2 {  // look 2: sum((x - mean)**2)
+    float var_sum;
+    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
+      return {a.var_sum + b.var_sum};
+    }
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kRowsPerBlock][kWarpsPerRow];
+  __shared__ Look2 look2_slots[kRowsPerBlock][kWarpsPerRow];
 
   const int lane = threadIdx.x % kThreadsPerRow;
   const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
@@ -794,7 +816,7 @@ layernorm_fwd_bf16_1000_block_per_row_3739ea(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < kVectors) {
-      x_held[step] = read_no_allocate<kVector>(x_row + vector * kVector);
+      x_held[step] = read<kVector, NoAllocate>(x_row + vector * kVector);
     }
   }
 
@@ -820,7 +842,7 @@ layernorm_fwd_bf16_1000_block_per_row_3739ea(
 
   Look2 look2 = {0.0f};
 
-  // Look 2: sum((-mean + x)**2)
+  // Look 2: sum((x - mean)**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -847,8 +869,8 @@ layernorm_fwd_bf16_1000_block_per_row_3739ea(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < kVectors) {
-      const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
-      const Vec<bfloat16, kVector> bias_vec = read_default<kVector>(bias + vector * kVector);
+      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+      const Vec<bfloat16, kVector> bias_vec = read<kVector>(bias + vector * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -859,7 +881,7 @@ layernorm_fwd_bf16_1000_block_per_row_3739ea(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write_streaming(y_row + vector * kVector, y_vec);
+      if (active) write<Streaming>(y_row + vector * kVector, y_vec);
     }
   }
 }
@@ -883,20 +905,40 @@ layernorm_fwd_bf16_1023_warp_per_row_13912a(
   constexpr int kVector = 4;  // elements per access of 8 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;  // a vector a thread, and one behind it
+  // steps in which every row has a vector, and one behind it, for each thread
+  constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;
+  struct Look1 {  // look 1: sum(x)
+    float x_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_sum + b.x_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    }
+  };
+  struct Look2 {  // look 2: sum((x - mean)**2)
+    float var_sum;
+    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
+      return {a.var_sum + b.var_sum};
+    }
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    }
+  };
 
   const int lane = threadIdx.x;
   // The grid's stride is a multiple of the vector: all rows of this lane shift alike.
   const int own_row = blockIdx.x;
   // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x + static_cast<long long>(own_row) * x_pitch) / sizeof(bfloat16) % kVector);
+  const int shift =
+      static_cast<int>(reinterpret_cast<unsigned long long>(x + static_cast<long long>(own_row) *
+      x_pitch) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
   const int vectors = (kCols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < kCols;
 
   dependency_trigger();  // the next kernel may take its place, and waits there
-
   dependency_wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -914,26 +956,26 @@ layernorm_fwd_bf16_1023_warp_per_row_13912a(
     }
   }
   if (has_edge) {
-    weight_edge = read_default<1>(weight + edge);
-    bias_edge = read_default<1>(bias + edge);
+    weight_edge = read<1>(weight + edge);
+    bias_edge = read<1>(bias + edge);
   }
 
   Vec<bfloat16, kVector> x_next[kSteps];
   Vec<bfloat16, 1> x_edge_next = {};
   // The loads of the next row travel while this one is computed.
   const auto fetch = [&](int first_row) {
-    const int fetched_row = first_row;
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(first_row) * x_pitch;
+
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         const int column = head + vector * kVector;
-        x_next[step] = read_evict_last<kVector>(x_row + column);
+        x_next[step] = read<kVector, EvictLast>(x_row + column);
       }
     }
     if (has_edge) {
-      x_edge_next = read_evict_last<1>(x_row + edge);
+      x_edge_next = read<1, EvictLast>(x_row + edge);
     }
   };
   if (blockIdx.x < rows) fetch(blockIdx.x);
@@ -951,8 +993,8 @@ layernorm_fwd_bf16_1023_warp_per_row_13912a(
     }
 
     x_edge = x_edge_next;
-
-    if (first_row + gridDim.x < rows) fetch(first_row + gridDim.x);
+    const unsigned next_row = first_row + gridDim.x;
+    if (next_row < rows) fetch(next_row);
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -984,7 +1026,7 @@ layernorm_fwd_bf16_1023_warp_per_row_13912a(
 
     Look2 look2 = {0.0f};
 
-    // Look 2: sum((-mean + x)**2)
+    // Look 2: sum((x - mean)**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -1026,7 +1068,7 @@ layernorm_fwd_bf16_1023_warp_per_row_13912a(
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
-        write_default(y_row + column, y_vec);
+        write(y_row + column, y_vec);
       }
     }
     if (has_edge) {
@@ -1037,7 +1079,7 @@ layernorm_fwd_bf16_1023_warp_per_row_13912a(
       y_values[0] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
       Vec<bfloat16, 1> y_vec;
       pack(y_vec, y_values);
-      write_default(y_row + edge, y_vec);
+      write(y_row + edge, y_vec);
     }
   }
 }
@@ -1062,11 +1104,28 @@ layernorm_fwd_bf16_3072_block_per_row_734a99(
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
-  __shared__ Look2 look2_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(x)
+    float x_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_sum + b.x_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    }
+  };
+  struct Look2 {  // look 2: sum((x - mean)**2)
+    float var_sum;
+    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
+      return {a.var_sum + b.var_sum};
+    }
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
+  __shared__ Look2 look2_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
@@ -1080,7 +1139,7 @@ layernorm_fwd_bf16_3072_block_per_row_734a99(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_no_allocate<kVector>(x_row + vector * kVector);
+    x_held[step] = read<kVector, NoAllocate>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -1089,8 +1148,8 @@ layernorm_fwd_bf16_3072_block_per_row_734a99(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
-    bias_held[step] = read_default<kVector>(bias + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
+    bias_held[step] = read<kVector>(bias + vector * kVector);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -1107,12 +1166,12 @@ layernorm_fwd_bf16_3072_block_per_row_734a99(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_mean = look1.x_sum / kCols;
 
   Look2 look2 = {0.0f};
 
-  // Look 2: sum((-mean + x)**2)
+  // Look 2: sum((x - mean)**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     #pragma unroll
@@ -1122,7 +1181,7 @@ layernorm_fwd_bf16_3072_block_per_row_734a99(
     }
   }
 
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots[slot]);
+  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
   const float row_var = look2.var_sum / kCols;
   const float row_rstd = rsqrtf(eps + row_var);
 
@@ -1145,7 +1204,7 @@ layernorm_fwd_bf16_3072_block_per_row_734a99(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write_streaming(y_row + vector * kVector, y_vec);
+    write<Streaming>(y_row + vector * kVector, y_vec);
   }
 }
 
@@ -1167,11 +1226,28 @@ layernorm_fwd_bf16_4096_without_mean_without_rstd_block_per_row_b1272c(
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
-  __shared__ Look2 look2_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(x)
+    float x_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_sum + b.x_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    }
+  };
+  struct Look2 {  // look 2: sum((x - mean)**2)
+    float var_sum;
+    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
+      return {a.var_sum + b.var_sum};
+    }
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
+  __shared__ Look2 look2_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
@@ -1185,7 +1261,7 @@ layernorm_fwd_bf16_4096_without_mean_without_rstd_block_per_row_b1272c(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_default<kVector>(x_row + vector * kVector);
+    x_held[step] = read<kVector>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -1194,8 +1270,8 @@ layernorm_fwd_bf16_4096_without_mean_without_rstd_block_per_row_b1272c(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
-    bias_held[step] = read_default<kVector>(bias + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
+    bias_held[step] = read<kVector>(bias + vector * kVector);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -1212,12 +1288,12 @@ layernorm_fwd_bf16_4096_without_mean_without_rstd_block_per_row_b1272c(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_mean = look1.x_sum / kCols;
 
   Look2 look2 = {0.0f};
 
-  // Look 2: sum((-mean + x)**2)
+  // Look 2: sum((x - mean)**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     #pragma unroll
@@ -1227,7 +1303,7 @@ layernorm_fwd_bf16_4096_without_mean_without_rstd_block_per_row_b1272c(
     }
   }
 
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots[slot]);
+  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
   const float row_var = look2.var_sum / kCols;
   const float row_rstd = rsqrtf(eps + row_var);
 
@@ -1245,7 +1321,7 @@ layernorm_fwd_bf16_4096_without_mean_without_rstd_block_per_row_b1272c(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write_default(y_row + vector * kVector, y_vec);
+    write(y_row + vector * kVector, y_vec);
   }
 }
 
@@ -1269,11 +1345,28 @@ layernorm_fwd_bf16_4096_block_per_row_d5e85d(
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
-  __shared__ Look2 look2_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(x)
+    float x_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_sum + b.x_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    }
+  };
+  struct Look2 {  // look 2: sum((x - mean)**2)
+    float var_sum;
+    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
+      return {a.var_sum + b.var_sum};
+    }
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
+  __shared__ Look2 look2_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
@@ -1287,7 +1380,7 @@ layernorm_fwd_bf16_4096_block_per_row_d5e85d(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_default<kVector>(x_row + vector * kVector);
+    x_held[step] = read<kVector>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -1296,8 +1389,8 @@ layernorm_fwd_bf16_4096_block_per_row_d5e85d(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
-    bias_held[step] = read_default<kVector>(bias + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
+    bias_held[step] = read<kVector>(bias + vector * kVector);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -1314,12 +1407,12 @@ layernorm_fwd_bf16_4096_block_per_row_d5e85d(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_mean = look1.x_sum / kCols;
 
   Look2 look2 = {0.0f};
 
-  // Look 2: sum((-mean + x)**2)
+  // Look 2: sum((x - mean)**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     #pragma unroll
@@ -1329,7 +1422,7 @@ layernorm_fwd_bf16_4096_block_per_row_d5e85d(
     }
   }
 
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots[slot]);
+  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
   const float row_var = look2.var_sum / kCols;
   const float row_rstd = rsqrtf(eps + row_var);
 
@@ -1352,7 +1445,7 @@ layernorm_fwd_bf16_4096_block_per_row_d5e85d(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write_default(y_row + vector * kVector, y_vec);
+    write(y_row + vector * kVector, y_vec);
   }
 }
 
@@ -1376,23 +1469,42 @@ layernorm_fwd_bf16_4097_block_per_row_811fee(
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;  // a vector a thread, and one behind it
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
-  __shared__ Look2 look2_slots[1][kWarpsPerRow];
+  // steps in which every row has a vector, and one behind it, for each thread
+  constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;
+  struct Look1 {  // look 1: sum(x)
+    float x_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_sum + b.x_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    }
+  };
+  struct Look2 {  // look 2: sum((x - mean)**2)
+    float var_sum;
+    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
+      return {a.var_sum + b.var_sum};
+    }
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
+  __shared__ Look2 look2_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   // The grid's stride is a multiple of the vector: all rows of this lane shift alike.
   const int own_row = blockIdx.x;
   // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x + static_cast<long long>(own_row) * x_pitch) / sizeof(bfloat16) % kVector);
+  const int shift =
+      static_cast<int>(reinterpret_cast<unsigned long long>(x + static_cast<long long>(own_row) *
+      x_pitch) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
   const int vectors = (kCols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < kCols;
 
   dependency_trigger();  // the next kernel may take its place, and waits there
-
   dependency_wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -1410,26 +1522,26 @@ layernorm_fwd_bf16_4097_block_per_row_811fee(
     }
   }
   if (has_edge) {
-    weight_edge = read_default<1>(weight + edge);
-    bias_edge = read_default<1>(bias + edge);
+    weight_edge = read<1>(weight + edge);
+    bias_edge = read<1>(bias + edge);
   }
 
   Vec<bfloat16, kVector> x_next[kSteps];
   Vec<bfloat16, 1> x_edge_next = {};
   // The loads of the next row travel while this one is computed.
   const auto fetch = [&](int first_row) {
-    const int fetched_row = first_row;
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(first_row) * x_pitch;
+
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         const int column = head + vector * kVector;
-        x_next[step] = read_evict_last<kVector>(x_row + column);
+        x_next[step] = read<kVector, EvictLast>(x_row + column);
       }
     }
     if (has_edge) {
-      x_edge_next = read_evict_last<1>(x_row + edge);
+      x_edge_next = read<1, EvictLast>(x_row + edge);
     }
   };
   if (blockIdx.x < rows) fetch(blockIdx.x);
@@ -1447,8 +1559,8 @@ layernorm_fwd_bf16_4097_block_per_row_811fee(
     }
 
     x_edge = x_edge_next;
-
-    if (first_row + gridDim.x < rows) fetch(first_row + gridDim.x);
+    const unsigned next_row = first_row + gridDim.x;
+    if (next_row < rows) fetch(next_row);
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -1475,12 +1587,12 @@ layernorm_fwd_bf16_4097_block_per_row_811fee(
       look1.x_sum += x_i;
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
     const float row_mean = look1.x_sum / kCols;
 
     Look2 look2 = {0.0f};
 
-    // Look 2: sum((-mean + x)**2)
+    // Look 2: sum((x - mean)**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -1497,7 +1609,7 @@ layernorm_fwd_bf16_4097_block_per_row_811fee(
       look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
     }
 
-    look2 = reduce_row<kWarpsPerRow>(look2, look2_slots[slot]);
+    look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
     const float row_var = look2.var_sum / kCols;
     const float row_rstd = rsqrtf(eps + row_var);
 
@@ -1522,7 +1634,7 @@ layernorm_fwd_bf16_4097_block_per_row_811fee(
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
-        write_default(y_row + column, y_vec);
+        write(y_row + column, y_vec);
       }
     }
     if (has_edge) {
@@ -1533,7 +1645,7 @@ layernorm_fwd_bf16_4097_block_per_row_811fee(
       y_values[0] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
       Vec<bfloat16, 1> y_vec;
       pack(y_vec, y_values);
-      write_default(y_row + edge, y_vec);
+      write(y_row + edge, y_vec);
     }
   }
 }
@@ -1558,11 +1670,28 @@ layernorm_fwd_bf16_6144_block_per_row_c7c607(
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
-  __shared__ Look2 look2_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(x)
+    float x_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_sum + b.x_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    }
+  };
+  struct Look2 {  // look 2: sum((x - mean)**2)
+    float var_sum;
+    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
+      return {a.var_sum + b.var_sum};
+    }
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
+  __shared__ Look2 look2_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
@@ -1576,7 +1705,7 @@ layernorm_fwd_bf16_6144_block_per_row_c7c607(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_no_allocate<kVector>(x_row + vector * kVector);
+    x_held[step] = read<kVector, NoAllocate>(x_row + vector * kVector);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -1593,12 +1722,12 @@ layernorm_fwd_bf16_6144_block_per_row_c7c607(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_mean = look1.x_sum / kCols;
 
   Look2 look2 = {0.0f};
 
-  // Look 2: sum((-mean + x)**2)
+  // Look 2: sum((x - mean)**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     #pragma unroll
@@ -1608,7 +1737,7 @@ layernorm_fwd_bf16_6144_block_per_row_c7c607(
     }
   }
 
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots[slot]);
+  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
   const float row_var = look2.var_sum / kCols;
   const float row_rstd = rsqrtf(eps + row_var);
 
@@ -1621,8 +1750,8 @@ layernorm_fwd_bf16_6144_block_per_row_c7c607(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
-    const Vec<bfloat16, kVector> bias_vec = read_default<kVector>(bias + vector * kVector);
+    const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+    const Vec<bfloat16, kVector> bias_vec = read<kVector>(bias + vector * kVector);
     float y_values[kVector];
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
@@ -1633,7 +1762,7 @@ layernorm_fwd_bf16_6144_block_per_row_c7c607(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write_streaming(y_row + vector * kVector, y_vec);
+    write<Streaming>(y_row + vector * kVector, y_vec);
   }
 }
 
@@ -1655,11 +1784,28 @@ layernorm_fwd_bf16_8192_without_mean_without_rstd_block_per_row_17b6c3(
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
-  __shared__ Look2 look2_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(x)
+    float x_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_sum + b.x_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    }
+  };
+  struct Look2 {  // look 2: sum((x - mean)**2)
+    float var_sum;
+    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
+      return {a.var_sum + b.var_sum};
+    }
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
+  __shared__ Look2 look2_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
@@ -1673,7 +1819,7 @@ layernorm_fwd_bf16_8192_without_mean_without_rstd_block_per_row_17b6c3(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_no_allocate<kVector>(x_row + vector * kVector);
+    x_held[step] = read<kVector, NoAllocate>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -1682,8 +1828,8 @@ layernorm_fwd_bf16_8192_without_mean_without_rstd_block_per_row_17b6c3(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
-    bias_held[step] = read_default<kVector>(bias + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
+    bias_held[step] = read<kVector>(bias + vector * kVector);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -1700,12 +1846,12 @@ layernorm_fwd_bf16_8192_without_mean_without_rstd_block_per_row_17b6c3(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_mean = look1.x_sum / kCols;
 
   Look2 look2 = {0.0f};
 
-  // Look 2: sum((-mean + x)**2)
+  // Look 2: sum((x - mean)**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     #pragma unroll
@@ -1715,7 +1861,7 @@ layernorm_fwd_bf16_8192_without_mean_without_rstd_block_per_row_17b6c3(
     }
   }
 
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots[slot]);
+  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
   const float row_var = look2.var_sum / kCols;
   const float row_rstd = rsqrtf(eps + row_var);
 
@@ -1733,7 +1879,7 @@ layernorm_fwd_bf16_8192_without_mean_without_rstd_block_per_row_17b6c3(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write_default(y_row + vector * kVector, y_vec);
+    write(y_row + vector * kVector, y_vec);
   }
 }
 
@@ -1757,11 +1903,28 @@ layernorm_fwd_bf16_8192_block_per_row_742b1c(
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
-  __shared__ Look2 look2_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(x)
+    float x_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_sum + b.x_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    }
+  };
+  struct Look2 {  // look 2: sum((x - mean)**2)
+    float var_sum;
+    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
+      return {a.var_sum + b.var_sum};
+    }
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
+  __shared__ Look2 look2_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
@@ -1775,7 +1938,7 @@ layernorm_fwd_bf16_8192_block_per_row_742b1c(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_evict_last<kVector>(x_row + vector * kVector);
+    x_held[step] = read<kVector, EvictLast>(x_row + vector * kVector);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -1792,12 +1955,12 @@ layernorm_fwd_bf16_8192_block_per_row_742b1c(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_mean = look1.x_sum / kCols;
 
   Look2 look2 = {0.0f};
 
-  // Look 2: sum((-mean + x)**2)
+  // Look 2: sum((x - mean)**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     #pragma unroll
@@ -1807,7 +1970,7 @@ layernorm_fwd_bf16_8192_block_per_row_742b1c(
     }
   }
 
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots[slot]);
+  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
   const float row_var = look2.var_sum / kCols;
   const float row_rstd = rsqrtf(eps + row_var);
 
@@ -1820,8 +1983,8 @@ layernorm_fwd_bf16_8192_block_per_row_742b1c(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
-    const Vec<bfloat16, kVector> bias_vec = read_default<kVector>(bias + vector * kVector);
+    const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+    const Vec<bfloat16, kVector> bias_vec = read<kVector>(bias + vector * kVector);
     float y_values[kVector];
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
@@ -1832,7 +1995,7 @@ layernorm_fwd_bf16_8192_block_per_row_742b1c(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write_default(y_row + vector * kVector, y_vec);
+    write(y_row + vector * kVector, y_vec);
   }
 }
 
@@ -1849,13 +2012,31 @@ layernorm_fwd_bf16_16384_without_mean_without_rstd_cluster_per_row_17e356(
     int rows,
     float eps) {
   constexpr int kCols = 16384;
-  constexpr int kCluster = 4;  // blocks that share a row
   constexpr int kThreads = 128;
+  constexpr int kCluster = 4;  // blocks that share a row
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
   constexpr int kVector = 4;  // elements per access of 8 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  struct Look1 {  // look 1: sum(x)
+    float x_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_sum + b.x_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    }
+  };
+  struct Look2 {  // look 2: sum((x - mean)**2)
+    float var_sum;
+    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
+      return {a.var_sum + b.var_sum};
+    }
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    }
+  };
   __shared__ Look1 look1_slots[kCluster * kWarps];
   __shared__ Look2 look2_slots[kCluster * kWarps];
 
@@ -1873,7 +2054,7 @@ layernorm_fwd_bf16_16384_without_mean_without_rstd_cluster_per_row_17e356(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_no_allocate<kVector>(x_row + vector * kVector);
+    x_held[step] = read<kVector, NoAllocate>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -1882,12 +2063,11 @@ layernorm_fwd_bf16_16384_without_mean_without_rstd_cluster_per_row_17e356(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
-    bias_held[step] = read_default<kVector>(bias + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
+    bias_held[step] = read<kVector>(bias + vector * kVector);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
-
   cluster_arrive();  // a block may write to another only once that one has started
 
   Look1 look1 = {0.0f};
@@ -1908,7 +2088,7 @@ layernorm_fwd_bf16_16384_without_mean_without_rstd_cluster_per_row_17e356(
 
   Look2 look2 = {0.0f};
 
-  // Look 2: sum((-mean + x)**2)
+  // Look 2: sum((x - mean)**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     #pragma unroll
@@ -1936,7 +2116,7 @@ layernorm_fwd_bf16_16384_without_mean_without_rstd_cluster_per_row_17e356(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write_streaming(y_row + vector * kVector, y_vec);
+    write<Streaming>(y_row + vector * kVector, y_vec);
   }
 }
 
@@ -1954,14 +2134,32 @@ layernorm_fwd_bf16_65536_cluster_per_row_55f455(
     int rows,
     float eps) {
   constexpr int kCols = 65536;
-  constexpr int kCluster = 8;  // blocks that share a row
   constexpr int kThreads = 256;
+  constexpr int kCluster = 8;  // blocks that share a row
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
   constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   constexpr int kStages = 2;  // row tiles in shared memory
+  struct Look1 {  // look 1: sum(x)
+    float x_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_sum + b.x_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    }
+  };
+  struct Look2 {  // look 2: sum((x - mean)**2)
+    float var_sum;
+    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
+      return {a.var_sum + b.var_sum};
+    }
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    }
+  };
   __shared__ Look1 look1_slots[2][kCluster * kWarps];
   __shared__ Look2 look2_slots[2][kCluster * kWarps];
   __shared__ unsigned long long look1_full[2];
@@ -1971,26 +2169,27 @@ layernorm_fwd_bf16_65536_cluster_per_row_55f455(
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
   unsigned trip = 0;
   if (threadIdx.x == 0) {
-    mbarrier_init(look1_full + 0, 1);
-    mbarrier_init(look1_full + 1, 1);
-    mbarrier_init(look2_full + 0, 1);
-    mbarrier_init(look2_full + 1, 1);
+    for (int i = 0; i < 2; ++i) {
+      mbarrier_init(&look1_full[i], 1);
+    }
+    for (int i = 0; i < 2; ++i) {
+      mbarrier_init(&look2_full[i], 1);
+    }
     mbarrier_cluster_fence();
   }
   cluster_arrive();  // a block may write to another only once that one has started
-
-  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0);
-
+  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < kStages; ++stage) mbarrier_init(&arrived[stage], 1);
+    for (int stage = 0; stage < kStages; ++stage) {
+      mbarrier_init(&arrived[stage], 1);
+    }
     mbarrier_fence();
   }
   __syncthreads();  // others wait only for a barrier that is set up
 
   // One thread a row asks for it; the slot's barrier counts down the bytes that arrive.
   const auto fetch = [&](int first_row, int stage) {
-    const int fetched_row = first_row;
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(first_row) * x_pitch;
     int own_vectors = 0;
     for (int step = 0; step < kSteps; ++step) {
       const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
@@ -2001,7 +2200,8 @@ layernorm_fwd_bf16_65536_cluster_per_row_55f455(
       const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
       if (first >= kVectors) break;
       const int count = min(kThreads, kVectors - first) * kVector;
-      bulk_load_evict_last(x_shared + (stage * kSteps + step) * kThreads * kVector, x_row + first * kVector, count * sizeof(bfloat16), &arrived[stage]);
+      bulk_load_by<EvictLast>(x_shared + (stage * kSteps + step) * kThreads * kVector, x_row + first * kVector,
+          count * sizeof(bfloat16), &arrived[stage]);
     }
   };
   #pragma unroll 1
@@ -2019,22 +2219,21 @@ layernorm_fwd_bf16_65536_cluster_per_row_55f455(
     bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
 
     Vec<bfloat16, kVector> x_held[kSteps];
-
     Vec<bfloat16, kVector> weight_held[kSteps];
     Vec<bfloat16, kVector> bias_held[kSteps];
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      weight_held[step] = read_default<kVector>(weight + vector * kVector);
-      bias_held[step] = read_default<kVector>(bias + vector * kVector);
+      weight_held[step] = read<kVector>(weight + vector * kVector);
+      bias_held[step] = read<kVector>(bias + vector * kVector);
     }
 
     mbarrier_wait(&arrived[stage], phase);
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      x_held[step] = read_default<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
+      x_held[step] = read<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
     }
 
     Look1 look1 = {0.0f};
@@ -2049,15 +2248,15 @@ layernorm_fwd_bf16_65536_cluster_per_row_55f455(
       }
     }
 
-    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots[trip % 2], &look1_full[trip % 2], trip / 2 % 2);
+    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
     const float row_mean = look1.x_sum / kCols;
-
     // Every thread of the row has passed a barrier since it read its slots.
-    if (threadIdx.x == 0 && first_row + kStages * gridDim.x / kCluster < rows) fetch(first_row + kStages * gridDim.x / kCluster, stage);
+    const unsigned refill_row = first_row + kStages * gridDim.x / kCluster;
+    if (threadIdx.x == 0 && refill_row < rows) fetch(refill_row, stage);
 
     Look2 look2 = {0.0f};
 
-    // Look 2: sum((-mean + x)**2)
+    // Look 2: sum((x - mean)**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       #pragma unroll
@@ -2067,7 +2266,7 @@ layernorm_fwd_bf16_65536_cluster_per_row_55f455(
       }
     }
 
-    look2 = exchange_cluster<kWarps, kCluster>(look2, look2_slots[trip % 2], &look2_full[trip % 2], trip / 2 % 2);
+    look2 = exchange_cluster<kWarps, kCluster>(look2, look2_slots, look2_full, trip);
     const float row_var = look2.var_sum / kCols;
     const float row_rstd = rsqrtf(eps + row_var);
 
@@ -2090,11 +2289,13 @@ layernorm_fwd_bf16_65536_cluster_per_row_55f455(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write_default(y_row + vector * kVector, y_vec);
+      write(y_row + vector * kVector, y_vec);
     }
 
-    if (++stage == kStages) { stage = 0; phase ^= 1; }
-
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
     ++trip;
   }
 }
@@ -2116,11 +2317,28 @@ layernorm_fwd_bf16_any_cols_block_per_row_44136f(
   constexpr int kThreadsPerRow = 256;
   constexpr int kVector = 1;  // elements per access of 2 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
-  __shared__ Look2 look2_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(x)
+    float x_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_sum + b.x_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    }
+  };
+  struct Look2 {  // look 2: sum((x - mean)**2)
+    float var_sum;
+    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
+      return {a.var_sum + b.var_sum};
+    }
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
+  __shared__ Look2 look2_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -2135,7 +2353,7 @@ layernorm_fwd_bf16_any_cols_block_per_row_44136f(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -2144,17 +2362,17 @@ layernorm_fwd_bf16_any_cols_block_per_row_44136f(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_mean = look1.x_sum / cols;
 
   Look2 look2 = {0.0f};
 
-  // Look 2: sum((-mean + x)**2)
+  // Look 2: sum((x - mean)**2)
   #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -2163,7 +2381,7 @@ layernorm_fwd_bf16_any_cols_block_per_row_44136f(
     }
   }
 
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots[slot]);
+  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
   const float row_var = look2.var_sum / cols;
   const float row_rstd = rsqrtf(eps + row_var);
 
@@ -2177,9 +2395,9 @@ layernorm_fwd_bf16_any_cols_block_per_row_44136f(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
-      const Vec<bfloat16, kVector> bias_vec = read_default<kVector>(bias + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+      const Vec<bfloat16, kVector> bias_vec = read<kVector>(bias + vector * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -2190,7 +2408,7 @@ layernorm_fwd_bf16_any_cols_block_per_row_44136f(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write_default(y_row + vector * kVector, y_vec);
+      write(y_row + vector * kVector, y_vec);
     }
   }
 }
@@ -2211,11 +2429,28 @@ layernorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
   constexpr int kThreadsPerRow = 256;
   constexpr int kVector = 1;  // elements per access of 2 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
-  __shared__ Look2 look2_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(x)
+    float x_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_sum + b.x_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    }
+  };
+  struct Look2 {  // look 2: sum((x - mean)**2)
+    float var_sum;
+    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
+      return {a.var_sum + b.var_sum};
+    }
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
+  __shared__ Look2 look2_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -2230,7 +2465,7 @@ layernorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -2239,17 +2474,17 @@ layernorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_mean = look1.x_sum / cols;
 
   Look2 look2 = {0.0f};
 
-  // Look 2: sum((-mean + x)**2)
+  // Look 2: sum((x - mean)**2)
   #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -2258,7 +2493,7 @@ layernorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
     }
   }
 
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots[slot]);
+  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
   const float row_var = look2.var_sum / cols;
   const float row_rstd = rsqrtf(eps + row_var);
 
@@ -2272,8 +2507,8 @@ layernorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> bias_vec = read_default<kVector>(bias + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> bias_vec = read<kVector>(bias + vector * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -2283,7 +2518,7 @@ layernorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write_default(y_row + vector * kVector, y_vec);
+      write(y_row + vector * kVector, y_vec);
     }
   }
 }
@@ -2304,11 +2539,28 @@ layernorm_fwd_bf16_any_cols_without_bias_block_per_row_44136f(
   constexpr int kThreadsPerRow = 256;
   constexpr int kVector = 1;  // elements per access of 2 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
-  __shared__ Look2 look2_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(x)
+    float x_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_sum + b.x_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    }
+  };
+  struct Look2 {  // look 2: sum((x - mean)**2)
+    float var_sum;
+    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
+      return {a.var_sum + b.var_sum};
+    }
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
+  __shared__ Look2 look2_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -2323,7 +2575,7 @@ layernorm_fwd_bf16_any_cols_without_bias_block_per_row_44136f(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -2332,17 +2584,17 @@ layernorm_fwd_bf16_any_cols_without_bias_block_per_row_44136f(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_mean = look1.x_sum / cols;
 
   Look2 look2 = {0.0f};
 
-  // Look 2: sum((-mean + x)**2)
+  // Look 2: sum((x - mean)**2)
   #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -2351,7 +2603,7 @@ layernorm_fwd_bf16_any_cols_without_bias_block_per_row_44136f(
     }
   }
 
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots[slot]);
+  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
   const float row_var = look2.var_sum / cols;
   const float row_rstd = rsqrtf(eps + row_var);
 
@@ -2365,8 +2617,8 @@ layernorm_fwd_bf16_any_cols_without_bias_block_per_row_44136f(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -2376,7 +2628,7 @@ layernorm_fwd_bf16_any_cols_without_bias_block_per_row_44136f(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write_default(y_row + vector * kVector, y_vec);
+      write(y_row + vector * kVector, y_vec);
     }
   }
 }
@@ -2396,11 +2648,28 @@ layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
   constexpr int kThreadsPerRow = 256;
   constexpr int kVector = 1;  // elements per access of 2 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
-  __shared__ Look2 look2_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(x)
+    float x_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_sum + b.x_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    }
+  };
+  struct Look2 {  // look 2: sum((x - mean)**2)
+    float var_sum;
+    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
+      return {a.var_sum + b.var_sum};
+    }
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
+  __shared__ Look2 look2_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -2415,7 +2684,7 @@ layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -2424,17 +2693,17 @@ layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_mean = look1.x_sum / cols;
 
   Look2 look2 = {0.0f};
 
-  // Look 2: sum((-mean + x)**2)
+  // Look 2: sum((x - mean)**2)
   #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -2443,7 +2712,7 @@ layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
     }
   }
 
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots[slot]);
+  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
   const float row_var = look2.var_sum / cols;
   const float row_rstd = rsqrtf(eps + row_var);
 
@@ -2457,7 +2726,7 @@ layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -2466,7 +2735,7 @@ layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write_default(y_row + vector * kVector, y_vec);
+      write(y_row + vector * kVector, y_vec);
     }
   }
 }

@@ -49,8 +49,6 @@ namespace normgen {
 namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
 namespace layernorm_fwd_bf16_weight_f32_bias_f32_detail {
 
-// ---- instructions ----------------------------------------------------------------------------------------------
-
 struct bfloat16 {
   unsigned short bits;
 };
@@ -77,50 +75,6 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 #endif
 }
 
-// Cached at all levels.
-template <typename Word>
-__device__ __forceinline__ Word load_default(const Word* address) {
-  return *address;
-}
-
-// Leaves no line in L1.
-__device__ __forceinline__ unsigned short load_no_allocate(const unsigned short* address) {
-  unsigned short value;
-  asm("ld.global.L1::no_allocate.u16 %0, [%1];"
-      : "=h"(value) : "l"(address));
-  return value;
-}
-__device__ __forceinline__ unsigned load_no_allocate(const unsigned* address) {
-  unsigned value;
-  asm("ld.global.L1::no_allocate.u32 %0, [%1];"
-      : "=r"(value) : "l"(address));
-  return value;
-}
-__device__ __forceinline__ uint2 load_no_allocate(const uint2* address) {
-  uint2 value;
-  asm("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
-      : "=r"(value.x), "=r"(value.y) : "l"(address));
-  return value;
-}
-__device__ __forceinline__ uint4 load_no_allocate(const uint4* address) {
-  uint4 value;
-  asm("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-      : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(address));
-  return value;
-}
-
-// Written back as usual.
-template <typename Word>
-__device__ __forceinline__ void store_default(Word* address, Word value) {
-  *address = value;
-}
-
-// Written once, not read again soon: evict first (st.global.cs).
-template <typename Word>
-__device__ __forceinline__ void store_streaming(Word* address, Word value) {
-  __stcs(address, value);
-}
-
 // Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
 __device__ __forceinline__ void dependency_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -131,34 +85,89 @@ __device__ __forceinline__ void dependency_trigger() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
 
-// ---- vectors of stored elements ---------------------------------------------------------------------------------
-
-// N elements as 32-bit registers, moved by the widest words that fit (at most 16 bytes each).
-template <typename T, int N>
-struct Vec {
-  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
-  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
-  unsigned bits[kRegisters];
+// Leaves no line in L1.
+struct NoAllocate {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    if constexpr (kBytes == 16) {
+      asm("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+          : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address));
+    } else if constexpr (kBytes == 8) {
+      asm("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+          : "=r"(bits[0]), "=r"(bits[1]) : "l"(address));
+    } else if constexpr (kBytes == 4) {
+      asm("ld.global.L1::no_allocate.u32 %0, [%1];"
+          : "=r"(bits[0]) : "l"(address));
+    } else {
+      unsigned short half;
+      if constexpr (kBytes == 2) asm("ld.global.L1::no_allocate.u16 %0, [%1];" : "=h"(half) : "l"(address));
+      else asm("ld.global.L1::no_allocate.u8 %0, [%1];" : "=h"(half) : "l"(address));
+      bits[0] = half;
+    }
+  }
 };
 
+// The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
 template <> struct WordOf<8> { using type = uint2; };
 template <> struct WordOf<4> { using type = unsigned; };
 template <> struct WordOf<2> { using type = unsigned short; };
+template <> struct WordOf<1> { using type = unsigned char; };
+template <int kBytes> using Word = typename WordOf<kBytes>::type;
 
+__device__ __forceinline__ void split(unsigned char word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(unsigned short word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(unsigned word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(uint2 word, unsigned* bits) { bits[0] = word.x; bits[1] = word.y; }
 __device__ __forceinline__ void split(uint4 word, unsigned* bits) {
   bits[0] = word.x; bits[1] = word.y; bits[2] = word.z; bits[3] = word.w;
 }
-__device__ __forceinline__ void join(unsigned short& word, const unsigned* bits) {
-  word = static_cast<unsigned short>(bits[0]);
+template <int kBytes>
+__device__ __forceinline__ Word<kBytes> join(const unsigned* bits) {
+  if constexpr (kBytes == 16) return make_uint4(bits[0], bits[1], bits[2], bits[3]);
+  else if constexpr (kBytes == 8) return make_uint2(bits[0], bits[1]);
+  else return static_cast<Word<kBytes>>(bits[0]);
 }
-__device__ __forceinline__ void join(unsigned& word, const unsigned* bits) { word = bits[0]; }
-__device__ __forceinline__ void join(uint2& word, const unsigned* bits) { word = make_uint2(bits[0], bits[1]); }
-__device__ __forceinline__ void join(uint4& word, const unsigned* bits) {
-  word = make_uint4(bits[0], bits[1], bits[2], bits[3]);
+
+// Cached at all levels, written back as usual.
+struct Default {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    split(*static_cast<const Word<kBytes>*>(address), bits);
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
+    *static_cast<Word<kBytes>*>(address) = join<kBytes>(bits);
+  }
+};
+
+// N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
+template <typename T, int N>
+struct Vec {
+  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
+  static constexpr int kWordBytes = kBytes < 16 ? kBytes : 16;
+  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
+  unsigned bits[kRegisters];
+};
+
+template <int N, typename Hint = Default, typename T>
+__device__ __forceinline__ Vec<T, N> read(const T* elements) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  Vec<T, N> vec;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template load<kBytes>(reinterpret_cast<const unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
+  return vec;
+}
+
+template <typename Hint = Default, typename T, int N>
+__device__ __forceinline__ void write(T* elements, const Vec<T, N>& vec) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template store<kBytes>(reinterpret_cast<unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
 }
 
 template <int N>
@@ -166,10 +175,11 @@ __device__ __forceinline__ float element(const Vec<float, N>& vec, int i) { retu
 
 template <int N>
 __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N]) {
-#pragma unroll
+  #pragma unroll
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
+// Two elements share a register.
 template <int N>
 __device__ __forceinline__ float element(const Vec<bfloat16, N>& vec, int i) {
   if (i % 2 == 1) return __uint_as_float(vec.bits[i / 2] & 0xffff0000u);
@@ -181,61 +191,34 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   if (N == 1) {
     vec.bits[0] = float_to_bfloat16(values[0]);
   } else {
-#pragma unroll
+    #pragma unroll
     for (int i = 0; i + 1 < N; i += 2) vec.bits[i / 2] = floats_to_bfloat162(values[i], values[i + 1]);
   }
 }
 
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_default(const T* elements) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-  Vec<T, N> vec;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    split(load_default(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
-  }
-  return vec;
-}
-
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_no_allocate(const T* elements) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-  Vec<T, N> vec;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    split(load_no_allocate(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
-  }
-  return vec;
-}
-
-template <int N, typename T>
-__device__ __forceinline__ void write_default(T* elements, const Vec<T, N>& vec) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    Word word;
-    join(word, vec.bits + i * sizeof(Word) / 4);
-    store_default(reinterpret_cast<Word*>(elements) + i, word);
-  }
-}
-
-template <int N, typename T>
-__device__ __forceinline__ void write_streaming(T* elements, const Vec<T, N>& vec) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    Word word;
-    join(word, vec.bits + i * sizeof(Word) / 4);
-    store_streaming(reinterpret_cast<Word*>(elements) + i, word);
-  }
-}
-
-// All kLanes neighbouring lanes end with the combined state.
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
 __device__ __forceinline__ State reduce_lanes(State s) {
-#pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = combine(s, shuffle_xor(s, offset));
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
   return s;
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
 }
 
 // Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
@@ -244,36 +227,20 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   s = reduce_lanes<32>(s);
   if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
   __syncthreads();
-  return reduce_lanes<kWarps>(slots[threadIdx.x % kWarps]);
+  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// ---- row reduction ----------------------------------------------------------------------------------------------
-
-// Look 1: sum(x)
-struct Look1 {
-  float x_sum;
+// Used once: evict first (ld.global.cs, st.global.cs).
+struct Streaming {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    split(__ldcs(static_cast<const Word<kBytes>*>(address)), bits);
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
+    __stcs(static_cast<Word<kBytes>*>(address), join<kBytes>(bits));
+  }
 };
-
-__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-  return {a.x_sum + b.x_sum};
-}
-
-__device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-  return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
-}
-
-// Look 2: sum((-mean + x)**2)
-struct Look2 {
-  float var_sum;
-};
-
-__device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-  return {a.var_sum + b.var_sum};
-}
-
-__device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-  return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
-}
 
 // layernorm forward, 4096 columns: 256 threads own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
@@ -295,11 +262,28 @@ layernorm_fwd_bf16_4096_block_per_row_0fc3ba(
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
-  __shared__ Look2 look2_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(x)
+    float x_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_sum + b.x_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    }
+  };
+  struct Look2 {  // look 2: sum((x - mean)**2)
+    float var_sum;
+    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
+      return {a.var_sum + b.var_sum};
+    }
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
+  __shared__ Look2 look2_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
@@ -313,7 +297,7 @@ layernorm_fwd_bf16_4096_block_per_row_0fc3ba(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_no_allocate<kVector>(x_row + vector * kVector);
+    x_held[step] = read<kVector, NoAllocate>(x_row + vector * kVector);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -330,12 +314,12 @@ layernorm_fwd_bf16_4096_block_per_row_0fc3ba(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_mean = look1.x_sum / kCols;
 
   Look2 look2 = {0.0f};
 
-  // Look 2: sum((-mean + x)**2)
+  // Look 2: sum((x - mean)**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     #pragma unroll
@@ -345,7 +329,7 @@ layernorm_fwd_bf16_4096_block_per_row_0fc3ba(
     }
   }
 
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots[slot]);
+  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
   const float row_var = look2.var_sum / kCols;
   const float row_rstd = rsqrtf(eps + row_var);
 
@@ -358,8 +342,8 @@ layernorm_fwd_bf16_4096_block_per_row_0fc3ba(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    const Vec<float, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
-    const Vec<float, kVector> bias_vec = read_default<kVector>(bias + vector * kVector);
+    const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+    const Vec<float, kVector> bias_vec = read<kVector>(bias + vector * kVector);
     float y_values[kVector];
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
@@ -370,7 +354,7 @@ layernorm_fwd_bf16_4096_block_per_row_0fc3ba(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write_streaming(y_row + vector * kVector, y_vec);
+    write<Streaming>(y_row + vector * kVector, y_vec);
   }
 }
 
@@ -391,11 +375,28 @@ layernorm_fwd_bf16_any_cols_block_per_row_44136f(
   constexpr int kThreadsPerRow = 256;
   constexpr int kVector = 1;  // elements per access of 2 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
-  __shared__ Look2 look2_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(x)
+    float x_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_sum + b.x_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    }
+  };
+  struct Look2 {  // look 2: sum((x - mean)**2)
+    float var_sum;
+    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
+      return {a.var_sum + b.var_sum};
+    }
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
+  __shared__ Look2 look2_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -410,7 +411,7 @@ layernorm_fwd_bf16_any_cols_block_per_row_44136f(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -419,17 +420,17 @@ layernorm_fwd_bf16_any_cols_block_per_row_44136f(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_mean = look1.x_sum / cols;
 
   Look2 look2 = {0.0f};
 
-  // Look 2: sum((-mean + x)**2)
+  // Look 2: sum((x - mean)**2)
   #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -438,7 +439,7 @@ layernorm_fwd_bf16_any_cols_block_per_row_44136f(
     }
   }
 
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots[slot]);
+  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
   const float row_var = look2.var_sum / cols;
   const float row_rstd = rsqrtf(eps + row_var);
 
@@ -452,9 +453,9 @@ layernorm_fwd_bf16_any_cols_block_per_row_44136f(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
-      const Vec<float, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
-      const Vec<float, kVector> bias_vec = read_default<kVector>(bias + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+      const Vec<float, kVector> bias_vec = read<kVector>(bias + vector * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -465,7 +466,7 @@ layernorm_fwd_bf16_any_cols_block_per_row_44136f(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write_default(y_row + vector * kVector, y_vec);
+      write(y_row + vector * kVector, y_vec);
     }
   }
 }
@@ -486,11 +487,28 @@ layernorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
   constexpr int kThreadsPerRow = 256;
   constexpr int kVector = 1;  // elements per access of 2 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
-  __shared__ Look2 look2_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(x)
+    float x_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_sum + b.x_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    }
+  };
+  struct Look2 {  // look 2: sum((x - mean)**2)
+    float var_sum;
+    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
+      return {a.var_sum + b.var_sum};
+    }
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
+  __shared__ Look2 look2_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -505,7 +523,7 @@ layernorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -514,17 +532,17 @@ layernorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_mean = look1.x_sum / cols;
 
   Look2 look2 = {0.0f};
 
-  // Look 2: sum((-mean + x)**2)
+  // Look 2: sum((x - mean)**2)
   #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -533,7 +551,7 @@ layernorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
     }
   }
 
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots[slot]);
+  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
   const float row_var = look2.var_sum / cols;
   const float row_rstd = rsqrtf(eps + row_var);
 
@@ -547,8 +565,8 @@ layernorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
-      const Vec<float, kVector> bias_vec = read_default<kVector>(bias + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<float, kVector> bias_vec = read<kVector>(bias + vector * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -558,7 +576,7 @@ layernorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write_default(y_row + vector * kVector, y_vec);
+      write(y_row + vector * kVector, y_vec);
     }
   }
 }
@@ -579,11 +597,28 @@ layernorm_fwd_bf16_any_cols_without_bias_block_per_row_44136f(
   constexpr int kThreadsPerRow = 256;
   constexpr int kVector = 1;  // elements per access of 2 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
-  __shared__ Look2 look2_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(x)
+    float x_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_sum + b.x_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    }
+  };
+  struct Look2 {  // look 2: sum((x - mean)**2)
+    float var_sum;
+    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
+      return {a.var_sum + b.var_sum};
+    }
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
+  __shared__ Look2 look2_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -598,7 +633,7 @@ layernorm_fwd_bf16_any_cols_without_bias_block_per_row_44136f(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -607,17 +642,17 @@ layernorm_fwd_bf16_any_cols_without_bias_block_per_row_44136f(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_mean = look1.x_sum / cols;
 
   Look2 look2 = {0.0f};
 
-  // Look 2: sum((-mean + x)**2)
+  // Look 2: sum((x - mean)**2)
   #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -626,7 +661,7 @@ layernorm_fwd_bf16_any_cols_without_bias_block_per_row_44136f(
     }
   }
 
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots[slot]);
+  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
   const float row_var = look2.var_sum / cols;
   const float row_rstd = rsqrtf(eps + row_var);
 
@@ -640,8 +675,8 @@ layernorm_fwd_bf16_any_cols_without_bias_block_per_row_44136f(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
-      const Vec<float, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -651,7 +686,7 @@ layernorm_fwd_bf16_any_cols_without_bias_block_per_row_44136f(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write_default(y_row + vector * kVector, y_vec);
+      write(y_row + vector * kVector, y_vec);
     }
   }
 }
@@ -671,11 +706,28 @@ layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
   constexpr int kThreadsPerRow = 256;
   constexpr int kVector = 1;  // elements per access of 2 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
-  __shared__ Look2 look2_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(x)
+    float x_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_sum + b.x_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    }
+  };
+  struct Look2 {  // look 2: sum((x - mean)**2)
+    float var_sum;
+    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
+      return {a.var_sum + b.var_sum};
+    }
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
+  __shared__ Look2 look2_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -690,7 +742,7 @@ layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -699,17 +751,17 @@ layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_mean = look1.x_sum / cols;
 
   Look2 look2 = {0.0f};
 
-  // Look 2: sum((-mean + x)**2)
+  // Look 2: sum((x - mean)**2)
   #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -718,7 +770,7 @@ layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
     }
   }
 
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots[slot]);
+  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
   const float row_var = look2.var_sum / cols;
   const float row_rstd = rsqrtf(eps + row_var);
 
@@ -732,7 +784,7 @@ layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -741,7 +793,7 @@ layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write_default(y_row + vector * kVector, y_vec);
+      write(y_row + vector * kVector, y_vec);
     }
   }
 }

@@ -48,8 +48,6 @@ namespace normgen {
 namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
 namespace log_softmax_fwd_bf16_detail {
 
-// ---- instructions ----------------------------------------------------------------------------------------------
-
 struct bfloat16 {
   unsigned short bits;
 };
@@ -74,80 +72,6 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 #else
   return float_to_bfloat16(low) | (static_cast<unsigned>(float_to_bfloat16(high)) << 16);
 #endif
-}
-
-// IEEE 754-2019 maximum and minimum: unlike fmaxf and fminf they return NaN when either operand is NaN.
-__device__ __forceinline__ float maximum(float a, float b) {
-#if __CUDA_ARCH__ >= 800
-  float value;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(value) : "f"(a), "f"(b));
-  return value;
-#else
-  return a > b || a != a ? a : b;
-#endif
-}
-
-__device__ __forceinline__ float minimum(float a, float b) {
-#if __CUDA_ARCH__ >= 800
-  float value;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(value) : "f"(a), "f"(b));
-  return value;
-#else
-  return a < b || a != a ? a : b;
-#endif
-}
-
-// Cached at all levels.
-template <typename Word>
-__device__ __forceinline__ Word load_default(const Word* address) {
-  return *address;
-}
-
-// Last to leave L2.
-__device__ __forceinline__ unsigned short load_evict_last(const unsigned short* address) {
-  unsigned short value;
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;"
-      : "=h"(value) : "l"(address), "l"(policy));
-  return value;
-}
-__device__ __forceinline__ unsigned load_evict_last(const unsigned* address) {
-  unsigned value;
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;"
-      : "=r"(value) : "l"(address), "l"(policy));
-  return value;
-}
-__device__ __forceinline__ uint2 load_evict_last(const uint2* address) {
-  uint2 value;
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
-      : "=r"(value.x), "=r"(value.y) : "l"(address), "l"(policy));
-  return value;
-}
-__device__ __forceinline__ uint4 load_evict_last(const uint4* address) {
-  uint4 value;
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-      : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(address), "l"(policy));
-  return value;
-}
-
-// Written back as usual.
-template <typename Word>
-__device__ __forceinline__ void store_default(Word* address, Word value) {
-  *address = value;
-}
-
-// e^x by the hardware's power of two: off by 2 + 1.2 |x| units in the last place at most; 0 where that is subnormal.
-__device__ __forceinline__ float exp_approximate(float x) {
-  float value;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(x * 1.442695041f));
-  return value;
 }
 
 __device__ __forceinline__ void mbarrier_init(unsigned long long* barrier, unsigned arrivals) {
@@ -176,50 +100,161 @@ __device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier, unsig
 __device__ __forceinline__ void mbarrier_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // One copy of a multiple of 16 bytes by the copy engine; its bytes count at the barrier as they arrive.
-__device__ __forceinline__ void bulk_load_evict_last(void* shared, const void* global, unsigned bytes,
-                                                     unsigned long long* barrier) {
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+__device__ __forceinline__ void bulk_load(
+    void* shared, const void* global, unsigned bytes, unsigned long long* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(shared))), "l"(global), "r"(bytes),
-                  "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "l"(policy) : "memory");
+                  "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))) : "memory");
 }
 
+// As bulk_load, by the L2 policy of `Hint`.
+template <typename Hint>
+__device__ __forceinline__ void bulk_load_by(
+    void* shared, const void* global, unsigned bytes, unsigned long long* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+               "[%0], [%1], %2, [%3], %4;"
+               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(shared))), "l"(global), "r"(bytes),
+                  "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "l"(Hint::l2_policy()) : "memory");
+}
+
+// Shared memory whose size the launch decides.
 __device__ __forceinline__ unsigned char* dynamic_shared() {
   extern __shared__ __align__(128) unsigned char bytes[];
   return bytes;
 }
 
-// ---- vectors of stored elements ---------------------------------------------------------------------------------
-
-// N elements as 32-bit registers, moved by the widest words that fit (at most 16 bytes each).
-template <typename T, int N>
-struct Vec {
-  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
-  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
-  unsigned bits[kRegisters];
+// Last to leave L2 (createpolicy: sm_80).
+struct EvictLast {
+  static __device__ __forceinline__ unsigned long long l2_policy() {
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    const unsigned long long policy = l2_policy();
+    if constexpr (kBytes == 16) {
+      asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+          : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
+    } else if constexpr (kBytes == 8) {
+      asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
+          : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
+    } else if constexpr (kBytes == 4) {
+      asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;"
+          : "=r"(bits[0]) : "l"(address), "l"(policy));
+    } else {
+      unsigned short half;
+      if constexpr (kBytes == 2) {
+        asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+      } else {
+        asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+      }
+      bits[0] = half;
+    }
+  }
 };
 
+// e^x by the hardware's power of two: off by 2 + 1.2 |x| units in the last place at most; 0 where that is subnormal.
+__device__ __forceinline__ float exp_approximate(float x) {
+  float value;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(x * 1.442695041f));
+  return value;
+}
+
+// IEEE 754-2019 maximum and minimum: unlike fmaxf and fminf they return NaN when either operand is NaN.
+__device__ __forceinline__ float maximum(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  float value;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(value) : "f"(a), "f"(b));
+  return value;
+#else
+  return a > b || a != a ? a : b;
+#endif
+}
+
+__device__ __forceinline__ float minimum(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  float value;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(value) : "f"(a), "f"(b));
+  return value;
+#else
+  return a < b || a != a ? a : b;
+#endif
+}
+
+// The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
 template <> struct WordOf<8> { using type = uint2; };
 template <> struct WordOf<4> { using type = unsigned; };
 template <> struct WordOf<2> { using type = unsigned short; };
+template <> struct WordOf<1> { using type = unsigned char; };
+template <int kBytes> using Word = typename WordOf<kBytes>::type;
 
+__device__ __forceinline__ void split(unsigned char word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(unsigned short word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(unsigned word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(uint2 word, unsigned* bits) { bits[0] = word.x; bits[1] = word.y; }
 __device__ __forceinline__ void split(uint4 word, unsigned* bits) {
   bits[0] = word.x; bits[1] = word.y; bits[2] = word.z; bits[3] = word.w;
 }
-__device__ __forceinline__ void join(unsigned short& word, const unsigned* bits) {
-  word = static_cast<unsigned short>(bits[0]);
-}
-__device__ __forceinline__ void join(unsigned& word, const unsigned* bits) { word = bits[0]; }
-__device__ __forceinline__ void join(uint2& word, const unsigned* bits) { word = make_uint2(bits[0], bits[1]); }
-__device__ __forceinline__ void join(uint4& word, const unsigned* bits) {
-  word = make_uint4(bits[0], bits[1], bits[2], bits[3]);
+template <int kBytes>
+__device__ __forceinline__ Word<kBytes> join(const unsigned* bits) {
+  if constexpr (kBytes == 16) return make_uint4(bits[0], bits[1], bits[2], bits[3]);
+  else if constexpr (kBytes == 8) return make_uint2(bits[0], bits[1]);
+  else return static_cast<Word<kBytes>>(bits[0]);
 }
 
+// Cached at all levels, written back as usual.
+struct Default {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    split(*static_cast<const Word<kBytes>*>(address), bits);
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
+    *static_cast<Word<kBytes>*>(address) = join<kBytes>(bits);
+  }
+};
+
+// N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
+template <typename T, int N>
+struct Vec {
+  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
+  static constexpr int kWordBytes = kBytes < 16 ? kBytes : 16;
+  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
+  unsigned bits[kRegisters];
+};
+
+template <int N, typename Hint = Default, typename T>
+__device__ __forceinline__ Vec<T, N> read(const T* elements) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  Vec<T, N> vec;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template load<kBytes>(reinterpret_cast<const unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
+  return vec;
+}
+
+template <typename Hint = Default, typename T, int N>
+__device__ __forceinline__ void write(T* elements, const Vec<T, N>& vec) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template store<kBytes>(reinterpret_cast<unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
+}
+
+template <int N>
+__device__ __forceinline__ float element(const Vec<float, N>& vec, int i) { return __uint_as_float(vec.bits[i]); }
+
+template <int N>
+__device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N]) {
+  #pragma unroll
+  for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
+}
+
+// Two elements share a register.
 template <int N>
 __device__ __forceinline__ float element(const Vec<bfloat16, N>& vec, int i) {
   if (i % 2 == 1) return __uint_as_float(vec.bits[i / 2] & 0xffff0000u);
@@ -231,50 +266,34 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   if (N == 1) {
     vec.bits[0] = float_to_bfloat16(values[0]);
   } else {
-#pragma unroll
+    #pragma unroll
     for (int i = 0; i + 1 < N; i += 2) vec.bits[i / 2] = floats_to_bfloat162(values[i], values[i + 1]);
   }
 }
 
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_default(const T* elements) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-  Vec<T, N> vec;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    split(load_default(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
-  }
-  return vec;
-}
-
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_evict_last(const T* elements) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-  Vec<T, N> vec;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    split(load_evict_last(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
-  }
-  return vec;
-}
-
-template <int N, typename T>
-__device__ __forceinline__ void write_default(T* elements, const Vec<T, N>& vec) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    Word word;
-    join(word, vec.bits + i * sizeof(Word) / 4);
-    store_default(reinterpret_cast<Word*>(elements) + i, word);
-  }
-}
-
-// All kLanes neighbouring lanes end with the combined state.
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
 __device__ __forceinline__ State reduce_lanes(State s) {
-#pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = combine(s, shuffle_xor(s, offset));
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
   return s;
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
 }
 
 // Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
@@ -283,27 +302,7 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   s = reduce_lanes<32>(s);
   if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
   __syncthreads();
-  return reduce_lanes<kWarps>(slots[threadIdx.x % kWarps]);
-}
-
-namespace online {
-
-// ---- row reduction ----------------------------------------------------------------------------------------------
-
-// Look 1: online_softmax(x)
-struct Look1 {
-  float row_max;
-  float row_sum;
-};
-
-__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-  const float new_max = maximum(a.row_max, b.row_max);
-  return {new_max, exp_approximate(a.row_max - new_max) * a.row_sum + exp_approximate(b.row_max - new_max) * b.row_sum};
-}
-
-__device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-  return {__shfl_xor_sync(0xffffffffu, s.row_max, offset),
-          __shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
+  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
 // log_softmax forward, 151936 columns: 1024 threads own a row; it is read once.
@@ -315,34 +314,42 @@ log_softmax_fwd_bf16_151936_block_per_row_5b13a9(
     long long x_pitch,
     int rows) {
   constexpr int kCols = 151936;
-  constexpr int kThreadsPerRow = 1024;
   constexpr int kThreads = 1024;
+  constexpr int kThreadsPerRow = 1024;
   constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kHeldSteps = 7;  // of them in registers
+  constexpr int kHeldSteps = 7;  // vectors of a thread in registers
   constexpr int kCopiedCols = kCols - kHeldSteps * kThreadsPerRow * kVector;  // of a row that the copy engine brings
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: online_softmax(x)
+    float row_max, row_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      const float new_max = maximum(a.row_max, b.row_max);
+      return {new_max,
+          exp_approximate(a.row_max - new_max) * a.row_sum + exp_approximate(b.row_max - new_max) * b.row_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.row_max, offset), __shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
   __shared__ unsigned long long arrived;
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
-
-  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0);
+  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
   Vec<bfloat16, kVector> x_held[kHeldSteps];
-
   // One thread a row asks for it; the barrier counts down the bytes that arrive.
   if (threadIdx.x == 0) {
     mbarrier_init(&arrived, 1);
     mbarrier_fence();
     mbarrier_expect_bytes(&arrived, kCopiedCols * sizeof(bfloat16));
-    bulk_load_evict_last(x_shared, x_row + kCols - kCopiedCols, kCopiedCols * sizeof(bfloat16), &arrived);
+    bulk_load_by<EvictLast>(x_shared, x_row + kCols - kCopiedCols, kCopiedCols * sizeof(bfloat16), &arrived);
   }
   __syncthreads();  // others wait only for a barrier that is set up
 
@@ -351,7 +358,7 @@ log_softmax_fwd_bf16_151936_block_per_row_5b13a9(
   for (int step = 0; step < kHeldSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < kVectors) {
-      x_held[step] = read_evict_last<kVector>(x_row + vector * kVector);
+      x_held[step] = read<kVector, EvictLast>(x_row + vector * kVector);
     }
   }
 
@@ -384,7 +391,8 @@ log_softmax_fwd_bf16_151936_block_per_row_5b13a9(
   for (int step = kHeldSteps; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < kVectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
+      const Vec<bfloat16, kVector> x_vec =
+          read<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
       float new_max = look1.row_max;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -401,7 +409,7 @@ log_softmax_fwd_bf16_151936_block_per_row_5b13a9(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
 
   // Last look: the outputs
   #pragma unroll
@@ -417,7 +425,7 @@ log_softmax_fwd_bf16_151936_block_per_row_5b13a9(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write_default(y_row + vector * kVector, y_vec);
+      write(y_row + vector * kVector, y_vec);
     }
   }
 
@@ -425,7 +433,8 @@ log_softmax_fwd_bf16_151936_block_per_row_5b13a9(
   for (int step = kHeldSteps; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < kVectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
+      const Vec<bfloat16, kVector> x_vec =
+          read<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -435,41 +444,9 @@ log_softmax_fwd_bf16_151936_block_per_row_5b13a9(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write_default(y_row + vector * kVector, y_vec);
+      write(y_row + vector * kVector, y_vec);
     }
   }
-}
-
-}  // namespace online
-
-namespace two_pass {
-
-// ---- row reduction ----------------------------------------------------------------------------------------------
-
-// Look 1: max(x)
-struct Look1 {
-  float row_max;
-};
-
-__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-  return {maximum(a.row_max, b.row_max)};
-}
-
-__device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-  return {__shfl_xor_sync(0xffffffffu, s.row_max, offset)};
-}
-
-// Look 2: sum(exp(-row_max + x))
-struct Look2 {
-  float row_sum;
-};
-
-__device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-  return {a.row_sum + b.row_sum};
-}
-
-__device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-  return {__shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
 }
 
 // log_softmax forward, any number of columns: 256 threads own a row; it is read 3 times.
@@ -484,11 +461,28 @@ log_softmax_fwd_bf16_any_cols_block_per_row_44136f(
   constexpr int kThreadsPerRow = 256;
   constexpr int kVector = 1;  // elements per access of 2 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
-  __shared__ Look2 look2_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: max(x)
+    float row_max;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {maximum(a.row_max, b.row_max)};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.row_max, offset)};
+    }
+  };
+  struct Look2 {  // look 2: sum(exp(x - row_max))
+    float row_sum;
+    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
+      return {a.row_sum + b.row_sum};
+    }
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
+  __shared__ Look2 look2_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -503,7 +497,7 @@ log_softmax_fwd_bf16_any_cols_block_per_row_44136f(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -512,16 +506,16 @@ log_softmax_fwd_bf16_any_cols_block_per_row_44136f(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
 
   Look2 look2 = {0.0f};
 
-  // Look 2: sum(exp(-row_max + x))
+  // Look 2: sum(exp(x - row_max))
   #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -530,14 +524,14 @@ log_softmax_fwd_bf16_any_cols_block_per_row_44136f(
     }
   }
 
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots[slot]);
+  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
 
   // Last look: the outputs
   #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -547,12 +541,10 @@ log_softmax_fwd_bf16_any_cols_block_per_row_44136f(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write_default(y_row + vector * kVector, y_vec);
+      write(y_row + vector * kVector, y_vec);
     }
   }
 }
-
-}  // namespace two_pass
 
 }  // namespace log_softmax_fwd_bf16_detail
 }  // namespace sm90
@@ -713,7 +705,7 @@ inline cudaError_t log_softmax_fwd_bf16_pitched(
       status = k::grid(k::kLaunch_151936_block_per_row_5b13a9, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::online::log_softmax_fwd_bf16_151936_block_per_row_5b13a9,
+          k::log_softmax_fwd_bf16_151936_block_per_row_5b13a9,
           k::kLaunch_151936_block_per_row_5b13a9, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
     default:
@@ -722,7 +714,7 @@ inline cudaError_t log_softmax_fwd_bf16_pitched(
   status = k::grid(k::kLaunch_any_cols_block_per_row_44136f, rows, &blocks);
   if (status != cudaSuccess) return status;
   return k::launch(
-      k::two_pass::log_softmax_fwd_bf16_any_cols_block_per_row_44136f,
+      k::log_softmax_fwd_bf16_any_cols_block_per_row_44136f,
       k::kLaunch_any_cols_block_per_row_44136f, blocks, stream,
       reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows, cols);
 }

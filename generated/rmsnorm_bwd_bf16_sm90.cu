@@ -21,6 +21,8 @@
 //           normgen tune --shape 4096x4097 --op rmsnorm --dtype bf16 --direction backward
 //           normgen tune --shape 16384x8192 --op rmsnorm --dtype bf16 --direction backward
 //           normgen tune --shape 2048x32768 --op rmsnorm --dtype bf16 --direction backward
+// note      emitted as another text than the one that was tuned: 65536 x 128, 1048576 x 128, 8192 x 768, 65536 x 1024,
+//           4096 x 4097, 2048 x 32768
 //
 //   rows x cols    kernel           threads  rows/block  vector        median us  GB/s  of roof  vs default  data
 //   65536 x 128    warp_per_row     256      32          bfloat16 x 8  15.15      3339  94.4 %   1.05x       cold
@@ -77,8 +79,6 @@ namespace normgen {
 namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
 namespace rmsnorm_bwd_bf16_detail {
 
-// ---- instructions ----------------------------------------------------------------------------------------------
-
 struct bfloat16 {
   unsigned short bits;
 };
@@ -105,115 +105,29 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 #endif
 }
 
-// Cached at all levels.
-template <typename Word>
-__device__ __forceinline__ Word load_default(const Word* address) {
-  return *address;
-}
-
-// Cached in L2 only (ld.global.cg).
-template <typename Word>
-__device__ __forceinline__ Word load_cache_global(const Word* address) {
-  return __ldcg(address);
-}
-
-// Last to leave L2.
-__device__ __forceinline__ unsigned short load_evict_last(const unsigned short* address) {
-  unsigned short value;
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;"
-      : "=h"(value) : "l"(address), "l"(policy));
-  return value;
-}
-__device__ __forceinline__ unsigned load_evict_last(const unsigned* address) {
-  unsigned value;
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;"
-      : "=r"(value) : "l"(address), "l"(policy));
-  return value;
-}
-__device__ __forceinline__ uint2 load_evict_last(const uint2* address) {
-  uint2 value;
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
-      : "=r"(value.x), "=r"(value.y) : "l"(address), "l"(policy));
-  return value;
-}
-__device__ __forceinline__ uint4 load_evict_last(const uint4* address) {
-  uint4 value;
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-      : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(address), "l"(policy));
-  return value;
-}
-
-// Written back as usual.
-template <typename Word>
-__device__ __forceinline__ void store_default(Word* address, Word value) {
-  *address = value;
-}
-
-__device__ __forceinline__ void named_barrier(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
-}
-
-// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-// ... and let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
-  asm volatile("griddepcontrol.launch_dependents;");
-}
-
-// This block's rank among the blocks that share a row.
+// This block's rank in its cluster.
 __device__ __forceinline__ unsigned cluster_rank() {
   unsigned rank;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
 
-// Writes `value` to where block `rank` of the cluster has the shared variable `own`.
+// All threads of all blocks of a cluster arrive, then wait: writes before are seen behind.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Where block `rank` of the cluster has the shared variable `own`.
 template <typename T>
-__device__ __forceinline__ void cluster_store(T* own, unsigned rank, const T& value) {
+__device__ __forceinline__ unsigned cluster_address(const T* own, unsigned rank) {
   unsigned remote;
   asm("mapa.shared::cluster.u32 %0, %1, %2;"
       : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
-  const float* words = reinterpret_cast<const float*>(&value);
-#pragma unroll
-  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
-    asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(remote + 4 * i), "f"(words[i]) : "memory");
-  }
+  return remote;
 }
-
-// As cluster_store, but nobody waits for the store: its bytes count at that block's `mbarrier` as they arrive.
-template <typename T>
-__device__ __forceinline__ void cluster_send(T* own, unsigned rank, const T& value, unsigned long long* mbarrier) {
-  unsigned remote, counted;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(counted) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(mbarrier))), "r"(rank));
-  const float* words = reinterpret_cast<const float*>(&value);
-#pragma unroll
-  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
-                 :: "r"(remote + 4 * i), "r"(__float_as_uint(words[i])), "r"(counted) : "memory");
-  }
-}
-
-// The other blocks of the cluster see the mbarriers that this thread has set up, behind the next cluster barrier.
-__device__ __forceinline__ void mbarrier_cluster_fence() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 __device__ __forceinline__ void mbarrier_init(unsigned long long* barrier, unsigned arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
@@ -237,6 +151,24 @@ __device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier, unsig
   } while (done == 0);
 }
 
+// Writes `value` to where block `rank` of the cluster has the shared variable `own`. Nobody waits for the store: its
+// bytes count at that block's `mbarrier` as they arrive.
+template <typename T>
+__device__ __forceinline__ void cluster_send(T* own, unsigned rank, const T& value, unsigned long long* mbarrier) {
+  const unsigned remote = cluster_address(own, rank), counted = cluster_address(mbarrier, rank);
+  const float* words = reinterpret_cast<const float*>(&value);
+  #pragma unroll
+  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
+                 :: "r"(remote + 4 * i), "r"(__float_as_uint(words[i])), "r"(counted) : "memory");
+  }
+}
+
+// The other blocks of the cluster see the mbarriers that this thread has set up, behind the next cluster barrier.
+__device__ __forceinline__ void mbarrier_cluster_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
 // Copies 4, 8 or 16 bytes to shared memory past the registers; 16 bytes leave no line in L1.
 template <int kBytes>
 __device__ __forceinline__ void cp_async(void* shared, const void* global) {
@@ -256,39 +188,119 @@ __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" :: "n"(kGroups) : "memory");
 }
 
+// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
+__device__ __forceinline__ void dependency_wait() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// ... and let the kernel behind this one start as soon as blocks leave room.
+__device__ __forceinline__ void dependency_trigger() {
+  asm volatile("griddepcontrol.launch_dependents;");
+}
+
+// Shared memory whose size the launch decides.
 __device__ __forceinline__ unsigned char* dynamic_shared() {
   extern __shared__ __align__(128) unsigned char bytes[];
   return bytes;
 }
 
-// ---- vectors of stored elements ---------------------------------------------------------------------------------
-
-// N elements as 32-bit registers, moved by the widest words that fit (at most 16 bytes each).
-template <typename T, int N>
-struct Vec {
-  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
-  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
-  unsigned bits[kRegisters];
+// Last to leave L2 (createpolicy: sm_80).
+struct EvictLast {
+  static __device__ __forceinline__ unsigned long long l2_policy() {
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    const unsigned long long policy = l2_policy();
+    if constexpr (kBytes == 16) {
+      asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+          : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
+    } else if constexpr (kBytes == 8) {
+      asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
+          : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
+    } else if constexpr (kBytes == 4) {
+      asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;"
+          : "=r"(bits[0]) : "l"(address), "l"(policy));
+    } else {
+      unsigned short half;
+      if constexpr (kBytes == 2) {
+        asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+      } else {
+        asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+      }
+      bits[0] = half;
+    }
+  }
 };
 
+// Waits for that many threads, whole warps, at barrier `id` of 1 to 15.
+__device__ __forceinline__ void named_barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
+}
+
+// The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
 template <> struct WordOf<8> { using type = uint2; };
 template <> struct WordOf<4> { using type = unsigned; };
 template <> struct WordOf<2> { using type = unsigned short; };
+template <> struct WordOf<1> { using type = unsigned char; };
+template <int kBytes> using Word = typename WordOf<kBytes>::type;
 
+__device__ __forceinline__ void split(unsigned char word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(unsigned short word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(unsigned word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(uint2 word, unsigned* bits) { bits[0] = word.x; bits[1] = word.y; }
 __device__ __forceinline__ void split(uint4 word, unsigned* bits) {
   bits[0] = word.x; bits[1] = word.y; bits[2] = word.z; bits[3] = word.w;
 }
-__device__ __forceinline__ void join(unsigned short& word, const unsigned* bits) {
-  word = static_cast<unsigned short>(bits[0]);
+template <int kBytes>
+__device__ __forceinline__ Word<kBytes> join(const unsigned* bits) {
+  if constexpr (kBytes == 16) return make_uint4(bits[0], bits[1], bits[2], bits[3]);
+  else if constexpr (kBytes == 8) return make_uint2(bits[0], bits[1]);
+  else return static_cast<Word<kBytes>>(bits[0]);
 }
-__device__ __forceinline__ void join(unsigned& word, const unsigned* bits) { word = bits[0]; }
-__device__ __forceinline__ void join(uint2& word, const unsigned* bits) { word = make_uint2(bits[0], bits[1]); }
-__device__ __forceinline__ void join(uint4& word, const unsigned* bits) {
-  word = make_uint4(bits[0], bits[1], bits[2], bits[3]);
+
+// Cached at all levels, written back as usual.
+struct Default {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    split(*static_cast<const Word<kBytes>*>(address), bits);
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
+    *static_cast<Word<kBytes>*>(address) = join<kBytes>(bits);
+  }
+};
+
+// N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
+template <typename T, int N>
+struct Vec {
+  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
+  static constexpr int kWordBytes = kBytes < 16 ? kBytes : 16;
+  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
+  unsigned bits[kRegisters];
+};
+
+template <int N, typename Hint = Default, typename T>
+__device__ __forceinline__ Vec<T, N> read(const T* elements) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  Vec<T, N> vec;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template load<kBytes>(reinterpret_cast<const unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
+  return vec;
+}
+
+template <typename Hint = Default, typename T, int N>
+__device__ __forceinline__ void write(T* elements, const Vec<T, N>& vec) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template store<kBytes>(reinterpret_cast<unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
 }
 
 template <int N>
@@ -296,10 +308,11 @@ __device__ __forceinline__ float element(const Vec<float, N>& vec, int i) { retu
 
 template <int N>
 __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N]) {
-#pragma unroll
+  #pragma unroll
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
+// Two elements share a register.
 template <int N>
 __device__ __forceinline__ float element(const Vec<bfloat16, N>& vec, int i) {
   if (i % 2 == 1) return __uint_as_float(vec.bits[i / 2] & 0xffff0000u);
@@ -311,52 +324,97 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   if (N == 1) {
     vec.bits[0] = float_to_bfloat16(values[0]);
   } else {
-#pragma unroll
+    #pragma unroll
     for (int i = 0; i + 1 < N; i += 2) vec.bits[i / 2] = floats_to_bfloat162(values[i], values[i + 1]);
-  }
-}
-
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_default(const T* elements) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-  Vec<T, N> vec;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    split(load_default(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
-  }
-  return vec;
-}
-
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_evict_last(const T* elements) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-  Vec<T, N> vec;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    split(load_evict_last(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
-  }
-  return vec;
-}
-
-template <int N, typename T>
-__device__ __forceinline__ void write_default(T* elements, const Vec<T, N>& vec) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    Word word;
-    join(word, vec.bits + i * sizeof(Word) / 4);
-    store_default(reinterpret_cast<Word*>(elements) + i, word);
   }
 }
 
 // Copies N elements to a slot of shared memory, past the registers.
 template <int N, typename T>
 __device__ __forceinline__ void copy_async(T* slot, const T* elements) {
-  constexpr int kBytes = Vec<T, N>::kBytes < 16 ? Vec<T, N>::kBytes : 16;
-#pragma unroll
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  #pragma unroll
   for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
     cp_async<kBytes>(reinterpret_cast<unsigned char*>(slot) + i, reinterpret_cast<const unsigned char*>(elements) + i);
   }
+}
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
+  return s;
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// Every warp sends its state to each block of the cluster, then every warp combines all of the states. A cluster
+// barrier would wait for all loads and stores of the rows in flight; an mbarrier waits for the states only. Exchanges
+// take turns at two sets of slots: number n uses set n % 2, and waits for phase n / 2 % 2 of that set's mbarrier. A set
+// is written again after the states of the next exchange have come, and every warp sends those after it has read it.
+template <int kWarps, int kCluster, typename State>
+__device__ __forceinline__ State exchange_cluster(
+    State s, State (&slots)[2][kWarps * kCluster], unsigned long long (&full)[2], unsigned exchange) {
+  constexpr int kStates = kWarps * kCluster;
+  State* set = slots[exchange % 2];
+  unsigned long long* arrived = &full[exchange % 2];
+  s = reduce_lanes<32>(s);
+  const unsigned lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) mbarrier_expect_bytes(arrived, kStates * static_cast<unsigned>(sizeof(State)));
+  __syncwarp();  // all lanes have read the slots of the last exchange
+  if (lane < kCluster) cluster_send(set + cluster_rank() * kWarps + threadIdx.x / 32, lane, s, arrived);
+  mbarrier_wait(arrived, exchange / 2 % 2);
+  return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(set));
+}
+
+// Partial rows of column sums: each block has left one row of kTensors times kPitch float32 cells. kThreads threads add
+// kCells neighbouring cells of all rows, from `cell` on, always in the same order: every warp's sums in shared memory.
+template <int kThreads, int kCells, int kTensors, int kPitch>
+__device__ __forceinline__ void add_partial_rows(
+    const float* partials, int partial_rows, int tensor, int cell, float (&warp_sums)[kThreads / 32][kCells]) {
+  constexpr int kLanes = kThreads / kCells;  // threads that share a cell
+  constexpr int kInFlight = 12;              // loads of a thread that travel at once: the sums are bound by latency
+  float sum = 0.0f;
+  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
+    float values[kInFlight];
+    #pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int row = first + i * kLanes;
+      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
+      values[i] = row < partial_rows ? partial_row[cell] : 0.0f;
+    }
+    #pragma unroll
+    for (int i = 0; i < kInFlight; ++i) sum += values[i];
+  }
+  #pragma unroll
+  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
+  __syncthreads();
+}
+
+// The sum of a column of the warps' sums.
+template <int kWarps, int kCells>
+__device__ __forceinline__ float total_of_warps(const float (&warp_sums)[kWarps][kCells], int cell) {
+  float total = 0.0f;
+  #pragma unroll
+  for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][cell];
+  return total;
 }
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -370,41 +428,32 @@ __device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, i
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(elements + first) / kSize % kWord);
   Vec<T, N> vec = {};
   if (!inside && (first < shift || first - shift + kWords * kWord > count)) {
-    using Word = typename WordOf<kSize>::type;
-#pragma unroll
+    #pragma unroll
     for (int i = 0; i < N; ++i) {
-      const unsigned bits = load_default(reinterpret_cast<const Word*>(elements + first + i));
+      const unsigned bits = *reinterpret_cast<const Word<kSize>*>(elements + first + i);
       if (kSize == 4) vec.bits[i] = bits;
-      else vec.bits[i / 2] |= i % 2 == 0 ? bits : bits << 16;
+      else vec.bits[i * kSize / 4] |= bits << i * kSize % 4 * 8;
     }
     return vec;
   }
   unsigned bits[kWords * kRegisters];
-#pragma unroll
+  #pragma unroll
   for (int word = 0; word < kWords; ++word) {
-    const Vec<T, kWord> part = read_default<kWord>(elements + first - shift + word * kWord);
-#pragma unroll
+    const Vec<T, kWord> part = read<kWord>(elements + first - shift + word * kWord);
+    #pragma unroll
     for (int i = 0; i < kRegisters; ++i) bits[word * kRegisters + i] = part.bits[i];
   }
-#pragma unroll
+  #pragma unroll
   for (int step = kRegisters / 2; step > 0; step /= 2) {
     const bool moves = (shift * kSize / 4 & step) != 0;  // a select: branches would put the bits in local memory
-#pragma unroll
+    #pragma unroll
     for (int i = 0; i + step < kWords * kRegisters; ++i) bits[i] = moves ? bits[i + step] : bits[i];
   }
-#pragma unroll
+  #pragma unroll
   for (int i = 0; i < Vec<T, N>::kRegisters; ++i) {
     vec.bits[i] = __funnelshift_r(bits[i], bits[i + 1], shift * kSize % 4 * 8);
   }
   return vec;
-}
-
-// All kLanes neighbouring lanes end with the combined state.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s) {
-#pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = combine(s, shuffle_xor(s, offset));
-  return s;
 }
 
 // Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
@@ -413,52 +462,26 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   s = reduce_lanes<32>(s);
   if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
   __syncthreads();
-  return reduce_lanes<kWarps>(slots[threadIdx.x % kWarps]);
+  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
+// As reduce_row, but rows side by side do not wait for each other: this one is number `slot` of its block.
 template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row(State s, State* slots, int slot) {
+__device__ __forceinline__ State reduce_row_alone(State s, State* slots, int slot) {
   s = reduce_lanes<32>(s);
   if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  named_barrier(1 + slot, kWarps * 32);  // rows side by side do not wait for each other
-  return reduce_lanes<kWarps>(slots[threadIdx.x % kWarps]);
+  named_barrier(1 + slot, kWarps * 32);
+  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// Every warp sends its state to each block of the cluster, then every warp combines all of them. A cluster barrier would
-// wait for all loads and stores of the rows in flight, an mbarrier waits for the states only. Exchanges take turns at
-// two sets of slots: one is written again after the states of the next exchange have come, and every warp sent its own
-// of those after it had read this set.
-template <int kWarps, int kCluster, typename State>
-__device__ __forceinline__ State exchange_cluster(State s, State* slots, unsigned long long* full, unsigned phase) {
-  constexpr int kStates = kWarps * kCluster;
-  s = reduce_lanes<32>(s);
-  const unsigned lane = threadIdx.x % 32;
-  if (threadIdx.x == 0) mbarrier_expect_bytes(full, kStates * static_cast<unsigned>(sizeof(State)));
-  __syncwarp();  // all lanes have read the slots of the last exchange
-  if (lane < kCluster) cluster_send(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s, full);
-  mbarrier_wait(full, phase);
-  State total = slots[lane % kStates];
-#pragma unroll
-  for (int i = 32; i < kStates; i += 32) total = combine(total, slots[i + lane]);
-  return reduce_lanes<(kStates < 32 ? kStates : 32)>(total);
-}
-
-namespace as_written {
-
-// ---- row reduction ----------------------------------------------------------------------------------------------
-
-// Look 1: sum(dxhat*xhat)
-struct Look1 {
-  float dxhat_xhat_sum;
-};
-
-__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-  return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
-}
-
-__device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-  return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset)};
+// Whether this block is the last of the grid to take a ticket. What the others wrote before they took theirs is seen.
+// `is_last` is a variable in shared memory.
+__device__ __forceinline__ bool takes_last_ticket(unsigned* ticket, bool& is_last) {
+  __syncthreads();
+  if (threadIdx.x == 0) is_last = atomicAdd(ticket, 1u) + 1 == gridDim.x;
+  __syncthreads();
+  if (is_last) __threadfence();
+  return is_last;
 }
 
 // rmsnorm backward, 128 columns: 8 lanes of a warp own a row, 32 rows a block; it is read once.
@@ -478,13 +501,24 @@ rmsnorm_bwd_bf16_128_warp_per_row_60287d(
     float eps,
     float* partials) {
   constexpr int kCols = 128;
+  constexpr int kThreads = 256;
   constexpr int kThreadsPerRow = 8;
   constexpr int kRowsPerBlock = 32;
-  constexpr int kThreads = 256;
   constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   constexpr int kPitch = 128;  // columns of a row of float32 sums, padded
+  constexpr int kTensors = 1;  // that are summed over rows
+  constexpr int kGroups = 8;  // row groups of a block that keep sums of their own
+  struct Look1 {  // look 1: sum(dxhat * xhat)
+    float dxhat_xhat_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset)};
+    }
+  };
 
   const int lane = threadIdx.x % kThreadsPerRow;
   const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
@@ -496,13 +530,12 @@ rmsnorm_bwd_bf16_128_warp_per_row_60287d(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
   }
 
   // Sums over the rows of this thread, column by column.
   float dweight_sum[kSteps][kVector] = {};
-
-  float* column_sums = reinterpret_cast<float*>(dynamic_shared() + 0);
+  float (*group_sums)[kTensors][kPitch] = reinterpret_cast<float (*)[kTensors][kPitch]>(dynamic_shared());
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
     const int row = first_row + slot;
@@ -520,13 +553,13 @@ rmsnorm_bwd_bf16_128_warp_per_row_60287d(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      dy_held[step] = read_default<kVector>(dy_row + vector * kVector);
-      x_held[step] = read_default<kVector>(x_row + vector * kVector);
+      dy_held[step] = read<kVector>(dy_row + vector * kVector);
+      x_held[step] = read<kVector>(x_row + vector * kVector);
     }
 
     Look1 look1 = {0.0f};
 
-    // Look 1: sum(dxhat*xhat)
+    // Look 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       #pragma unroll
@@ -560,7 +593,7 @@ rmsnorm_bwd_bf16_128_warp_per_row_60287d(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      if (active) write_default(dx_row + vector * kVector, dx_vec);
+      if (active) write(dx_row + vector * kVector, dx_vec);
     }
   }
 
@@ -583,18 +616,22 @@ rmsnorm_bwd_bf16_128_warp_per_row_60287d(
     if (threadIdx.x % 32 < kThreadsPerRow) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        column_sums[threadIdx.x / 32 * 1 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
+        group_sums[threadIdx.x / 32][0][i * kVectors + vector] = dweight_sum[step][i];
       }
     }
   }
 
+  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
   __syncthreads();
   // ... and are added in a fixed order.
   for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
-    const float dweight_total = column_sums[cell] + column_sums[kPitch + cell] + column_sums[2 * kPitch + cell] + column_sums[3 * kPitch + cell] + column_sums[4 * kPitch + cell] + column_sums[5 * kPitch + cell] + column_sums[6 * kPitch + cell] + column_sums[7 * kPitch + cell];
-    partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + cell] = dweight_total;
+    float dweight_total = group_sums[0][0][cell];
+    #pragma unroll
+    for (int group = 1; group < kGroups; ++group) {
+      dweight_total += group_sums[group][0][cell];
+    }
+    partial_row[cell] = dweight_total;
   }
-
   dependency_trigger();  // the next kernel may start
 }
 
@@ -605,47 +642,25 @@ rmsnorm_bwd_bf16_128_warp_per_row_60287d_finish(
     const float* partials,
     int partial_rows) {
   constexpr int kCols = 128;
-  constexpr int kPitch = 128;
+  constexpr int kPitch = 128;  // columns of a row of float32 sums, padded
   constexpr int kVector = 8;
   constexpr int kVectors = 16;
-  constexpr int kTensors = 1;
+  constexpr int kThreads = 512;
+  constexpr int kTensors = 1;  // that are summed over rows
   constexpr int kCells = 8;  // of a block
-  constexpr int kLanes = 512 / kCells;  // threads that share a cell
-  constexpr int kWarps = 512 / 32;
-  constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
-  __shared__ float warp_sums[kWarps][kCells];
+  __shared__ float warp_sums[kThreads / 32][kCells];
 
   constexpr int tensor = 0;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
   dependency_wait();
-  float sum = 0.0f;
-  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
-    float values[kInFlight];
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      const int row = first + i * kLanes;
-      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
-      values[i] = row < partial_rows ? load_default(partial_row + cell) : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) sum += values[i];
-  }
-#pragma unroll
-  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
-  __syncthreads();
-
+  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
   const int column = cell % kVectors * kVector + cell / kVectors;
   if (threadIdx.x < kCells && cell < kCols) {
-    float total = 0.0f;
-#pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
-    if (tensor == 0) {
-      Vec<bfloat16, 1> dweight_vec = {};
-      const float dweight_value[1] = {total};
-      pack(dweight_vec, dweight_value);
-      write_default(dweight + column, dweight_vec);
-    }
+    const float total = total_of_warps(warp_sums, threadIdx.x);
+    Vec<bfloat16, 1> dweight_vec = {};
+    const float dweight_value[1] = {total};
+    pack(dweight_vec, dweight_value);
+    write(dweight + column, dweight_vec);
   }
 }
 
@@ -665,31 +680,39 @@ rmsnorm_bwd_bf16_128_warp_per_row_9593ee(
     float eps,
     float* __restrict__ partials) {
   constexpr int kCols = 128;
+  constexpr int kThreads = 256;
   constexpr int kThreadsPerRow = 8;
   constexpr int kRowsPerBlock = 32;
-  constexpr int kThreads = 256;
   constexpr int kVector = 4;  // elements per access of 8 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   constexpr int kPitch = 128;  // columns of a row of float32 sums, padded
+  constexpr int kTensors = 1;  // that are summed over rows
+  constexpr int kGroups = 8;  // row groups of a block that keep sums of their own
+  struct Look1 {  // look 1: sum(dxhat * xhat)
+    float dxhat_xhat_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset)};
+    }
+  };
 
   const int lane = threadIdx.x % kThreadsPerRow;
   const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
-
   Vec<bfloat16, kVector> weight_held[kSteps];
 
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
   }
 
   dependency_trigger();  // the finishing kernel may take its place as blocks end
-
   // Sums over the rows of this thread, column by column.
   float dweight_sum[kSteps][kVector] = {};
-
-  float* column_sums = reinterpret_cast<float*>(dynamic_shared() + 0);
+  float (*group_sums)[kTensors][kPitch] = reinterpret_cast<float (*)[kTensors][kPitch]>(dynamic_shared());
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
     const int row = first_row + slot;
@@ -707,13 +730,13 @@ rmsnorm_bwd_bf16_128_warp_per_row_9593ee(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      dy_held[step] = read_evict_last<kVector>(dy_row + vector * kVector);
-      x_held[step] = read_evict_last<kVector>(x_row + vector * kVector);
+      dy_held[step] = read<kVector, EvictLast>(dy_row + vector * kVector);
+      x_held[step] = read<kVector, EvictLast>(x_row + vector * kVector);
     }
 
     Look1 look1 = {0.0f};
 
-    // Look 1: sum(dxhat*xhat)
+    // Look 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       #pragma unroll
@@ -747,7 +770,7 @@ rmsnorm_bwd_bf16_128_warp_per_row_9593ee(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      if (active) write_default(dx_row + vector * kVector, dx_vec);
+      if (active) write(dx_row + vector * kVector, dx_vec);
     }
   }
 
@@ -770,16 +793,21 @@ rmsnorm_bwd_bf16_128_warp_per_row_9593ee(
     if (threadIdx.x % 32 < kThreadsPerRow) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        column_sums[threadIdx.x / 32 * 1 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
+        group_sums[threadIdx.x / 32][0][i * kVectors + vector] = dweight_sum[step][i];
       }
     }
   }
 
+  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
   __syncthreads();
   // ... and are added in a fixed order.
   for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
-    const float dweight_total = column_sums[cell] + column_sums[kPitch + cell] + column_sums[2 * kPitch + cell] + column_sums[3 * kPitch + cell] + column_sums[4 * kPitch + cell] + column_sums[5 * kPitch + cell] + column_sums[6 * kPitch + cell] + column_sums[7 * kPitch + cell];
-    partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + cell] = dweight_total;
+    float dweight_total = group_sums[0][0][cell];
+    #pragma unroll
+    for (int group = 1; group < kGroups; ++group) {
+      dweight_total += group_sums[group][0][cell];
+    }
+    partial_row[cell] = dweight_total;
   }
 }
 
@@ -790,47 +818,25 @@ rmsnorm_bwd_bf16_128_warp_per_row_9593ee_finish(
     const float* __restrict__ partials,
     int partial_rows) {
   constexpr int kCols = 128;
-  constexpr int kPitch = 128;
+  constexpr int kPitch = 128;  // columns of a row of float32 sums, padded
   constexpr int kVector = 4;
   constexpr int kVectors = 32;
-  constexpr int kTensors = 1;
+  constexpr int kThreads = 512;
+  constexpr int kTensors = 1;  // that are summed over rows
   constexpr int kCells = 8;  // of a block
-  constexpr int kLanes = 512 / kCells;  // threads that share a cell
-  constexpr int kWarps = 512 / 32;
-  constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
-  __shared__ float warp_sums[kWarps][kCells];
+  __shared__ float warp_sums[kThreads / 32][kCells];
 
   constexpr int tensor = 0;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
   dependency_wait();
-  float sum = 0.0f;
-  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
-    float values[kInFlight];
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      const int row = first + i * kLanes;
-      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
-      values[i] = row < partial_rows ? load_default(partial_row + cell) : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) sum += values[i];
-  }
-#pragma unroll
-  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
-  __syncthreads();
-
+  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
   const int column = cell % kVectors * kVector + cell / kVectors;
   if (threadIdx.x < kCells && cell < kCols) {
-    float total = 0.0f;
-#pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
-    if (tensor == 0) {
-      Vec<bfloat16, 1> dweight_vec = {};
-      const float dweight_value[1] = {total};
-      pack(dweight_vec, dweight_value);
-      write_default(dweight + column, dweight_vec);
-    }
+    const float total = total_of_warps(warp_sums, threadIdx.x);
+    Vec<bfloat16, 1> dweight_vec = {};
+    const float dweight_value[1] = {total};
+    pack(dweight_vec, dweight_value);
+    write(dweight + column, dweight_vec);
   }
 }
 
@@ -851,13 +857,24 @@ rmsnorm_bwd_bf16_768_warp_per_row_f352f7(
     float eps,
     float* partials) {
   constexpr int kCols = 768;
+  constexpr int kThreads = 512;
   constexpr int kThreadsPerRow = 32;
   constexpr int kRowsPerBlock = 16;
-  constexpr int kThreads = 512;
   constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   constexpr int kPitch = 768;  // columns of a row of float32 sums, padded
+  constexpr int kTensors = 1;  // that are summed over rows
+  constexpr int kGroups = 16;  // row groups of a block that keep sums of their own
+  struct Look1 {  // look 1: sum(dxhat * xhat)
+    float dxhat_xhat_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset)};
+    }
+  };
 
   const int lane = threadIdx.x % kThreadsPerRow;
   const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
@@ -869,13 +886,12 @@ rmsnorm_bwd_bf16_768_warp_per_row_f352f7(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
   }
 
   // Sums over the rows of this thread, column by column.
   float dweight_sum[kSteps][kVector] = {};
-
-  float* column_sums = reinterpret_cast<float*>(dynamic_shared() + 0);
+  float (*group_sums)[kTensors][kPitch] = reinterpret_cast<float (*)[kTensors][kPitch]>(dynamic_shared());
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
     const int row = first_row + slot;
@@ -893,13 +909,13 @@ rmsnorm_bwd_bf16_768_warp_per_row_f352f7(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      dy_held[step] = read_default<kVector>(dy_row + vector * kVector);
-      x_held[step] = read_default<kVector>(x_row + vector * kVector);
+      dy_held[step] = read<kVector>(dy_row + vector * kVector);
+      x_held[step] = read<kVector>(x_row + vector * kVector);
     }
 
     Look1 look1 = {0.0f};
 
-    // Look 1: sum(dxhat*xhat)
+    // Look 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       #pragma unroll
@@ -933,7 +949,7 @@ rmsnorm_bwd_bf16_768_warp_per_row_f352f7(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      if (active) write_default(dx_row + vector * kVector, dx_vec);
+      if (active) write(dx_row + vector * kVector, dx_vec);
     }
   }
 
@@ -943,17 +959,21 @@ rmsnorm_bwd_bf16_768_warp_per_row_f352f7(
     const int vector = lane + step * kThreadsPerRow;
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
-      column_sums[slot * 1 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
+      group_sums[slot][0][i * kVectors + vector] = dweight_sum[step][i];
     }
   }
 
+  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
   __syncthreads();
   // ... and are added in a fixed order.
   for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
-    const float dweight_total = column_sums[cell] + column_sums[kPitch + cell] + column_sums[2 * kPitch + cell] + column_sums[3 * kPitch + cell] + column_sums[4 * kPitch + cell] + column_sums[5 * kPitch + cell] + column_sums[6 * kPitch + cell] + column_sums[7 * kPitch + cell] + column_sums[8 * kPitch + cell] + column_sums[9 * kPitch + cell] + column_sums[10 * kPitch + cell] + column_sums[11 * kPitch + cell] + column_sums[12 * kPitch + cell] + column_sums[13 * kPitch + cell] + column_sums[14 * kPitch + cell] + column_sums[15 * kPitch + cell];
-    partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + cell] = dweight_total;
+    float dweight_total = group_sums[0][0][cell];
+    #pragma unroll
+    for (int group = 1; group < kGroups; ++group) {
+      dweight_total += group_sums[group][0][cell];
+    }
+    partial_row[cell] = dweight_total;
   }
-
   dependency_trigger();  // the next kernel may start
 }
 
@@ -964,47 +984,25 @@ rmsnorm_bwd_bf16_768_warp_per_row_f352f7_finish(
     const float* partials,
     int partial_rows) {
   constexpr int kCols = 768;
-  constexpr int kPitch = 768;
+  constexpr int kPitch = 768;  // columns of a row of float32 sums, padded
   constexpr int kVector = 8;
   constexpr int kVectors = 96;
-  constexpr int kTensors = 1;
+  constexpr int kThreads = 512;
+  constexpr int kTensors = 1;  // that are summed over rows
   constexpr int kCells = 8;  // of a block
-  constexpr int kLanes = 512 / kCells;  // threads that share a cell
-  constexpr int kWarps = 512 / 32;
-  constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
-  __shared__ float warp_sums[kWarps][kCells];
+  __shared__ float warp_sums[kThreads / 32][kCells];
 
   constexpr int tensor = 0;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
   dependency_wait();
-  float sum = 0.0f;
-  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
-    float values[kInFlight];
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      const int row = first + i * kLanes;
-      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
-      values[i] = row < partial_rows ? load_default(partial_row + cell) : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) sum += values[i];
-  }
-#pragma unroll
-  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
-  __syncthreads();
-
+  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
   const int column = cell % kVectors * kVector + cell / kVectors;
   if (threadIdx.x < kCells && cell < kCols) {
-    float total = 0.0f;
-#pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
-    if (tensor == 0) {
-      Vec<bfloat16, 1> dweight_vec = {};
-      const float dweight_value[1] = {total};
-      pack(dweight_vec, dweight_value);
-      write_default(dweight + column, dweight_vec);
-    }
+    const float total = total_of_warps(warp_sums, threadIdx.x);
+    Vec<bfloat16, 1> dweight_vec = {};
+    const float dweight_value[1] = {total};
+    pack(dweight_vec, dweight_value);
+    write(dweight + column, dweight_vec);
   }
 }
 
@@ -1025,22 +1023,32 @@ rmsnorm_bwd_bf16_1024_block_per_row_9ad144(
     float eps,
     float* partials) {
   constexpr int kCols = 1024;
+  constexpr int kThreads = 256;
   constexpr int kThreadsPerRow = 64;
   constexpr int kRowsPerBlock = 4;
-  constexpr int kThreads = 256;
   constexpr int kVector = 4;  // elements per access of 8 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   constexpr int kPitch = 1024;  // columns of a row of float32 sums, padded
-  __shared__ Look1 look1_slots[2][4][kWarpsPerRow];
+  constexpr int kTensors = 1;  // that are summed over rows
+  constexpr int kGroups = 4;  // row groups of a block that keep sums of their own
+  struct Look1 {  // look 1: sum(dxhat * xhat)
+    float dxhat_xhat_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[2][kRowsPerBlock][kWarpsPerRow];
 
   const int lane = threadIdx.x % kThreadsPerRow;
   const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
   int parity = 0;
 
   dependency_trigger();  // the next kernel may take its place, and waits there
-
   dependency_wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -1048,13 +1056,12 @@ rmsnorm_bwd_bf16_1024_block_per_row_9ad144(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
   }
 
   // Sums over the rows of this thread, column by column.
   float dweight_sum[kSteps][kVector] = {};
-
-  float* column_sums = reinterpret_cast<float*>(dynamic_shared() + 0);
+  float (*group_sums)[kTensors][kPitch] = reinterpret_cast<float (*)[kTensors][kPitch]>(dynamic_shared());
 
   Vec<bfloat16, kVector> dy_next[kSteps];
   Vec<bfloat16, kVector> x_next[kSteps];
@@ -1065,11 +1072,12 @@ rmsnorm_bwd_bf16_1024_block_per_row_9ad144(
     const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
     const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
     rstd_next = rstd[fetched_row];
+
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      dy_next[step] = read_default<kVector>(dy_row + vector * kVector);
-      x_next[step] = read_default<kVector>(x_row + vector * kVector);
+      dy_next[step] = read<kVector>(dy_row + vector * kVector);
+      x_next[step] = read<kVector>(x_row + vector * kVector);
     }
   };
   if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
@@ -1090,11 +1098,12 @@ rmsnorm_bwd_bf16_1024_block_per_row_9ad144(
       x_held[step] = x_next[step];
     }
 
-    if (first_row + gridDim.x * kRowsPerBlock < rows) fetch(first_row + gridDim.x * kRowsPerBlock);
+    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
+    if (next_row < rows) fetch(next_row);
 
     Look1 look1 = {0.0f};
 
-    // Look 1: sum(dxhat*xhat)
+    // Look 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       #pragma unroll
@@ -1128,7 +1137,7 @@ rmsnorm_bwd_bf16_1024_block_per_row_9ad144(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      if (active) write_default(dx_row + vector * kVector, dx_vec);
+      if (active) write(dx_row + vector * kVector, dx_vec);
     }
 
     parity ^= 1;
@@ -1140,15 +1149,20 @@ rmsnorm_bwd_bf16_1024_block_per_row_9ad144(
     const int vector = lane + step * kThreadsPerRow;
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
-      column_sums[slot * 1 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
+      group_sums[slot][0][i * kVectors + vector] = dweight_sum[step][i];
     }
   }
 
+  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
   __syncthreads();
   // ... and are added in a fixed order.
   for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
-    const float dweight_total = column_sums[cell] + column_sums[kPitch + cell] + column_sums[2 * kPitch + cell] + column_sums[3 * kPitch + cell];
-    partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + cell] = dweight_total;
+    float dweight_total = group_sums[0][0][cell];
+    #pragma unroll
+    for (int group = 1; group < kGroups; ++group) {
+      dweight_total += group_sums[group][0][cell];
+    }
+    partial_row[cell] = dweight_total;
   }
 }
 
@@ -1159,48 +1173,26 @@ rmsnorm_bwd_bf16_1024_block_per_row_9ad144_finish(
     const float* partials,
     int partial_rows) {
   constexpr int kCols = 1024;
-  constexpr int kPitch = 1024;
+  constexpr int kPitch = 1024;  // columns of a row of float32 sums, padded
   constexpr int kVector = 4;
   constexpr int kVectors = 256;
-  constexpr int kTensors = 1;
+  constexpr int kThreads = 512;
+  constexpr int kTensors = 1;  // that are summed over rows
   constexpr int kCells = 8;  // of a block
-  constexpr int kLanes = 512 / kCells;  // threads that share a cell
-  constexpr int kWarps = 512 / 32;
-  constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
-  __shared__ float warp_sums[kWarps][kCells];
+  __shared__ float warp_sums[kThreads / 32][kCells];
 
   constexpr int tensor = 0;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
   dependency_trigger();
   dependency_wait();
-  float sum = 0.0f;
-  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
-    float values[kInFlight];
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      const int row = first + i * kLanes;
-      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
-      values[i] = row < partial_rows ? load_default(partial_row + cell) : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) sum += values[i];
-  }
-#pragma unroll
-  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
-  __syncthreads();
-
+  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
   const int column = cell % kVectors * kVector + cell / kVectors;
   if (threadIdx.x < kCells && cell < kCols) {
-    float total = 0.0f;
-#pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
-    if (tensor == 0) {
-      Vec<bfloat16, 1> dweight_vec = {};
-      const float dweight_value[1] = {total};
-      pack(dweight_vec, dweight_value);
-      write_default(dweight + column, dweight_vec);
-    }
+    const float total = total_of_warps(warp_sums, threadIdx.x);
+    Vec<bfloat16, 1> dweight_vec = {};
+    const float dweight_value[1] = {total};
+    pack(dweight_vec, dweight_value);
+    write(dweight + column, dweight_vec);
   }
 }
 
@@ -1221,41 +1213,50 @@ rmsnorm_bwd_bf16_4096_block_per_row_5514c1(
     float eps,
     float* partials) {
   constexpr int kCols = 4096;
-  constexpr int kThreadsPerRow = 256;
   constexpr int kThreads = 256;
+  constexpr int kThreadsPerRow = 256;
   constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   constexpr int kStages = 2;  // row tiles in shared memory
   constexpr int kPitch = 4096;  // columns of a row of float32 sums, padded
-  __shared__ Look1 look1_slots[2][1][kWarpsPerRow];
+  constexpr int kTensors = 1;  // that are summed over rows
+  struct Look1 {  // look 1: sum(dxhat * xhat)
+    float dxhat_xhat_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[2][kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   int parity = 0;
-
-  bfloat16* dy_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0);
-  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0 + kStages * kSteps * kThreads * kVector * static_cast<int>(sizeof(bfloat16)));
+  bfloat16* dy_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
+  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dy_shared + kStages * kSteps * kThreads * kVector);
 
   dependency_wait();  // nothing before it depends on the kernels in front of this one
 
   // Each thread copies its own vectors to its own slots, so that no barrier is needed to read them.
   const auto fetch = [&](int first_row, int stage) {
-    const int fetched_row = first_row;
-    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    const bfloat16* dy_row = dy + static_cast<long long>(first_row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(first_row) * x_pitch;
+
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      copy_async<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector, dy_row + vector * kVector);
-      copy_async<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector, x_row + vector * kVector);
+      copy_async<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector,
+          dy_row + vector * kVector);
+      copy_async<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector,
+          x_row + vector * kVector);
     }
   };
   float rstd_next;
   const auto fetch_values = [&](int first_row) {
-    const int fetched_row = first_row;
-    rstd_next = rstd[fetched_row];
+    rstd_next = rstd[first_row];
   };
   #pragma unroll 1
   for (int stage = 0; stage < kStages; ++stage) {
@@ -1271,7 +1272,7 @@ rmsnorm_bwd_bf16_4096_block_per_row_5514c1(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
   }
 
   // Sums over the rows of this thread, column by column.
@@ -1284,23 +1285,24 @@ rmsnorm_bwd_bf16_4096_block_per_row_5514c1(
 
     Vec<bfloat16, kVector> dy_held[kSteps];
     Vec<bfloat16, kVector> x_held[kSteps];
-
-    if (first_row + gridDim.x < rows) fetch_values(first_row + gridDim.x);
+    const unsigned next_row = first_row + gridDim.x;
+    if (next_row < rows) fetch_values(next_row);
 
     cp_async_wait<kStages - 1>();
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      dy_held[step] = read_default<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
-      x_held[step] = read_default<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
+      dy_held[step] = read<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
+      x_held[step] = read<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
     }
 
-    if (first_row + kStages * gridDim.x < rows) fetch(first_row + kStages * gridDim.x, stage);
+    const unsigned refill_row = first_row + kStages * gridDim.x;
+    if (refill_row < rows) fetch(refill_row, stage);
     cp_async_commit();
 
     Look1 look1 = {0.0f};
 
-    // Look 1: sum(dxhat*xhat)
+    // Look 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       #pragma unroll
@@ -1314,7 +1316,7 @@ rmsnorm_bwd_bf16_4096_block_per_row_5514c1(
       }
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity][slot]);
+    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
 
     // Last look: the outputs
@@ -1334,13 +1336,14 @@ rmsnorm_bwd_bf16_4096_block_per_row_5514c1(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write_default(dx_row + vector * kVector, dx_vec);
+      write(dx_row + vector * kVector, dx_vec);
     }
 
     stage = (stage + 1) % kStages;
-
     parity ^= 1;
   }
+
+  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
 
   // One sum per column leaves the block.
   #pragma unroll
@@ -1348,7 +1351,7 @@ rmsnorm_bwd_bf16_4096_block_per_row_5514c1(
     const int vector = lane + step * kThreadsPerRow;
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
-      partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
+      partial_row[i * kVectors + vector] = dweight_sum[step][i];
     }
   }
 
@@ -1362,47 +1365,25 @@ rmsnorm_bwd_bf16_4096_block_per_row_5514c1_finish(
     const float* partials,
     int partial_rows) {
   constexpr int kCols = 4096;
-  constexpr int kPitch = 4096;
+  constexpr int kPitch = 4096;  // columns of a row of float32 sums, padded
   constexpr int kVector = 8;
   constexpr int kVectors = 512;
-  constexpr int kTensors = 1;
+  constexpr int kThreads = 512;
+  constexpr int kTensors = 1;  // that are summed over rows
   constexpr int kCells = 16;  // of a block
-  constexpr int kLanes = 512 / kCells;  // threads that share a cell
-  constexpr int kWarps = 512 / 32;
-  constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
-  __shared__ float warp_sums[kWarps][kCells];
+  __shared__ float warp_sums[kThreads / 32][kCells];
 
   constexpr int tensor = 0;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
   dependency_wait();
-  float sum = 0.0f;
-  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
-    float values[kInFlight];
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      const int row = first + i * kLanes;
-      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
-      values[i] = row < partial_rows ? load_default(partial_row + cell) : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) sum += values[i];
-  }
-#pragma unroll
-  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
-  __syncthreads();
-
+  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
   const int column = cell % kVectors * kVector + cell / kVectors;
   if (threadIdx.x < kCells && cell < kCols) {
-    float total = 0.0f;
-#pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
-    if (tensor == 0) {
-      Vec<bfloat16, 1> dweight_vec = {};
-      const float dweight_value[1] = {total};
-      pack(dweight_vec, dweight_value);
-      write_default(dweight + column, dweight_vec);
-    }
+    const float total = total_of_warps(warp_sums, threadIdx.x);
+    Vec<bfloat16, 1> dweight_vec = {};
+    const float dweight_value[1] = {total};
+    pack(dweight_vec, dweight_value);
+    write(dweight + column, dweight_vec);
   }
 }
 
@@ -1423,23 +1404,37 @@ rmsnorm_bwd_bf16_4097_block_per_row_9f5e95(
     float eps,
     float* partials) {
   constexpr int kCols = 4097;
+  constexpr int kThreads = 512;
   constexpr int kThreadsPerRow = 256;
   constexpr int kRowsPerBlock = 2;
-  constexpr int kThreads = 512;
   constexpr int kVector = 4;  // elements per access of 8 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;  // a vector a thread, and one behind it
+  // steps in which every row has a vector, and one behind it, for each thread
+  constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;
   constexpr int kPitch = 4128;  // columns of a row of float32 sums, padded
-  __shared__ Look1 look1_slots[2][2][kWarpsPerRow];
+  constexpr int kTensors = 1;  // that are summed over rows
+  constexpr int kGroups = 2;  // row groups of a block that keep sums of their own
+  struct Look1 {  // look 1: sum(dxhat * xhat)
+    float dxhat_xhat_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[2][kRowsPerBlock][kWarpsPerRow];
 
   const int lane = threadIdx.x % kThreadsPerRow;
   const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
   // The grid's stride is a multiple of the vector: all rows of this lane shift alike.
   const int own_row = min(static_cast<int>(blockIdx.x * kRowsPerBlock + slot), rows - 1);
   // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy + static_cast<long long>(own_row) * dy_pitch) / sizeof(bfloat16) % kVector);
+  const int shift =
+      static_cast<int>(reinterpret_cast<unsigned long long>(dy + static_cast<long long>(own_row) *
+      dy_pitch) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
   const int vectors = (kCols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
@@ -1447,7 +1442,6 @@ rmsnorm_bwd_bf16_4097_block_per_row_9f5e95(
   int parity = 0;
 
   dependency_trigger();  // the next kernel may take its place, and waits there
-
   dependency_wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -1462,14 +1456,13 @@ rmsnorm_bwd_bf16_4097_block_per_row_9f5e95(
     }
   }
   if (has_edge) {
-    weight_edge = read_default<1>(weight + edge);
+    weight_edge = read<1>(weight + edge);
   }
 
   // Sums over the rows of this thread, column by column.
   float dweight_sum[kSteps][kVector] = {};
   float dweight_edge_sum = 0.0f;
-
-  float* column_sums = reinterpret_cast<float*>(dynamic_shared() + 0);
+  float (*group_sums)[kTensors][kPitch] = reinterpret_cast<float (*)[kTensors][kPitch]>(dynamic_shared());
 
   Vec<bfloat16, kVector> dy_next[kSteps];
   Vec<bfloat16, kVector> x_next[kSteps];
@@ -1482,18 +1475,19 @@ rmsnorm_bwd_bf16_4097_block_per_row_9f5e95(
     const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
     const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
     rstd_next = rstd[fetched_row];
+
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         const int column = head + vector * kVector;
-        dy_next[step] = read_default<kVector>(dy_row + column);
-        x_next[step] = read_default<kVector>(x_row + column);
+        dy_next[step] = read<kVector>(dy_row + column);
+        x_next[step] = read<kVector>(x_row + column);
       }
     }
     if (has_edge) {
-      dy_edge_next = read_default<1>(dy_row + edge);
-      x_edge_next = read_default<1>(x_row + edge);
+      dy_edge_next = read<1>(dy_row + edge);
+      x_edge_next = read<1>(x_row + edge);
     }
   };
   if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
@@ -1518,12 +1512,12 @@ rmsnorm_bwd_bf16_4097_block_per_row_9f5e95(
 
     dy_edge = dy_edge_next;
     x_edge = x_edge_next;
-
-    if (first_row + gridDim.x * kRowsPerBlock < rows) fetch(first_row + gridDim.x * kRowsPerBlock);
+    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
+    if (next_row < rows) fetch(next_row);
 
     Look1 look1 = {0.0f};
 
-    // Look 1: sum(dxhat*xhat)
+    // Look 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -1548,7 +1542,7 @@ rmsnorm_bwd_bf16_4097_block_per_row_9f5e95(
       look1.dxhat_xhat_sum += dxhat_i * xhat_i;
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity][slot], slot);
+    look1 = reduce_row_alone<kWarpsPerRow>(look1, look1_slots[parity][slot], slot);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
 
     // Last look: the outputs
@@ -1570,7 +1564,7 @@ rmsnorm_bwd_bf16_4097_block_per_row_9f5e95(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        if (active) write_default(dx_row + column, dx_vec);
+        if (active) write(dx_row + column, dx_vec);
       }
     }
     if (has_edge) {
@@ -1584,7 +1578,7 @@ rmsnorm_bwd_bf16_4097_block_per_row_9f5e95(
       if (active) dweight_edge_sum += dy_i * xhat_i;
       Vec<bfloat16, 1> dx_vec;
       pack(dx_vec, dx_values);
-      if (active) write_default(dx_row + edge, dx_vec);
+      if (active) write(dx_row + edge, dx_vec);
     }
 
     parity ^= 1;
@@ -1598,19 +1592,24 @@ rmsnorm_bwd_bf16_4097_block_per_row_9f5e95(
       const int column = head + vector * kVector;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        column_sums[slot * 1 * kPitch + column + i] = dweight_sum[step][i];
+        group_sums[slot][0][column + i] = dweight_sum[step][i];
       }
     }
   }
   if (has_edge) {
-    column_sums[slot * 1 * kPitch + edge] = dweight_edge_sum;
+    group_sums[slot][0][edge] = dweight_edge_sum;
   }
 
+  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
   __syncthreads();
   // ... and are added in a fixed order.
   for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
-    const float dweight_total = column_sums[cell] + column_sums[kPitch + cell];
-    partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + cell] = dweight_total;
+    float dweight_total = group_sums[0][0][cell];
+    #pragma unroll
+    for (int group = 1; group < kGroups; ++group) {
+      dweight_total += group_sums[group][0][cell];
+    }
+    partial_row[cell] = dweight_total;
   }
 }
 
@@ -1621,46 +1620,24 @@ rmsnorm_bwd_bf16_4097_block_per_row_9f5e95_finish(
     const float* partials,
     int partial_rows) {
   constexpr int kCols = 4097;
-  constexpr int kPitch = 4128;
-  constexpr int kTensors = 1;
+  constexpr int kPitch = 4128;  // columns of a row of float32 sums, padded
+  constexpr int kThreads = 512;
+  constexpr int kTensors = 1;  // that are summed over rows
   constexpr int kCells = 16;  // of a block
-  constexpr int kLanes = 512 / kCells;  // threads that share a cell
-  constexpr int kWarps = 512 / 32;
-  constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
-  __shared__ float warp_sums[kWarps][kCells];
+  __shared__ float warp_sums[kThreads / 32][kCells];
 
   constexpr int tensor = 0;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
   dependency_trigger();
   dependency_wait();
-  float sum = 0.0f;
-  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
-    float values[kInFlight];
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      const int row = first + i * kLanes;
-      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
-      values[i] = row < partial_rows ? load_default(partial_row + cell) : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) sum += values[i];
-  }
-#pragma unroll
-  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
-  __syncthreads();
-
+  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
   const int column = cell;
   if (threadIdx.x < kCells && cell < kCols) {
-    float total = 0.0f;
-#pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
-    if (tensor == 0) {
-      Vec<bfloat16, 1> dweight_vec = {};
-      const float dweight_value[1] = {total};
-      pack(dweight_vec, dweight_value);
-      write_default(dweight + column, dweight_vec);
-    }
+    const float total = total_of_warps(warp_sums, threadIdx.x);
+    Vec<bfloat16, 1> dweight_vec = {};
+    const float dweight_value[1] = {total};
+    pack(dweight_vec, dweight_value);
+    write(dweight + column, dweight_vec);
   }
 }
 
@@ -1681,43 +1658,51 @@ rmsnorm_bwd_bf16_8192_block_per_row_bf44c4(
     float eps,
     float* partials) {
   constexpr int kCols = 8192;
-  constexpr int kThreadsPerRow = 512;
   constexpr int kThreads = 512;
+  constexpr int kThreadsPerRow = 512;
   constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   constexpr int kStages = 2;  // row tiles in shared memory
   constexpr int kPitch = 8192;  // columns of a row of float32 sums, padded
-  __shared__ Look1 look1_slots[2][1][kWarpsPerRow];
+  constexpr int kTensors = 1;  // that are summed over rows
+  struct Look1 {  // look 1: sum(dxhat * xhat)
+    float dxhat_xhat_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[2][kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   int parity = 0;
-
-  bfloat16* dy_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0);
-  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0 + kStages * kSteps * kThreads * kVector * static_cast<int>(sizeof(bfloat16)));
+  bfloat16* dy_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
+  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dy_shared + kStages * kSteps * kThreads * kVector);
 
   dependency_trigger();  // the next kernel may take its place, and waits there
-
   dependency_wait();  // nothing before it depends on the kernels in front of this one
 
   // Each thread copies its own vectors to its own slots, so that no barrier is needed to read them.
   const auto fetch = [&](int first_row, int stage) {
-    const int fetched_row = first_row;
-    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    const bfloat16* dy_row = dy + static_cast<long long>(first_row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(first_row) * x_pitch;
+
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      copy_async<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector, dy_row + vector * kVector);
-      copy_async<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector, x_row + vector * kVector);
+      copy_async<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector,
+          dy_row + vector * kVector);
+      copy_async<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector,
+          x_row + vector * kVector);
     }
   };
   float rstd_next;
   const auto fetch_values = [&](int first_row) {
-    const int fetched_row = first_row;
-    rstd_next = rstd[fetched_row];
+    rstd_next = rstd[first_row];
   };
   #pragma unroll 1
   for (int stage = 0; stage < kStages; ++stage) {
@@ -1733,7 +1718,7 @@ rmsnorm_bwd_bf16_8192_block_per_row_bf44c4(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
   }
 
   // Sums over the rows of this thread, column by column.
@@ -1746,23 +1731,24 @@ rmsnorm_bwd_bf16_8192_block_per_row_bf44c4(
 
     Vec<bfloat16, kVector> dy_held[kSteps];
     Vec<bfloat16, kVector> x_held[kSteps];
-
-    if (first_row + gridDim.x < rows) fetch_values(first_row + gridDim.x);
+    const unsigned next_row = first_row + gridDim.x;
+    if (next_row < rows) fetch_values(next_row);
 
     cp_async_wait<kStages - 1>();
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      dy_held[step] = read_default<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
-      x_held[step] = read_default<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
+      dy_held[step] = read<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
+      x_held[step] = read<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
     }
 
-    if (first_row + kStages * gridDim.x < rows) fetch(first_row + kStages * gridDim.x, stage);
+    const unsigned refill_row = first_row + kStages * gridDim.x;
+    if (refill_row < rows) fetch(refill_row, stage);
     cp_async_commit();
 
     Look1 look1 = {0.0f};
 
-    // Look 1: sum(dxhat*xhat)
+    // Look 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       #pragma unroll
@@ -1776,7 +1762,7 @@ rmsnorm_bwd_bf16_8192_block_per_row_bf44c4(
       }
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity][slot]);
+    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
 
     // Last look: the outputs
@@ -1796,13 +1782,14 @@ rmsnorm_bwd_bf16_8192_block_per_row_bf44c4(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write_default(dx_row + vector * kVector, dx_vec);
+      write(dx_row + vector * kVector, dx_vec);
     }
 
     stage = (stage + 1) % kStages;
-
     parity ^= 1;
   }
+
+  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
 
   // One sum per column leaves the block.
   #pragma unroll
@@ -1810,7 +1797,7 @@ rmsnorm_bwd_bf16_8192_block_per_row_bf44c4(
     const int vector = lane + step * kThreadsPerRow;
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
-      partials[static_cast<long long>(blockIdx.x) * 1 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
+      partial_row[i * kVectors + vector] = dweight_sum[step][i];
     }
   }
 }
@@ -1822,48 +1809,26 @@ rmsnorm_bwd_bf16_8192_block_per_row_bf44c4_finish(
     const float* partials,
     int partial_rows) {
   constexpr int kCols = 8192;
-  constexpr int kPitch = 8192;
+  constexpr int kPitch = 8192;  // columns of a row of float32 sums, padded
   constexpr int kVector = 8;
   constexpr int kVectors = 1024;
-  constexpr int kTensors = 1;
+  constexpr int kThreads = 512;
+  constexpr int kTensors = 1;  // that are summed over rows
   constexpr int kCells = 32;  // of a block
-  constexpr int kLanes = 512 / kCells;  // threads that share a cell
-  constexpr int kWarps = 512 / 32;
-  constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
-  __shared__ float warp_sums[kWarps][kCells];
+  __shared__ float warp_sums[kThreads / 32][kCells];
 
   constexpr int tensor = 0;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
   dependency_trigger();
   dependency_wait();
-  float sum = 0.0f;
-  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
-    float values[kInFlight];
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      const int row = first + i * kLanes;
-      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
-      values[i] = row < partial_rows ? load_default(partial_row + cell) : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) sum += values[i];
-  }
-#pragma unroll
-  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
-  __syncthreads();
-
+  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
   const int column = cell % kVectors * kVector + cell / kVectors;
   if (threadIdx.x < kCells && cell < kCols) {
-    float total = 0.0f;
-#pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
-    if (tensor == 0) {
-      Vec<bfloat16, 1> dweight_vec = {};
-      const float dweight_value[1] = {total};
-      pack(dweight_vec, dweight_value);
-      write_default(dweight + column, dweight_vec);
-    }
+    const float total = total_of_warps(warp_sums, threadIdx.x);
+    Vec<bfloat16, 1> dweight_vec = {};
+    const float dweight_value[1] = {total};
+    pack(dweight_vec, dweight_value);
+    write(dweight + column, dweight_vec);
   }
 }
 
@@ -1884,22 +1849,33 @@ rmsnorm_bwd_bf16_32768_cluster_per_row_7a0578(
     float eps,
     float* partials) {
   constexpr int kCols = 32768;
-  constexpr int kCluster = 8;  // blocks that share a row
   constexpr int kThreads = 256;
+  constexpr int kCluster = 8;  // blocks that share a row
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
   constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   constexpr int kPitch = 32768;  // columns of a row of float32 sums, padded
+  constexpr int kTensors = 1;  // that are summed over rows
+  struct Look1 {  // look 1: sum(dxhat * xhat)
+    float dxhat_xhat_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset)};
+    }
+  };
   __shared__ Look1 look1_slots[2][kCluster * kWarps];
   __shared__ unsigned long long look1_full[2];
 
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
   unsigned trip = 0;
   if (threadIdx.x == 0) {
-    mbarrier_init(look1_full + 0, 1);
-    mbarrier_init(look1_full + 1, 1);
+    for (int i = 0; i < 2; ++i) {
+      mbarrier_init(&look1_full[i], 1);
+    }
     mbarrier_cluster_fence();
   }
   cluster_arrive();  // a block may write to another only once that one has started
@@ -1914,15 +1890,15 @@ rmsnorm_bwd_bf16_32768_cluster_per_row_7a0578(
   float rstd_next;
   // The loads of the next row travel while this one is computed.
   const auto fetch = [&](int first_row) {
-    const int fetched_row = first_row;
-    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
-    rstd_next = rstd[fetched_row];
+    const bfloat16* dy_row = dy + static_cast<long long>(first_row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(first_row) * x_pitch;
+    rstd_next = rstd[first_row];
+
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      dy_next[step] = read_evict_last<kVector>(dy_row + vector * kVector);
-      x_next[step] = read_evict_last<kVector>(x_row + vector * kVector);
+      dy_next[step] = read<kVector, EvictLast>(dy_row + vector * kVector);
+      x_next[step] = read<kVector, EvictLast>(x_row + vector * kVector);
     }
   };
   if (blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
@@ -1943,15 +1919,16 @@ rmsnorm_bwd_bf16_32768_cluster_per_row_7a0578(
       x_held[step] = x_next[step];
     }
 
-    if (first_row + gridDim.x / kCluster < rows) fetch(first_row + gridDim.x / kCluster);
+    const unsigned next_row = first_row + gridDim.x / kCluster;
+    if (next_row < rows) fetch(next_row);
 
     Look1 look1 = {0.0f};
 
-    // Look 1: sum(dxhat*xhat)
+    // Look 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float dy_i = element(dy_held[step], i);
@@ -1963,14 +1940,14 @@ rmsnorm_bwd_bf16_32768_cluster_per_row_7a0578(
       }
     }
 
-    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots[trip % 2], &look1_full[trip % 2], trip / 2 % 2);
+    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
 
     // Last look: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
       float dx_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1984,11 +1961,13 @@ rmsnorm_bwd_bf16_32768_cluster_per_row_7a0578(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write_default(dx_row + vector * kVector, dx_vec);
+      write(dx_row + vector * kVector, dx_vec);
     }
 
     ++trip;
   }
+
+  float* partial_row = partials + static_cast<long long>(blockIdx.x / kCluster) * kTensors * kPitch;
 
   // One sum per column leaves the block.
   #pragma unroll
@@ -1996,7 +1975,7 @@ rmsnorm_bwd_bf16_32768_cluster_per_row_7a0578(
     const int vector = lane + step * kThreadsPerRow;
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
-      partials[static_cast<long long>(blockIdx.x / kCluster) * 1 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
+      partial_row[i * kVectors + vector] = dweight_sum[step][i];
     }
   }
 
@@ -2010,48 +1989,26 @@ rmsnorm_bwd_bf16_32768_cluster_per_row_7a0578_finish(
     const float* partials,
     int blocks) {
   constexpr int kCols = 32768;
-  constexpr int kPitch = 32768;
+  constexpr int kPitch = 32768;  // columns of a row of float32 sums, padded
   constexpr int kVector = 8;
   constexpr int kVectors = 4096;
-  constexpr int kTensors = 1;
+  constexpr int kThreads = 512;
+  constexpr int kTensors = 1;  // that are summed over rows
   constexpr int kCells = 32;  // of a block
-  constexpr int kLanes = 512 / kCells;  // threads that share a cell
-  constexpr int kWarps = 512 / 32;
-  constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
-  __shared__ float warp_sums[kWarps][kCells];
+  __shared__ float warp_sums[kThreads / 32][kCells];
 
   const int partial_rows = blocks / 8;  // the blocks of a cluster fill one together
   constexpr int tensor = 0;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
   dependency_wait();
-  float sum = 0.0f;
-  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
-    float values[kInFlight];
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      const int row = first + i * kLanes;
-      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
-      values[i] = row < partial_rows ? load_default(partial_row + cell) : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) sum += values[i];
-  }
-#pragma unroll
-  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
-  __syncthreads();
-
+  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
   const int column = cell % kVectors * kVector + cell / kVectors;
   if (threadIdx.x < kCells && cell < kCols) {
-    float total = 0.0f;
-#pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
-    if (tensor == 0) {
-      Vec<bfloat16, 1> dweight_vec = {};
-      const float dweight_value[1] = {total};
-      pack(dweight_vec, dweight_value);
-      write_default(dweight + column, dweight_vec);
-    }
+    const float total = total_of_warps(warp_sums, threadIdx.x);
+    Vec<bfloat16, 1> dweight_vec = {};
+    const float dweight_value[1] = {total};
+    pack(dweight_vec, dweight_value);
+    write(dweight + column, dweight_vec);
   }
 }
 
@@ -2072,13 +2029,22 @@ rmsnorm_bwd_bf16_any_cols_block_per_row_f450a7(
     float eps,
     unsigned* __restrict__ ticket,
     float* __restrict__ sums) {
+  constexpr int kThreads = 256;
   constexpr int kThreadsPerRow = 256;
   constexpr int kVector = 1;  // elements per access of 2 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  __shared__ Look1 look1_slots[2][1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(dxhat * xhat)
+    float dxhat_xhat_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[2][kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
   int parity = 0;
@@ -2092,14 +2058,14 @@ rmsnorm_bwd_bf16_any_cols_block_per_row_f450a7(
 
     Look1 look1 = {0.0f};
 
-    // Look 1: sum(dxhat*xhat)
+    // Look 1: sum(dxhat * xhat)
     #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
-        const Vec<bfloat16, kVector> dy_vec = read_default<kVector>(dy_row + vector * kVector);
-        const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
-        const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+        const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
+        const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+        const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_vec, i);
@@ -2112,7 +2078,7 @@ rmsnorm_bwd_bf16_any_cols_block_per_row_f450a7(
       }
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity][slot]);
+    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / cols;
 
     // Last look: the outputs
@@ -2120,9 +2086,9 @@ rmsnorm_bwd_bf16_any_cols_block_per_row_f450a7(
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
-        const Vec<bfloat16, kVector> dy_vec = read_default<kVector>(dy_row + vector * kVector);
-        const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
-        const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+        const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
+        const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+        const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -2136,7 +2102,7 @@ rmsnorm_bwd_bf16_any_cols_block_per_row_f450a7(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write_default(dx_row + vector * kVector, dx_vec);
+        write(dx_row + vector * kVector, dx_vec);
       }
     }
 
@@ -2144,43 +2110,20 @@ rmsnorm_bwd_bf16_any_cols_block_per_row_f450a7(
   }
 
   // The last block to arrive finishes and leaves the workspace ready for the next call.
-  __threadfence();
   __shared__ bool is_last;
-  __syncthreads();
-  if (threadIdx.x == 0) is_last = atomicAdd(ticket, 1u) + 1 == gridDim.x;
-  __syncthreads();
-  if (is_last) {
-    __threadfence();
-    for (int cell = threadIdx.x; cell < cols; cell += 256) {
+  __threadfence();
+  if (takes_last_ticket(ticket, is_last)) {
+    for (int cell = threadIdx.x; cell < cols; cell += kThreads) {
       const int column = cell;
-      const float dweight_total = load_cache_global(sums + cell);
+      const float dweight_total = __ldcg(sums + cell);
       sums[cell] = 0.0f;
       Vec<bfloat16, 1> dweight_vec = {};
       const float dweight_value[1] = {dweight_total};
       pack(dweight_vec, dweight_value);
-      write_default(dweight + column, dweight_vec);
+      write(dweight + column, dweight_vec);
     }
     if (threadIdx.x == 0) *ticket = 0;
   }
-}
-
-}  // namespace as_written
-
-namespace as_written_without_weight {
-
-// ---- row reduction ----------------------------------------------------------------------------------------------
-
-// Look 1: sum(dy*y)
-struct Look1 {
-  float dy_y_sum;
-};
-
-__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-  return {a.dy_y_sum + b.dy_y_sum};
-}
-
-__device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-  return {__shfl_xor_sync(0xffffffffu, s.dy_y_sum, offset)};
 }
 
 // rmsnorm backward, any number of columns: 256 threads own a row; it is read twice.
@@ -2199,10 +2142,18 @@ rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_44136f(
   constexpr int kThreadsPerRow = 256;
   constexpr int kVector = 1;  // elements per access of 2 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(dy * y)
+    float dy_y_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.dy_y_sum + b.dy_y_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.dy_y_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -2214,13 +2165,13 @@ rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_44136f(
 
   Look1 look1 = {0.0f};
 
-  // Look 1: sum(dy*y)
+  // Look 1: sum(dy * y)
   #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> dy_vec = read_default<kVector>(dy_row + vector * kVector);
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float dy_i = element(dy_vec, i);
@@ -2231,7 +2182,7 @@ rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_44136f(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_dy_y_mean = look1.dy_y_sum / cols;
 
   // Last look: the outputs
@@ -2239,8 +2190,8 @@ rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_44136f(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> dy_vec = read_default<kVector>(dy_row + vector * kVector);
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       float dx_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -2251,12 +2202,10 @@ rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_44136f(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write_default(dx_row + vector * kVector, dx_vec);
+      write(dx_row + vector * kVector, dx_vec);
     }
   }
 }
-
-}  // namespace as_written_without_weight
 
 }  // namespace rmsnorm_bwd_bf16_detail
 }  // namespace sm90
@@ -2532,7 +2481,7 @@ inline cudaError_t rmsnorm_bwd_bf16_pitched(
       status = k::grid(k::kLaunch_128_warp_per_row_60287d, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_60287d,
+          k::rmsnorm_bwd_bf16_128_warp_per_row_60287d,
           k::kLaunch_128_warp_per_row_60287d, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
@@ -2540,14 +2489,14 @@ inline cudaError_t rmsnorm_bwd_bf16_pitched(
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_60287d_finish,
+          k::rmsnorm_bwd_bf16_128_warp_per_row_60287d_finish,
           k::kLaunch_128_warp_per_row_60287d_finish, k::kLaunch_128_warp_per_row_60287d_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 1:  // 1048576 x 128
       status = k::grid(k::kLaunch_128_warp_per_row_9593ee, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_9593ee,
+          k::rmsnorm_bwd_bf16_128_warp_per_row_9593ee,
           k::kLaunch_128_warp_per_row_9593ee, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
@@ -2555,14 +2504,14 @@ inline cudaError_t rmsnorm_bwd_bf16_pitched(
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_128_warp_per_row_9593ee_finish,
+          k::rmsnorm_bwd_bf16_128_warp_per_row_9593ee_finish,
           k::kLaunch_128_warp_per_row_9593ee_finish, k::kLaunch_128_warp_per_row_9593ee_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 2:  // 8192 x 768
       status = k::grid(k::kLaunch_768_warp_per_row_f352f7, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_768_warp_per_row_f352f7,
+          k::rmsnorm_bwd_bf16_768_warp_per_row_f352f7,
           k::kLaunch_768_warp_per_row_f352f7, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
@@ -2570,14 +2519,14 @@ inline cudaError_t rmsnorm_bwd_bf16_pitched(
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_768_warp_per_row_f352f7_finish,
+          k::rmsnorm_bwd_bf16_768_warp_per_row_f352f7_finish,
           k::kLaunch_768_warp_per_row_f352f7_finish, k::kLaunch_768_warp_per_row_f352f7_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 3:  // 65536 x 1024
       status = k::grid(k::kLaunch_1024_block_per_row_9ad144, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_1024_block_per_row_9ad144,
+          k::rmsnorm_bwd_bf16_1024_block_per_row_9ad144,
           k::kLaunch_1024_block_per_row_9ad144, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
@@ -2585,14 +2534,14 @@ inline cudaError_t rmsnorm_bwd_bf16_pitched(
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_1024_block_per_row_9ad144_finish,
+          k::rmsnorm_bwd_bf16_1024_block_per_row_9ad144_finish,
           k::kLaunch_1024_block_per_row_9ad144_finish, k::kLaunch_1024_block_per_row_9ad144_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 4:  // 4096 x 4096
       status = k::grid(k::kLaunch_4096_block_per_row_5514c1, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_4096_block_per_row_5514c1,
+          k::rmsnorm_bwd_bf16_4096_block_per_row_5514c1,
           k::kLaunch_4096_block_per_row_5514c1, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
@@ -2600,14 +2549,14 @@ inline cudaError_t rmsnorm_bwd_bf16_pitched(
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_4096_block_per_row_5514c1_finish,
+          k::rmsnorm_bwd_bf16_4096_block_per_row_5514c1_finish,
           k::kLaunch_4096_block_per_row_5514c1_finish, k::kLaunch_4096_block_per_row_5514c1_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 5:  // 4096 x 4097
       status = k::grid(k::kLaunch_4097_block_per_row_9f5e95, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_4097_block_per_row_9f5e95,
+          k::rmsnorm_bwd_bf16_4097_block_per_row_9f5e95,
           k::kLaunch_4097_block_per_row_9f5e95, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
@@ -2615,14 +2564,14 @@ inline cudaError_t rmsnorm_bwd_bf16_pitched(
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_4097_block_per_row_9f5e95_finish,
+          k::rmsnorm_bwd_bf16_4097_block_per_row_9f5e95_finish,
           k::kLaunch_4097_block_per_row_9f5e95_finish, k::kLaunch_4097_block_per_row_9f5e95_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 6:  // 16384 x 8192
       status = k::grid(k::kLaunch_8192_block_per_row_bf44c4, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_8192_block_per_row_bf44c4,
+          k::rmsnorm_bwd_bf16_8192_block_per_row_bf44c4,
           k::kLaunch_8192_block_per_row_bf44c4, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
@@ -2630,16 +2579,16 @@ inline cudaError_t rmsnorm_bwd_bf16_pitched(
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_8192_block_per_row_bf44c4_finish,
+          k::rmsnorm_bwd_bf16_8192_block_per_row_bf44c4_finish,
           k::kLaunch_8192_block_per_row_bf44c4_finish, k::kLaunch_8192_block_per_row_bf44c4_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 7:  // 2048 x 32768
       status = k::grid(k::kLaunch_32768_cluster_per_row_7a0578, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::as_written::rmsnorm_bwd_bf16_32768_cluster_per_row_7a0578, k::kLaunch_32768_cluster_per_row_7a0578, &blocks);
+      status = k::fit_clusters(k::rmsnorm_bwd_bf16_32768_cluster_per_row_7a0578, k::kLaunch_32768_cluster_per_row_7a0578, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_bf16_32768_cluster_per_row_7a0578,
+          k::rmsnorm_bwd_bf16_32768_cluster_per_row_7a0578,
           k::kLaunch_32768_cluster_per_row_7a0578, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
@@ -2647,7 +2596,7 @@ inline cudaError_t rmsnorm_bwd_bf16_pitched(
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_32768_cluster_per_row_7a0578_finish,
+          k::rmsnorm_bwd_bf16_32768_cluster_per_row_7a0578_finish,
           k::kLaunch_32768_cluster_per_row_7a0578_finish, k::kLaunch_32768_cluster_per_row_7a0578_finish.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     default:
@@ -2660,7 +2609,7 @@ inline cudaError_t rmsnorm_bwd_bf16_pitched(
       status = k::grid(k::kLaunch_any_cols_block_per_row_f450a7, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_bf16_any_cols_block_per_row_f450a7,
+          k::rmsnorm_bwd_bf16_any_cols_block_per_row_f450a7,
           k::kLaunch_any_cols_block_per_row_f450a7, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
@@ -2670,7 +2619,7 @@ inline cudaError_t rmsnorm_bwd_bf16_pitched(
       status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_44136f, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written_without_weight::rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_44136f,
+          k::rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_44136f,
           k::kLaunch_any_cols_without_weight_block_per_row_44136f, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps);

@@ -14,6 +14,7 @@
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x4096 --op rmsnorm --direction backward
+// note      emitted as another text than the one that was tuned: 8192 x 4096
 //
 //   rows x cols  kernel           threads  rows/block  vector  median us  GB/s  of roof  vs default  data
 //   8192 x 4096  cluster_per_row  128      1           float4  96.97      4153  98.8 %   1.24x       cold
@@ -49,113 +50,29 @@ namespace normgen {
 namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
 namespace rmsnorm_bwd_f32_detail {
 
-// ---- instructions ----------------------------------------------------------------------------------------------
-
-// Cached at all levels.
-template <typename Word>
-__device__ __forceinline__ Word load_default(const Word* address) {
-  return *address;
-}
-
-// Cached in L2 only (ld.global.cg).
-template <typename Word>
-__device__ __forceinline__ Word load_cache_global(const Word* address) {
-  return __ldcg(address);
-}
-
-// Last to leave L2.
-__device__ __forceinline__ unsigned short load_evict_last(const unsigned short* address) {
-  unsigned short value;
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;"
-      : "=h"(value) : "l"(address), "l"(policy));
-  return value;
-}
-__device__ __forceinline__ unsigned load_evict_last(const unsigned* address) {
-  unsigned value;
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;"
-      : "=r"(value) : "l"(address), "l"(policy));
-  return value;
-}
-__device__ __forceinline__ uint2 load_evict_last(const uint2* address) {
-  uint2 value;
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
-      : "=r"(value.x), "=r"(value.y) : "l"(address), "l"(policy));
-  return value;
-}
-__device__ __forceinline__ uint4 load_evict_last(const uint4* address) {
-  uint4 value;
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-      : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(address), "l"(policy));
-  return value;
-}
-
-// Written back as usual.
-template <typename Word>
-__device__ __forceinline__ void store_default(Word* address, Word value) {
-  *address = value;
-}
-
-// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-// ... and let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
-  asm volatile("griddepcontrol.launch_dependents;");
-}
-
-// This block's rank among the blocks that share a row.
+// This block's rank in its cluster.
 __device__ __forceinline__ unsigned cluster_rank() {
   unsigned rank;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
 
-// Writes `value` to where block `rank` of the cluster has the shared variable `own`.
+// All threads of all blocks of a cluster arrive, then wait: writes before are seen behind.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Where block `rank` of the cluster has the shared variable `own`.
 template <typename T>
-__device__ __forceinline__ void cluster_store(T* own, unsigned rank, const T& value) {
+__device__ __forceinline__ unsigned cluster_address(const T* own, unsigned rank) {
   unsigned remote;
   asm("mapa.shared::cluster.u32 %0, %1, %2;"
       : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
-  const float* words = reinterpret_cast<const float*>(&value);
-#pragma unroll
-  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
-    asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(remote + 4 * i), "f"(words[i]) : "memory");
-  }
+  return remote;
 }
-
-// As cluster_store, but nobody waits for the store: its bytes count at that block's `mbarrier` as they arrive.
-template <typename T>
-__device__ __forceinline__ void cluster_send(T* own, unsigned rank, const T& value, unsigned long long* mbarrier) {
-  unsigned remote, counted;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(counted) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(mbarrier))), "r"(rank));
-  const float* words = reinterpret_cast<const float*>(&value);
-#pragma unroll
-  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
-                 :: "r"(remote + 4 * i), "r"(__float_as_uint(words[i])), "r"(counted) : "memory");
-  }
-}
-
-// The other blocks of the cluster see the mbarriers that this thread has set up, behind the next cluster barrier.
-__device__ __forceinline__ void mbarrier_cluster_fence() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 __device__ __forceinline__ void mbarrier_init(unsigned long long* barrier, unsigned arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
@@ -179,84 +96,175 @@ __device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier, unsig
   } while (done == 0);
 }
 
-// ---- vectors of stored elements ---------------------------------------------------------------------------------
+// Writes `value` to where block `rank` of the cluster has the shared variable `own`. Nobody waits for the store: its
+// bytes count at that block's `mbarrier` as they arrive.
+template <typename T>
+__device__ __forceinline__ void cluster_send(T* own, unsigned rank, const T& value, unsigned long long* mbarrier) {
+  const unsigned remote = cluster_address(own, rank), counted = cluster_address(mbarrier, rank);
+  const float* words = reinterpret_cast<const float*>(&value);
+  #pragma unroll
+  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
+                 :: "r"(remote + 4 * i), "r"(__float_as_uint(words[i])), "r"(counted) : "memory");
+  }
+}
 
-// N elements as 32-bit registers, moved by the widest words that fit (at most 16 bytes each).
-template <typename T, int N>
-struct Vec {
-  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
-  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
-  unsigned bits[kRegisters];
+// The other blocks of the cluster see the mbarriers that this thread has set up, behind the next cluster barrier.
+__device__ __forceinline__ void mbarrier_cluster_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
+__device__ __forceinline__ void dependency_wait() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// ... and let the kernel behind this one start as soon as blocks leave room.
+__device__ __forceinline__ void dependency_trigger() {
+  asm volatile("griddepcontrol.launch_dependents;");
+}
+
+// Last to leave L2 (createpolicy: sm_80).
+struct EvictLast {
+  static __device__ __forceinline__ unsigned long long l2_policy() {
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    const unsigned long long policy = l2_policy();
+    if constexpr (kBytes == 16) {
+      asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+          : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
+    } else if constexpr (kBytes == 8) {
+      asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
+          : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
+    } else if constexpr (kBytes == 4) {
+      asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;"
+          : "=r"(bits[0]) : "l"(address), "l"(policy));
+    } else {
+      unsigned short half;
+      if constexpr (kBytes == 2) {
+        asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+      } else {
+        asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+      }
+      bits[0] = half;
+    }
+  }
 };
 
+// The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
 template <> struct WordOf<8> { using type = uint2; };
 template <> struct WordOf<4> { using type = unsigned; };
 template <> struct WordOf<2> { using type = unsigned short; };
+template <> struct WordOf<1> { using type = unsigned char; };
+template <int kBytes> using Word = typename WordOf<kBytes>::type;
 
+__device__ __forceinline__ void split(unsigned char word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(unsigned short word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(unsigned word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(uint2 word, unsigned* bits) { bits[0] = word.x; bits[1] = word.y; }
 __device__ __forceinline__ void split(uint4 word, unsigned* bits) {
   bits[0] = word.x; bits[1] = word.y; bits[2] = word.z; bits[3] = word.w;
 }
-__device__ __forceinline__ void join(unsigned short& word, const unsigned* bits) {
-  word = static_cast<unsigned short>(bits[0]);
-}
-__device__ __forceinline__ void join(unsigned& word, const unsigned* bits) { word = bits[0]; }
-__device__ __forceinline__ void join(uint2& word, const unsigned* bits) { word = make_uint2(bits[0], bits[1]); }
-__device__ __forceinline__ void join(uint4& word, const unsigned* bits) {
-  word = make_uint4(bits[0], bits[1], bits[2], bits[3]);
+template <int kBytes>
+__device__ __forceinline__ Word<kBytes> join(const unsigned* bits) {
+  if constexpr (kBytes == 16) return make_uint4(bits[0], bits[1], bits[2], bits[3]);
+  else if constexpr (kBytes == 8) return make_uint2(bits[0], bits[1]);
+  else return static_cast<Word<kBytes>>(bits[0]);
 }
 
-template <int N>
-__device__ __forceinline__ float element(const Vec<float, N>& vec, int i) { return __uint_as_float(vec.bits[i]); }
-
-template <int N>
-__device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N]) {
-#pragma unroll
-  for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
-}
-
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_default(const T* elements) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-  Vec<T, N> vec;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    split(load_default(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
+// Cached at all levels, written back as usual.
+struct Default {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    split(*static_cast<const Word<kBytes>*>(address), bits);
   }
-  return vec;
-}
-
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_evict_last(const T* elements) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-  Vec<T, N> vec;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    split(load_evict_last(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
+  template <int kBytes>
+  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
+    *static_cast<Word<kBytes>*>(address) = join<kBytes>(bits);
   }
-  return vec;
-}
+};
 
-template <int N, typename T>
-__device__ __forceinline__ void write_default(T* elements, const Vec<T, N>& vec) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    Word word;
-    join(word, vec.bits + i * sizeof(Word) / 4);
-    store_default(reinterpret_cast<Word*>(elements) + i, word);
-  }
-}
-
-// All kLanes neighbouring lanes end with the combined state.
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
 __device__ __forceinline__ State reduce_lanes(State s) {
-#pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = combine(s, shuffle_xor(s, offset));
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
   return s;
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// Every warp sends its state to each block of the cluster, then every warp combines all of the states. A cluster
+// barrier would wait for all loads and stores of the rows in flight; an mbarrier waits for the states only. Exchanges
+// take turns at two sets of slots: number n uses set n % 2, and waits for phase n / 2 % 2 of that set's mbarrier. A set
+// is written again after the states of the next exchange have come, and every warp sends those after it has read it.
+template <int kWarps, int kCluster, typename State>
+__device__ __forceinline__ State exchange_cluster(
+    State s, State (&slots)[2][kWarps * kCluster], unsigned long long (&full)[2], unsigned exchange) {
+  constexpr int kStates = kWarps * kCluster;
+  State* set = slots[exchange % 2];
+  unsigned long long* arrived = &full[exchange % 2];
+  s = reduce_lanes<32>(s);
+  const unsigned lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) mbarrier_expect_bytes(arrived, kStates * static_cast<unsigned>(sizeof(State)));
+  __syncwarp();  // all lanes have read the slots of the last exchange
+  if (lane < kCluster) cluster_send(set + cluster_rank() * kWarps + threadIdx.x / 32, lane, s, arrived);
+  mbarrier_wait(arrived, exchange / 2 % 2);
+  return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(set));
+}
+
+// Partial rows of column sums: each block has left one row of kTensors times kPitch float32 cells. kThreads threads add
+// kCells neighbouring cells of all rows, from `cell` on, always in the same order: every warp's sums in shared memory.
+template <int kThreads, int kCells, int kTensors, int kPitch>
+__device__ __forceinline__ void add_partial_rows(
+    const float* partials, int partial_rows, int tensor, int cell, float (&warp_sums)[kThreads / 32][kCells]) {
+  constexpr int kLanes = kThreads / kCells;  // threads that share a cell
+  constexpr int kInFlight = 12;              // loads of a thread that travel at once: the sums are bound by latency
+  float sum = 0.0f;
+  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
+    float values[kInFlight];
+    #pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int row = first + i * kLanes;
+      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
+      values[i] = row < partial_rows ? partial_row[cell] : 0.0f;
+    }
+    #pragma unroll
+    for (int i = 0; i < kInFlight; ++i) sum += values[i];
+  }
+  #pragma unroll
+  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
+  __syncthreads();
+}
+
+// The sum of a column of the warps' sums.
+template <int kWarps, int kCells>
+__device__ __forceinline__ float total_of_warps(const float (&warp_sums)[kWarps][kCells], int cell) {
+  float total = 0.0f;
+  #pragma unroll
+  for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][cell];
+  return total;
 }
 
 // Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
@@ -265,43 +273,55 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   s = reduce_lanes<32>(s);
   if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
   __syncthreads();
-  return reduce_lanes<kWarps>(slots[threadIdx.x % kWarps]);
+  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// Every warp sends its state to each block of the cluster, then every warp combines all of them. A cluster barrier would
-// wait for all loads and stores of the rows in flight, an mbarrier waits for the states only. Exchanges take turns at
-// two sets of slots: one is written again after the states of the next exchange have come, and every warp sent its own
-// of those after it had read this set.
-template <int kWarps, int kCluster, typename State>
-__device__ __forceinline__ State exchange_cluster(State s, State* slots, unsigned long long* full, unsigned phase) {
-  constexpr int kStates = kWarps * kCluster;
-  s = reduce_lanes<32>(s);
-  const unsigned lane = threadIdx.x % 32;
-  if (threadIdx.x == 0) mbarrier_expect_bytes(full, kStates * static_cast<unsigned>(sizeof(State)));
-  __syncwarp();  // all lanes have read the slots of the last exchange
-  if (lane < kCluster) cluster_send(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s, full);
-  mbarrier_wait(full, phase);
-  State total = slots[lane % kStates];
-#pragma unroll
-  for (int i = 32; i < kStates; i += 32) total = combine(total, slots[i + lane]);
-  return reduce_lanes<(kStates < 32 ? kStates : 32)>(total);
+// Whether this block is the last of the grid to take a ticket. What the others wrote before they took theirs is seen.
+// `is_last` is a variable in shared memory.
+__device__ __forceinline__ bool takes_last_ticket(unsigned* ticket, bool& is_last) {
+  __syncthreads();
+  if (threadIdx.x == 0) is_last = atomicAdd(ticket, 1u) + 1 == gridDim.x;
+  __syncthreads();
+  if (is_last) __threadfence();
+  return is_last;
 }
 
-namespace as_written {
-
-// ---- row reduction ----------------------------------------------------------------------------------------------
-
-// Look 1: sum(dxhat*xhat)
-struct Look1 {
-  float dxhat_xhat_sum;
+// N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
+template <typename T, int N>
+struct Vec {
+  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
+  static constexpr int kWordBytes = kBytes < 16 ? kBytes : 16;
+  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
+  unsigned bits[kRegisters];
 };
 
-__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-  return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
+template <int N, typename Hint = Default, typename T>
+__device__ __forceinline__ Vec<T, N> read(const T* elements) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  Vec<T, N> vec;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template load<kBytes>(reinterpret_cast<const unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
+  return vec;
 }
 
-__device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-  return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset)};
+template <typename Hint = Default, typename T, int N>
+__device__ __forceinline__ void write(T* elements, const Vec<T, N>& vec) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template store<kBytes>(reinterpret_cast<unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
+}
+
+template <int N>
+__device__ __forceinline__ float element(const Vec<float, N>& vec, int i) { return __uint_as_float(vec.bits[i]); }
+
+template <int N>
+__device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N]) {
+  #pragma unroll
+  for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
 // rmsnorm backward, 4096 columns: 2 blocks of 128 threads own a row; it is read once.
@@ -321,22 +341,33 @@ rmsnorm_bwd_f32_4096_cluster_per_row_12452a(
     float eps,
     float* partials) {
   constexpr int kCols = 4096;
-  constexpr int kCluster = 2;  // blocks that share a row
   constexpr int kThreads = 128;
+  constexpr int kCluster = 2;  // blocks that share a row
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
   constexpr int kVector = 4;  // elements per access of 16 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   constexpr int kPitch = 4096;  // columns of a row of float32 sums, padded
+  constexpr int kTensors = 1;  // that are summed over rows
+  struct Look1 {  // look 1: sum(dxhat * xhat)
+    float dxhat_xhat_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset)};
+    }
+  };
   __shared__ Look1 look1_slots[2][kCluster * kWarps];
   __shared__ unsigned long long look1_full[2];
 
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
   unsigned trip = 0;
   if (threadIdx.x == 0) {
-    mbarrier_init(look1_full + 0, 1);
-    mbarrier_init(look1_full + 1, 1);
+    for (int i = 0; i < 2; ++i) {
+      mbarrier_init(&look1_full[i], 1);
+    }
     mbarrier_cluster_fence();
   }
   cluster_arrive();  // a block may write to another only once that one has started
@@ -348,7 +379,7 @@ rmsnorm_bwd_f32_4096_cluster_per_row_12452a(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
   }
 
   // Sums over the rows of this thread, column by column.
@@ -359,15 +390,15 @@ rmsnorm_bwd_f32_4096_cluster_per_row_12452a(
   float rstd_next;
   // The loads of the next row travel while this one is computed.
   const auto fetch = [&](int first_row) {
-    const int fetched_row = first_row;
-    const float* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
-    const float* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
-    rstd_next = rstd[fetched_row];
+    const float* dy_row = dy + static_cast<long long>(first_row) * dy_pitch;
+    const float* x_row = x + static_cast<long long>(first_row) * x_pitch;
+    rstd_next = rstd[first_row];
+
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      dy_next[step] = read_evict_last<kVector>(dy_row + vector * kVector);
-      x_next[step] = read_evict_last<kVector>(x_row + vector * kVector);
+      dy_next[step] = read<kVector, EvictLast>(dy_row + vector * kVector);
+      x_next[step] = read<kVector, EvictLast>(x_row + vector * kVector);
     }
   };
   if (blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
@@ -388,11 +419,12 @@ rmsnorm_bwd_f32_4096_cluster_per_row_12452a(
       x_held[step] = x_next[step];
     }
 
-    if (first_row + gridDim.x / kCluster < rows) fetch(first_row + gridDim.x / kCluster);
+    const unsigned next_row = first_row + gridDim.x / kCluster;
+    if (next_row < rows) fetch(next_row);
 
     Look1 look1 = {0.0f};
 
-    // Look 1: sum(dxhat*xhat)
+    // Look 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       #pragma unroll
@@ -406,7 +438,7 @@ rmsnorm_bwd_f32_4096_cluster_per_row_12452a(
       }
     }
 
-    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots[trip % 2], &look1_full[trip % 2], trip / 2 % 2);
+    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
 
     // Last look: the outputs
@@ -426,11 +458,13 @@ rmsnorm_bwd_f32_4096_cluster_per_row_12452a(
       }
       Vec<float, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write_default(dx_row + vector * kVector, dx_vec);
+      write(dx_row + vector * kVector, dx_vec);
     }
 
     ++trip;
   }
+
+  float* partial_row = partials + static_cast<long long>(blockIdx.x / kCluster) * kTensors * kPitch;
 
   // One sum per column leaves the block.
   #pragma unroll
@@ -438,7 +472,7 @@ rmsnorm_bwd_f32_4096_cluster_per_row_12452a(
     const int vector = lane + step * kThreadsPerRow;
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
-      partials[static_cast<long long>(blockIdx.x / kCluster) * 1 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
+      partial_row[i * kVectors + vector] = dweight_sum[step][i];
     }
   }
 
@@ -452,48 +486,26 @@ rmsnorm_bwd_f32_4096_cluster_per_row_12452a_finish(
     const float* partials,
     int blocks) {
   constexpr int kCols = 4096;
-  constexpr int kPitch = 4096;
+  constexpr int kPitch = 4096;  // columns of a row of float32 sums, padded
   constexpr int kVector = 4;
   constexpr int kVectors = 1024;
-  constexpr int kTensors = 1;
+  constexpr int kThreads = 512;
+  constexpr int kTensors = 1;  // that are summed over rows
   constexpr int kCells = 16;  // of a block
-  constexpr int kLanes = 512 / kCells;  // threads that share a cell
-  constexpr int kWarps = 512 / 32;
-  constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
-  __shared__ float warp_sums[kWarps][kCells];
+  __shared__ float warp_sums[kThreads / 32][kCells];
 
   const int partial_rows = blocks / 2;  // the blocks of a cluster fill one together
   constexpr int tensor = 0;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
   dependency_wait();
-  float sum = 0.0f;
-  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
-    float values[kInFlight];
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      const int row = first + i * kLanes;
-      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
-      values[i] = row < partial_rows ? load_default(partial_row + cell) : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) sum += values[i];
-  }
-#pragma unroll
-  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
-  __syncthreads();
-
+  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
   const int column = cell % kVectors * kVector + cell / kVectors;
   if (threadIdx.x < kCells && cell < kCols) {
-    float total = 0.0f;
-#pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
-    if (tensor == 0) {
-      Vec<float, 1> dweight_vec = {};
-      const float dweight_value[1] = {total};
-      pack(dweight_vec, dweight_value);
-      write_default(dweight + column, dweight_vec);
-    }
+    const float total = total_of_warps(warp_sums, threadIdx.x);
+    Vec<float, 1> dweight_vec = {};
+    const float dweight_value[1] = {total};
+    pack(dweight_vec, dweight_value);
+    write(dweight + column, dweight_vec);
   }
 }
 
@@ -514,13 +526,22 @@ rmsnorm_bwd_f32_any_cols_block_per_row_f450a7(
     float eps,
     unsigned* __restrict__ ticket,
     float* __restrict__ sums) {
+  constexpr int kThreads = 256;
   constexpr int kThreadsPerRow = 256;
   constexpr int kVector = 1;  // elements per access of 4 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  __shared__ Look1 look1_slots[2][1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(dxhat * xhat)
+    float dxhat_xhat_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[2][kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
   int parity = 0;
@@ -534,14 +555,14 @@ rmsnorm_bwd_f32_any_cols_block_per_row_f450a7(
 
     Look1 look1 = {0.0f};
 
-    // Look 1: sum(dxhat*xhat)
+    // Look 1: sum(dxhat * xhat)
     #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
-        const Vec<float, kVector> dy_vec = read_default<kVector>(dy_row + vector * kVector);
-        const Vec<float, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
-        const Vec<float, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+        const Vec<float, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
+        const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+        const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_vec, i);
@@ -554,7 +575,7 @@ rmsnorm_bwd_f32_any_cols_block_per_row_f450a7(
       }
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity][slot]);
+    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / cols;
 
     // Last look: the outputs
@@ -562,9 +583,9 @@ rmsnorm_bwd_f32_any_cols_block_per_row_f450a7(
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
-        const Vec<float, kVector> dy_vec = read_default<kVector>(dy_row + vector * kVector);
-        const Vec<float, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
-        const Vec<float, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+        const Vec<float, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
+        const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+        const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -578,7 +599,7 @@ rmsnorm_bwd_f32_any_cols_block_per_row_f450a7(
         }
         Vec<float, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write_default(dx_row + vector * kVector, dx_vec);
+        write(dx_row + vector * kVector, dx_vec);
       }
     }
 
@@ -586,43 +607,20 @@ rmsnorm_bwd_f32_any_cols_block_per_row_f450a7(
   }
 
   // The last block to arrive finishes and leaves the workspace ready for the next call.
-  __threadfence();
   __shared__ bool is_last;
-  __syncthreads();
-  if (threadIdx.x == 0) is_last = atomicAdd(ticket, 1u) + 1 == gridDim.x;
-  __syncthreads();
-  if (is_last) {
-    __threadfence();
-    for (int cell = threadIdx.x; cell < cols; cell += 256) {
+  __threadfence();
+  if (takes_last_ticket(ticket, is_last)) {
+    for (int cell = threadIdx.x; cell < cols; cell += kThreads) {
       const int column = cell;
-      const float dweight_total = load_cache_global(sums + cell);
+      const float dweight_total = __ldcg(sums + cell);
       sums[cell] = 0.0f;
       Vec<float, 1> dweight_vec = {};
       const float dweight_value[1] = {dweight_total};
       pack(dweight_vec, dweight_value);
-      write_default(dweight + column, dweight_vec);
+      write(dweight + column, dweight_vec);
     }
     if (threadIdx.x == 0) *ticket = 0;
   }
-}
-
-}  // namespace as_written
-
-namespace as_written_without_weight {
-
-// ---- row reduction ----------------------------------------------------------------------------------------------
-
-// Look 1: sum(dy*y)
-struct Look1 {
-  float dy_y_sum;
-};
-
-__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-  return {a.dy_y_sum + b.dy_y_sum};
-}
-
-__device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-  return {__shfl_xor_sync(0xffffffffu, s.dy_y_sum, offset)};
 }
 
 // rmsnorm backward, any number of columns: 256 threads own a row; it is read twice.
@@ -641,10 +639,18 @@ rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_44136f(
   constexpr int kThreadsPerRow = 256;
   constexpr int kVector = 1;  // elements per access of 4 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(dy * y)
+    float dy_y_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.dy_y_sum + b.dy_y_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.dy_y_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -656,13 +662,13 @@ rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_44136f(
 
   Look1 look1 = {0.0f};
 
-  // Look 1: sum(dy*y)
+  // Look 1: sum(dy * y)
   #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<float, kVector> dy_vec = read_default<kVector>(dy_row + vector * kVector);
-      const Vec<float, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<float, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
+      const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float dy_i = element(dy_vec, i);
@@ -673,7 +679,7 @@ rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_44136f(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_dy_y_mean = look1.dy_y_sum / cols;
 
   // Last look: the outputs
@@ -681,8 +687,8 @@ rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_44136f(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<float, kVector> dy_vec = read_default<kVector>(dy_row + vector * kVector);
-      const Vec<float, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<float, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
+      const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       float dx_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -693,12 +699,10 @@ rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_44136f(
       }
       Vec<float, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write_default(dx_row + vector * kVector, dx_vec);
+      write(dx_row + vector * kVector, dx_vec);
     }
   }
 }
-
-}  // namespace as_written_without_weight
 
 }  // namespace rmsnorm_bwd_f32_detail
 }  // namespace sm90
@@ -916,15 +920,15 @@ inline cudaError_t rmsnorm_bwd_f32_pitched(
     case 0:  // 8192 x 4096
       status = k::grid(k::kLaunch_4096_cluster_per_row_12452a, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::as_written::rmsnorm_bwd_f32_4096_cluster_per_row_12452a, k::kLaunch_4096_cluster_per_row_12452a, &blocks);
+      status = k::fit_clusters(k::rmsnorm_bwd_f32_4096_cluster_per_row_12452a, k::kLaunch_4096_cluster_per_row_12452a, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::as_written::rmsnorm_bwd_f32_4096_cluster_per_row_12452a,
+          k::rmsnorm_bwd_f32_4096_cluster_per_row_12452a,
           k::kLaunch_4096_cluster_per_row_12452a, blocks, stream,
           dx, dweight, dy, x, weight, rstd, dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_f32_4096_cluster_per_row_12452a_finish,
+          k::rmsnorm_bwd_f32_4096_cluster_per_row_12452a_finish,
           k::kLaunch_4096_cluster_per_row_12452a_finish, k::kLaunch_4096_cluster_per_row_12452a_finish.blocks, stream,
           dweight, k::at<float>(workspace, 0), blocks);
     default:
@@ -937,7 +941,7 @@ inline cudaError_t rmsnorm_bwd_f32_pitched(
       status = k::grid(k::kLaunch_any_cols_block_per_row_f450a7, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written::rmsnorm_bwd_f32_any_cols_block_per_row_f450a7,
+          k::rmsnorm_bwd_f32_any_cols_block_per_row_f450a7,
           k::kLaunch_any_cols_block_per_row_f450a7, blocks, stream,
           dx, dweight, dy, x, weight, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps,
           k::at<unsigned>(workspace, 0), k::at<float>(workspace, 128));
@@ -945,7 +949,7 @@ inline cudaError_t rmsnorm_bwd_f32_pitched(
       status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_44136f, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::as_written_without_weight::rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_44136f,
+          k::rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_44136f,
           k::kLaunch_any_cols_without_weight_block_per_row_44136f, blocks, stream,
           dx, dy, x, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps);
   }

@@ -38,6 +38,7 @@
 //           normgen tune --shape 4096x16384 --op rmsnorm --dtype bf16 --without rstd
 //           normgen tune --shape 8192x32768 --op rmsnorm --dtype bf16 --without rstd
 //           normgen tune --shape 4096x131072 --op rmsnorm --dtype bf16 --without rstd
+// note      emitted as another text than the one that was tuned: 4096 x 131072
 //
 //   rows x cols                     kernel           threads  rows/block  vector        median us  GB/s  of roof  vs default  data
 //   524288 x 64 no rstd             warp_per_row     128      16          bfloat16 x 4  32.26      4161  110.1 %  1.14x       cold
@@ -134,8 +135,6 @@ namespace normgen {
 namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
 namespace rmsnorm_fwd_bf16_detail {
 
-// ---- instructions ----------------------------------------------------------------------------------------------
-
 struct bfloat16 {
   unsigned short bits;
 };
@@ -161,141 +160,6 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
   return float_to_bfloat16(low) | (static_cast<unsigned>(float_to_bfloat16(high)) << 16);
 #endif
 }
-
-// Cached at all levels.
-template <typename Word>
-__device__ __forceinline__ Word load_default(const Word* address) {
-  return *address;
-}
-
-// Leaves no line in L1.
-__device__ __forceinline__ unsigned short load_no_allocate(const unsigned short* address) {
-  unsigned short value;
-  asm("ld.global.L1::no_allocate.u16 %0, [%1];"
-      : "=h"(value) : "l"(address));
-  return value;
-}
-__device__ __forceinline__ unsigned load_no_allocate(const unsigned* address) {
-  unsigned value;
-  asm("ld.global.L1::no_allocate.u32 %0, [%1];"
-      : "=r"(value) : "l"(address));
-  return value;
-}
-__device__ __forceinline__ uint2 load_no_allocate(const uint2* address) {
-  uint2 value;
-  asm("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
-      : "=r"(value.x), "=r"(value.y) : "l"(address));
-  return value;
-}
-__device__ __forceinline__ uint4 load_no_allocate(const uint4* address) {
-  uint4 value;
-  asm("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-      : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(address));
-  return value;
-}
-
-// Last to leave L2.
-__device__ __forceinline__ unsigned short load_evict_last(const unsigned short* address) {
-  unsigned short value;
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;"
-      : "=h"(value) : "l"(address), "l"(policy));
-  return value;
-}
-__device__ __forceinline__ unsigned load_evict_last(const unsigned* address) {
-  unsigned value;
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;"
-      : "=r"(value) : "l"(address), "l"(policy));
-  return value;
-}
-__device__ __forceinline__ uint2 load_evict_last(const uint2* address) {
-  uint2 value;
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
-      : "=r"(value.x), "=r"(value.y) : "l"(address), "l"(policy));
-  return value;
-}
-__device__ __forceinline__ uint4 load_evict_last(const uint4* address) {
-  uint4 value;
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-      : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(address), "l"(policy));
-  return value;
-}
-
-// Written back as usual.
-template <typename Word>
-__device__ __forceinline__ void store_default(Word* address, Word value) {
-  *address = value;
-}
-
-// Written once, not read again soon: evict first (st.global.cs).
-template <typename Word>
-__device__ __forceinline__ void store_streaming(Word* address, Word value) {
-  __stcs(address, value);
-}
-
-// The compiler no longer knows where the bits come from.
-__device__ __forceinline__ void opaque(unsigned& bits) { asm volatile("" : "+r"(bits)); }
-
-// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-// ... and let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
-  asm volatile("griddepcontrol.launch_dependents;");
-}
-
-// This block's rank among the blocks that share a row.
-__device__ __forceinline__ unsigned cluster_rank() {
-  unsigned rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-// Writes `value` to where block `rank` of the cluster has the shared variable `own`.
-template <typename T>
-__device__ __forceinline__ void cluster_store(T* own, unsigned rank, const T& value) {
-  unsigned remote;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
-  const float* words = reinterpret_cast<const float*>(&value);
-#pragma unroll
-  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
-    asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(remote + 4 * i), "f"(words[i]) : "memory");
-  }
-}
-
-// As cluster_store, but nobody waits for the store: its bytes count at that block's `mbarrier` as they arrive.
-template <typename T>
-__device__ __forceinline__ void cluster_send(T* own, unsigned rank, const T& value, unsigned long long* mbarrier) {
-  unsigned remote, counted;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(counted) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(mbarrier))), "r"(rank));
-  const float* words = reinterpret_cast<const float*>(&value);
-#pragma unroll
-  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
-                 :: "r"(remote + 4 * i), "r"(__float_as_uint(words[i])), "r"(counted) : "memory");
-  }
-}
-
-// The other blocks of the cluster see the mbarriers that this thread has set up, behind the next cluster barrier.
-__device__ __forceinline__ void mbarrier_cluster_fence() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 __device__ __forceinline__ void mbarrier_init(unsigned long long* barrier, unsigned arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
@@ -323,48 +187,198 @@ __device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier, unsig
 __device__ __forceinline__ void mbarrier_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // One copy of a multiple of 16 bytes by the copy engine; its bytes count at the barrier as they arrive.
-__device__ __forceinline__ void bulk_load_evict_last(void* shared, const void* global, unsigned bytes,
-                                                     unsigned long long* barrier) {
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+__device__ __forceinline__ void bulk_load(
+    void* shared, const void* global, unsigned bytes, unsigned long long* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(shared))), "l"(global), "r"(bytes),
-                  "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "l"(policy) : "memory");
+                  "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))) : "memory");
 }
 
+// As bulk_load, by the L2 policy of `Hint`.
+template <typename Hint>
+__device__ __forceinline__ void bulk_load_by(
+    void* shared, const void* global, unsigned bytes, unsigned long long* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+               "[%0], [%1], %2, [%3], %4;"
+               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(shared))), "l"(global), "r"(bytes),
+                  "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "l"(Hint::l2_policy()) : "memory");
+}
+
+// This block's rank in its cluster.
+__device__ __forceinline__ unsigned cluster_rank() {
+  unsigned rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// All threads of all blocks of a cluster arrive, then wait: writes before are seen behind.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Where block `rank` of the cluster has the shared variable `own`.
+template <typename T>
+__device__ __forceinline__ unsigned cluster_address(const T* own, unsigned rank) {
+  unsigned remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
+  return remote;
+}
+
+// Writes `value` to where block `rank` of the cluster has the shared variable `own`. Nobody waits for the store: its
+// bytes count at that block's `mbarrier` as they arrive.
+template <typename T>
+__device__ __forceinline__ void cluster_send(T* own, unsigned rank, const T& value, unsigned long long* mbarrier) {
+  const unsigned remote = cluster_address(own, rank), counted = cluster_address(mbarrier, rank);
+  const float* words = reinterpret_cast<const float*>(&value);
+  #pragma unroll
+  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
+                 :: "r"(remote + 4 * i), "r"(__float_as_uint(words[i])), "r"(counted) : "memory");
+  }
+}
+
+// The other blocks of the cluster see the mbarriers that this thread has set up, behind the next cluster barrier.
+__device__ __forceinline__ void mbarrier_cluster_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
+__device__ __forceinline__ void dependency_wait() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// ... and let the kernel behind this one start as soon as blocks leave room.
+__device__ __forceinline__ void dependency_trigger() {
+  asm volatile("griddepcontrol.launch_dependents;");
+}
+
+// Shared memory whose size the launch decides.
 __device__ __forceinline__ unsigned char* dynamic_shared() {
   extern __shared__ __align__(128) unsigned char bytes[];
   return bytes;
 }
 
-// ---- vectors of stored elements ---------------------------------------------------------------------------------
-
-// N elements as 32-bit registers, moved by the widest words that fit (at most 16 bytes each).
-template <typename T, int N>
-struct Vec {
-  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
-  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
-  unsigned bits[kRegisters];
+// Last to leave L2 (createpolicy: sm_80).
+struct EvictLast {
+  static __device__ __forceinline__ unsigned long long l2_policy() {
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    const unsigned long long policy = l2_policy();
+    if constexpr (kBytes == 16) {
+      asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+          : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
+    } else if constexpr (kBytes == 8) {
+      asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
+          : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
+    } else if constexpr (kBytes == 4) {
+      asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;"
+          : "=r"(bits[0]) : "l"(address), "l"(policy));
+    } else {
+      unsigned short half;
+      if constexpr (kBytes == 2) {
+        asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+      } else {
+        asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+      }
+      bits[0] = half;
+    }
+  }
 };
 
+// Leaves no line in L1.
+struct NoAllocate {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    if constexpr (kBytes == 16) {
+      asm("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+          : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address));
+    } else if constexpr (kBytes == 8) {
+      asm("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+          : "=r"(bits[0]), "=r"(bits[1]) : "l"(address));
+    } else if constexpr (kBytes == 4) {
+      asm("ld.global.L1::no_allocate.u32 %0, [%1];"
+          : "=r"(bits[0]) : "l"(address));
+    } else {
+      unsigned short half;
+      if constexpr (kBytes == 2) asm("ld.global.L1::no_allocate.u16 %0, [%1];" : "=h"(half) : "l"(address));
+      else asm("ld.global.L1::no_allocate.u8 %0, [%1];" : "=h"(half) : "l"(address));
+      bits[0] = half;
+    }
+  }
+};
+
+// The compiler no longer knows where the bits come from.
+__device__ __forceinline__ void opaque(unsigned& bits) { asm volatile("" : "+r"(bits)); }
+
+// The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
 template <> struct WordOf<8> { using type = uint2; };
 template <> struct WordOf<4> { using type = unsigned; };
 template <> struct WordOf<2> { using type = unsigned short; };
+template <> struct WordOf<1> { using type = unsigned char; };
+template <int kBytes> using Word = typename WordOf<kBytes>::type;
 
+__device__ __forceinline__ void split(unsigned char word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(unsigned short word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(unsigned word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(uint2 word, unsigned* bits) { bits[0] = word.x; bits[1] = word.y; }
 __device__ __forceinline__ void split(uint4 word, unsigned* bits) {
   bits[0] = word.x; bits[1] = word.y; bits[2] = word.z; bits[3] = word.w;
 }
-__device__ __forceinline__ void join(unsigned short& word, const unsigned* bits) {
-  word = static_cast<unsigned short>(bits[0]);
+template <int kBytes>
+__device__ __forceinline__ Word<kBytes> join(const unsigned* bits) {
+  if constexpr (kBytes == 16) return make_uint4(bits[0], bits[1], bits[2], bits[3]);
+  else if constexpr (kBytes == 8) return make_uint2(bits[0], bits[1]);
+  else return static_cast<Word<kBytes>>(bits[0]);
 }
-__device__ __forceinline__ void join(unsigned& word, const unsigned* bits) { word = bits[0]; }
-__device__ __forceinline__ void join(uint2& word, const unsigned* bits) { word = make_uint2(bits[0], bits[1]); }
-__device__ __forceinline__ void join(uint4& word, const unsigned* bits) {
-  word = make_uint4(bits[0], bits[1], bits[2], bits[3]);
+
+// Cached at all levels, written back as usual.
+struct Default {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    split(*static_cast<const Word<kBytes>*>(address), bits);
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
+    *static_cast<Word<kBytes>*>(address) = join<kBytes>(bits);
+  }
+};
+
+// N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
+template <typename T, int N>
+struct Vec {
+  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
+  static constexpr int kWordBytes = kBytes < 16 ? kBytes : 16;
+  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
+  unsigned bits[kRegisters];
+};
+
+template <int N, typename Hint = Default, typename T>
+__device__ __forceinline__ Vec<T, N> read(const T* elements) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  Vec<T, N> vec;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template load<kBytes>(reinterpret_cast<const unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
+  return vec;
+}
+
+template <typename Hint = Default, typename T, int N>
+__device__ __forceinline__ void write(T* elements, const Vec<T, N>& vec) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template store<kBytes>(reinterpret_cast<unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
 }
 
 template <int N>
@@ -372,10 +386,11 @@ __device__ __forceinline__ float element(const Vec<float, N>& vec, int i) { retu
 
 template <int N>
 __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N]) {
-#pragma unroll
+  #pragma unroll
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
+// Two elements share a register.
 template <int N>
 __device__ __forceinline__ float element(const Vec<bfloat16, N>& vec, int i) {
   if (i % 2 == 1) return __uint_as_float(vec.bits[i / 2] & 0xffff0000u);
@@ -387,64 +402,53 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   if (N == 1) {
     vec.bits[0] = float_to_bfloat16(values[0]);
   } else {
-#pragma unroll
+    #pragma unroll
     for (int i = 0; i + 1 < N; i += 2) vec.bits[i / 2] = floats_to_bfloat162(values[i], values[i + 1]);
   }
 }
 
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_default(const T* elements) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-  Vec<T, N> vec;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    split(load_default(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
-  }
-  return vec;
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
+  return s;
 }
 
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_evict_last(const T* elements) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-  Vec<T, N> vec;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    split(load_evict_last(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
   }
-  return vec;
+  return total;
 }
 
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_no_allocate(const T* elements) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-  Vec<T, N> vec;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    split(load_no_allocate(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
-  }
-  return vec;
-}
-
-template <int N, typename T>
-__device__ __forceinline__ void write_default(T* elements, const Vec<T, N>& vec) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    Word word;
-    join(word, vec.bits + i * sizeof(Word) / 4);
-    store_default(reinterpret_cast<Word*>(elements) + i, word);
-  }
-}
-
-template <int N, typename T>
-__device__ __forceinline__ void write_streaming(T* elements, const Vec<T, N>& vec) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    Word word;
-    join(word, vec.bits + i * sizeof(Word) / 4);
-    store_streaming(reinterpret_cast<Word*>(elements) + i, word);
-  }
+// Every warp sends its state to each block of the cluster, then every warp combines all of the states. A cluster
+// barrier would wait for all loads and stores of the rows in flight; an mbarrier waits for the states only. Exchanges
+// take turns at two sets of slots: number n uses set n % 2, and waits for phase n / 2 % 2 of that set's mbarrier. A set
+// is written again after the states of the next exchange have come, and every warp sends those after it has read it.
+template <int kWarps, int kCluster, typename State>
+__device__ __forceinline__ State exchange_cluster(
+    State s, State (&slots)[2][kWarps * kCluster], unsigned long long (&full)[2], unsigned exchange) {
+  constexpr int kStates = kWarps * kCluster;
+  State* set = slots[exchange % 2];
+  unsigned long long* arrived = &full[exchange % 2];
+  s = reduce_lanes<32>(s);
+  const unsigned lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) mbarrier_expect_bytes(arrived, kStates * static_cast<unsigned>(sizeof(State)));
+  __syncwarp();  // all lanes have read the slots of the last exchange
+  if (lane < kCluster) cluster_send(set + cluster_rank() * kWarps + threadIdx.x / 32, lane, s, arrived);
+  mbarrier_wait(arrived, exchange / 2 % 2);
+  return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(set));
 }
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -458,49 +462,32 @@ __device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, i
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(elements + first) / kSize % kWord);
   Vec<T, N> vec = {};
   if (!inside && (first < shift || first - shift + kWords * kWord > count)) {
-    using Word = typename WordOf<kSize>::type;
-#pragma unroll
+    #pragma unroll
     for (int i = 0; i < N; ++i) {
-      const unsigned bits = load_default(reinterpret_cast<const Word*>(elements + first + i));
+      const unsigned bits = *reinterpret_cast<const Word<kSize>*>(elements + first + i);
       if (kSize == 4) vec.bits[i] = bits;
-      else vec.bits[i / 2] |= i % 2 == 0 ? bits : bits << 16;
+      else vec.bits[i * kSize / 4] |= bits << i * kSize % 4 * 8;
     }
     return vec;
   }
   unsigned bits[kWords * kRegisters];
-#pragma unroll
+  #pragma unroll
   for (int word = 0; word < kWords; ++word) {
-    const Vec<T, kWord> part = read_default<kWord>(elements + first - shift + word * kWord);
-#pragma unroll
+    const Vec<T, kWord> part = read<kWord>(elements + first - shift + word * kWord);
+    #pragma unroll
     for (int i = 0; i < kRegisters; ++i) bits[word * kRegisters + i] = part.bits[i];
   }
-#pragma unroll
+  #pragma unroll
   for (int step = kRegisters / 2; step > 0; step /= 2) {
     const bool moves = (shift * kSize / 4 & step) != 0;  // a select: branches would put the bits in local memory
-#pragma unroll
+    #pragma unroll
     for (int i = 0; i + step < kWords * kRegisters; ++i) bits[i] = moves ? bits[i + step] : bits[i];
   }
-#pragma unroll
+  #pragma unroll
   for (int i = 0; i < Vec<T, N>::kRegisters; ++i) {
     vec.bits[i] = __funnelshift_r(bits[i], bits[i + 1], shift * kSize % 4 * 8);
   }
   return vec;
-}
-
-// Hides from the compiler what the vector holds: it would convert kept parameters to floats once, for all rows, and
-// keep those, in twice the registers.
-template <int N, typename T>
-__device__ __forceinline__ void stay_packed(Vec<T, N>& vec) {
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kRegisters; ++i) opaque(vec.bits[i]);
-}
-
-// All kLanes neighbouring lanes end with the combined state.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s) {
-#pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = combine(s, shuffle_xor(s, offset));
-  return s;
 }
 
 // Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
@@ -509,61 +496,49 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   s = reduce_lanes<32>(s);
   if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
   __syncthreads();
-  return reduce_lanes<kWarps>(slots[threadIdx.x % kWarps]);
-}
-
-// Every warp sends its state to each block of the cluster, then every warp combines all of them. A cluster barrier would
-// wait for all loads and stores of the rows in flight, an mbarrier waits for the states only. Exchanges take turns at
-// two sets of slots: one is written again after the states of the next exchange have come, and every warp sent its own
-// of those after it had read this set.
-template <int kWarps, int kCluster, typename State>
-__device__ __forceinline__ State exchange_cluster(State s, State* slots, unsigned long long* full, unsigned phase) {
-  constexpr int kStates = kWarps * kCluster;
-  s = reduce_lanes<32>(s);
-  const unsigned lane = threadIdx.x % 32;
-  if (threadIdx.x == 0) mbarrier_expect_bytes(full, kStates * static_cast<unsigned>(sizeof(State)));
-  __syncwarp();  // all lanes have read the slots of the last exchange
-  if (lane < kCluster) cluster_send(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s, full);
-  mbarrier_wait(full, phase);
-  State total = slots[lane % kStates];
-#pragma unroll
-  for (int i = 32; i < kStates; i += 32) total = combine(total, slots[i + lane]);
-  return reduce_lanes<(kStates < 32 ? kStates : 32)>(total);
+  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
 struct Combine {
   template <typename State>
-  __device__ __forceinline__ State operator()(const State& a, const State& b) const { return combine(a, b); }
+  __device__ __forceinline__ State operator()(const State& a, const State& b) const { return State::combine(a, b); }
 };
 
+// As reduce_lanes, by CUDA's cooperative groups.
 template <int kLanes, typename State>
 __device__ __forceinline__ State reduce_tile(const State& s) {
   const auto tile = cooperative_groups::tiled_partition<kLanes>(cooperative_groups::this_thread_block());
   return cooperative_groups::reduce(tile, s, Combine());
 }
 
+// As reduce_row, by CUDA's cooperative groups.
 template <int kWarps, typename State>
 __device__ __forceinline__ State reduce_tiles(State s, State* slots) {
   s = reduce_tile<32>(s);
   if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
   __syncthreads();
-  return reduce_tile<kWarps>(slots[threadIdx.x % kWarps]);
+  return reduce_tile<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// ---- row reduction ----------------------------------------------------------------------------------------------
+// Hides from the compiler what the vector holds: it would convert kept parameters to floats once, for all rows, and
+// keep those, in twice the registers.
+template <int N, typename T>
+__device__ __forceinline__ void stay_packed(Vec<T, N>& vec) {
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kRegisters; ++i) opaque(vec.bits[i]);
+}
 
-// Look 1: sum(x**2)
-struct Look1 {
-  float x_squares;
+// Used once: evict first (ld.global.cs, st.global.cs).
+struct Streaming {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    split(__ldcs(static_cast<const Word<kBytes>*>(address)), bits);
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
+    __stcs(static_cast<Word<kBytes>*>(address), join<kBytes>(bits));
+  }
 };
-
-__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-  return {a.x_squares + b.x_squares};
-}
-
-__device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-  return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
-}
 
 // rmsnorm forward, 64 columns: 8 lanes of a warp own a row, 16 rows a block; it is read once.
 NORMGEN_KERNEL void __launch_bounds__(128)
@@ -581,6 +556,15 @@ rmsnorm_fwd_bf16_64_without_rstd_warp_per_row_17dc45(
   constexpr int kVector = 4;  // elements per access of 8 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  struct Look1 {  // look 1: sum(x**2)
+    float x_squares;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_squares + b.x_squares};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    }
+  };
 
   const int lane = threadIdx.x % kThreadsPerRow;
   const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
@@ -597,7 +581,7 @@ rmsnorm_fwd_bf16_64_without_rstd_warp_per_row_17dc45(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_default<kVector>(x_row + vector * kVector);
+    x_held[step] = read<kVector>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -605,7 +589,7 @@ rmsnorm_fwd_bf16_64_without_rstd_warp_per_row_17dc45(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
   }
 
   Look1 look1 = {0.0f};
@@ -636,7 +620,7 @@ rmsnorm_fwd_bf16_64_without_rstd_warp_per_row_17dc45(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    if (active) write_streaming(y_row + vector * kVector, y_vec);
+    if (active) write<Streaming>(y_row + vector * kVector, y_vec);
   }
 }
 
@@ -657,6 +641,15 @@ rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_d9bb0a(
   constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  struct Look1 {  // look 1: sum(x**2)
+    float x_squares;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_squares + b.x_squares};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    }
+  };
 
   const int lane = threadIdx.x % kThreadsPerRow;
   const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
@@ -675,7 +668,7 @@ rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_d9bb0a(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_evict_last<kVector>(x_row + vector * kVector);
+    x_held[step] = read<kVector, EvictLast>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -683,7 +676,7 @@ rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_d9bb0a(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -716,7 +709,7 @@ rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_d9bb0a(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    if (active) write_streaming(y_row + vector * kVector, y_vec);
+    if (active) write<Streaming>(y_row + vector * kVector, y_vec);
   }
 }
 
@@ -736,6 +729,15 @@ rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_4bc2dc(
   constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  struct Look1 {  // look 1: sum(x**2)
+    float x_squares;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_squares + b.x_squares};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    }
+  };
 
   const int lane = threadIdx.x % kThreadsPerRow;
   const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
@@ -752,7 +754,7 @@ rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_4bc2dc(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_default<kVector>(x_row + vector * kVector);
+    x_held[step] = read<kVector>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -760,7 +762,7 @@ rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_4bc2dc(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
   }
 
   Look1 look1 = {0.0f};
@@ -791,7 +793,7 @@ rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_4bc2dc(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    if (active) write_default(y_row + vector * kVector, y_vec);
+    if (active) write(y_row + vector * kVector, y_vec);
   }
 }
 
@@ -812,6 +814,15 @@ rmsnorm_fwd_bf16_256_without_rstd_warp_per_row_5aa236(
   constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  struct Look1 {  // look 1: sum(x**2)
+    float x_squares;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_squares + b.x_squares};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    }
+  };
 
   const int lane = threadIdx.x % kThreadsPerRow;
   const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
@@ -830,7 +841,7 @@ rmsnorm_fwd_bf16_256_without_rstd_warp_per_row_5aa236(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_evict_last<kVector>(x_row + vector * kVector);
+    x_held[step] = read<kVector, EvictLast>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -838,7 +849,7 @@ rmsnorm_fwd_bf16_256_without_rstd_warp_per_row_5aa236(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -871,7 +882,7 @@ rmsnorm_fwd_bf16_256_without_rstd_warp_per_row_5aa236(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    if (active) write_default(y_row + vector * kVector, y_vec);
+    if (active) write(y_row + vector * kVector, y_vec);
   }
 }
 
@@ -892,10 +903,18 @@ rmsnorm_fwd_bf16_2048_without_rstd_block_per_row_b1272c(
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(x**2)
+    float x_squares;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_squares + b.x_squares};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
@@ -909,7 +928,7 @@ rmsnorm_fwd_bf16_2048_without_rstd_block_per_row_b1272c(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_default<kVector>(x_row + vector * kVector);
+    x_held[step] = read<kVector>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -917,7 +936,7 @@ rmsnorm_fwd_bf16_2048_without_rstd_block_per_row_b1272c(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -934,7 +953,7 @@ rmsnorm_fwd_bf16_2048_without_rstd_block_per_row_b1272c(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
   // Last look: the outputs
@@ -950,7 +969,7 @@ rmsnorm_fwd_bf16_2048_without_rstd_block_per_row_b1272c(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write_default(y_row + vector * kVector, y_vec);
+    write(y_row + vector * kVector, y_vec);
   }
 }
 
@@ -971,11 +990,20 @@ rmsnorm_fwd_bf16_4095_without_rstd_block_per_row_8d214e(
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;  // a vector a thread, and one behind it
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+  // steps in which every row has a vector, and one behind it, for each thread
+  constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;
+  struct Look1 {  // look 1: sum(x**2)
+    float x_squares;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_squares + b.x_squares};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
@@ -998,11 +1026,11 @@ rmsnorm_fwd_bf16_4095_without_rstd_block_per_row_8d214e(
     const int vector = lane + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
       const int column = head + vector * kVector;
-      x_held[step] = read_evict_last<kVector>(x_row + column);
+      x_held[step] = read<kVector, EvictLast>(x_row + column);
     }
   }
   if (has_edge) {
-    x_edge = read_evict_last<1>(x_row + edge);
+    x_edge = read<1, EvictLast>(x_row + edge);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -1017,7 +1045,7 @@ rmsnorm_fwd_bf16_4095_without_rstd_block_per_row_8d214e(
     }
   }
   if (has_edge) {
-    weight_edge = read_default<1>(weight + edge);
+    weight_edge = read<1>(weight + edge);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -1041,7 +1069,7 @@ rmsnorm_fwd_bf16_4095_without_rstd_block_per_row_8d214e(
     look1.x_squares += x_i * x_i;
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
   // Last look: the outputs
@@ -1059,7 +1087,7 @@ rmsnorm_fwd_bf16_4095_without_rstd_block_per_row_8d214e(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write_default(y_row + column, y_vec);
+      write(y_row + column, y_vec);
     }
   }
   if (has_edge) {
@@ -1069,7 +1097,7 @@ rmsnorm_fwd_bf16_4095_without_rstd_block_per_row_8d214e(
     y_values[0] = x_i * row_rstd * weight_i;
     Vec<bfloat16, 1> y_vec;
     pack(y_vec, y_values);
-    write_default(y_row + edge, y_vec);
+    write(y_row + edge, y_vec);
   }
 }
 
@@ -1090,10 +1118,18 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_b1272c(
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(x**2)
+    float x_squares;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_squares + b.x_squares};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
@@ -1107,7 +1143,7 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_b1272c(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_default<kVector>(x_row + vector * kVector);
+    x_held[step] = read<kVector>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -1115,7 +1151,7 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_b1272c(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -1132,7 +1168,7 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_b1272c(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
   // Last look: the outputs
@@ -1148,7 +1184,7 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_b1272c(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write_default(y_row + vector * kVector, y_vec);
+    write(y_row + vector * kVector, y_vec);
   }
 }
 
@@ -1169,10 +1205,18 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_dc7c0b(
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(x**2)
+    float x_squares;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_squares + b.x_squares};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
@@ -1186,7 +1230,7 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_dc7c0b(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_no_allocate<kVector>(x_row + vector * kVector);
+    x_held[step] = read<kVector, NoAllocate>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -1194,7 +1238,7 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_dc7c0b(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -1211,7 +1255,7 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_dc7c0b(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
   // Last look: the outputs
@@ -1227,7 +1271,7 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_dc7c0b(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write_default(y_row + vector * kVector, y_vec);
+    write(y_row + vector * kVector, y_vec);
   }
 }
 
@@ -1248,10 +1292,18 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_3c3ee5(
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(x**2)
+    float x_squares;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_squares + b.x_squares};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
@@ -1265,7 +1317,7 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_3c3ee5(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_default<kVector>(x_row + vector * kVector);
+    x_held[step] = read<kVector>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -1273,7 +1325,7 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_3c3ee5(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -1290,7 +1342,7 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_3c3ee5(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
   // Last look: the outputs
@@ -1306,7 +1358,7 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_3c3ee5(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write_default(y_row + vector * kVector, y_vec);
+    write(y_row + vector * kVector, y_vec);
   }
 }
 
@@ -1327,10 +1379,18 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_76118e(
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(x**2)
+    float x_squares;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_squares + b.x_squares};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
@@ -1344,7 +1404,7 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_76118e(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_no_allocate<kVector>(x_row + vector * kVector);
+    x_held[step] = read<kVector, NoAllocate>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -1352,7 +1412,7 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_76118e(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -1369,7 +1429,7 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_76118e(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
   // Last look: the outputs
@@ -1385,7 +1445,7 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_76118e(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write_streaming(y_row + vector * kVector, y_vec);
+    write<Streaming>(y_row + vector * kVector, y_vec);
   }
 }
 
@@ -1405,11 +1465,20 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_dc2773(
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;  // a vector a thread, and one behind it
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+  // steps in which every row has a vector, and one behind it, for each thread
+  constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;
+  struct Look1 {  // look 1: sum(x**2)
+    float x_squares;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_squares + b.x_squares};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
@@ -1430,11 +1499,11 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_dc2773(
     const int vector = lane + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
       const int column = head + vector * kVector;
-      x_held[step] = read_no_allocate<kVector>(x_row + column);
+      x_held[step] = read<kVector, NoAllocate>(x_row + column);
     }
   }
   if (has_edge) {
-    x_edge = read_no_allocate<1>(x_row + edge);
+    x_edge = read<1, NoAllocate>(x_row + edge);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -1449,7 +1518,7 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_dc2773(
     }
   }
   if (has_edge) {
-    weight_edge = read_default<1>(weight + edge);
+    weight_edge = read<1>(weight + edge);
   }
 
   Look1 look1 = {0.0f};
@@ -1471,7 +1540,7 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_dc2773(
     look1.x_squares += x_i * x_i;
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
   // Last look: the outputs
@@ -1489,7 +1558,7 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_dc2773(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write_streaming(y_row + column, y_vec);
+      write<Streaming>(y_row + column, y_vec);
     }
   }
   if (has_edge) {
@@ -1499,7 +1568,7 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_dc2773(
     y_values[0] = x_i * row_rstd * weight_i;
     Vec<bfloat16, 1> y_vec;
     pack(y_vec, y_values);
-    write_streaming(y_row + edge, y_vec);
+    write<Streaming>(y_row + edge, y_vec);
   }
 }
 
@@ -1520,10 +1589,18 @@ rmsnorm_fwd_bf16_5120_without_rstd_block_per_row_414802(
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(x**2)
+    float x_squares;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_squares + b.x_squares};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
@@ -1538,7 +1615,7 @@ rmsnorm_fwd_bf16_5120_without_rstd_block_per_row_414802(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < kVectors) {
-      x_held[step] = read_evict_last<kVector>(x_row + vector * kVector);
+      x_held[step] = read<kVector, EvictLast>(x_row + vector * kVector);
     }
   }
 
@@ -1548,7 +1625,7 @@ rmsnorm_fwd_bf16_5120_without_rstd_block_per_row_414802(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < kVectors) {
-      weight_held[step] = read_default<kVector>(weight + vector * kVector);
+      weight_held[step] = read<kVector>(weight + vector * kVector);
     }
   }
 
@@ -1569,7 +1646,7 @@ rmsnorm_fwd_bf16_5120_without_rstd_block_per_row_414802(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
   // Last look: the outputs
@@ -1586,7 +1663,7 @@ rmsnorm_fwd_bf16_5120_without_rstd_block_per_row_414802(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write_default(y_row + vector * kVector, y_vec);
+      write(y_row + vector * kVector, y_vec);
     }
   }
 }
@@ -1608,10 +1685,18 @@ rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_8a4a35(
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(x**2)
+    float x_squares;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_squares + b.x_squares};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
@@ -1626,7 +1711,7 @@ rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_8a4a35(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < kVectors) {
-      x_held[step] = read_default<kVector>(x_row + vector * kVector);
+      x_held[step] = read<kVector>(x_row + vector * kVector);
     }
   }
 
@@ -1636,7 +1721,7 @@ rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_8a4a35(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < kVectors) {
-      weight_held[step] = read_default<kVector>(weight + vector * kVector);
+      weight_held[step] = read<kVector>(weight + vector * kVector);
     }
   }
 
@@ -1657,7 +1742,7 @@ rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_8a4a35(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
   // Last look: the outputs
@@ -1674,7 +1759,7 @@ rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_8a4a35(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write_default(y_row + vector * kVector, y_vec);
+      write(y_row + vector * kVector, y_vec);
     }
   }
 }
@@ -1696,10 +1781,18 @@ rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_b1272c(
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(x**2)
+    float x_squares;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_squares + b.x_squares};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
@@ -1713,7 +1806,7 @@ rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_b1272c(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_default<kVector>(x_row + vector * kVector);
+    x_held[step] = read<kVector>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -1721,7 +1814,7 @@ rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_b1272c(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -1738,7 +1831,7 @@ rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_b1272c(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
   // Last look: the outputs
@@ -1754,7 +1847,7 @@ rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_b1272c(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write_default(y_row + vector * kVector, y_vec);
+    write(y_row + vector * kVector, y_vec);
   }
 }
 
@@ -1775,11 +1868,20 @@ rmsnorm_fwd_bf16_8191_without_rstd_block_per_row_e0e3c6(
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;  // a vector a thread, and one behind it
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+  // steps in which every row has a vector, and one behind it, for each thread
+  constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;
+  struct Look1 {  // look 1: sum(x**2)
+    float x_squares;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_squares + b.x_squares};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
@@ -1802,11 +1904,11 @@ rmsnorm_fwd_bf16_8191_without_rstd_block_per_row_e0e3c6(
     const int vector = lane + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
       const int column = head + vector * kVector;
-      x_held[step] = read_evict_last<kVector>(x_row + column);
+      x_held[step] = read<kVector, EvictLast>(x_row + column);
     }
   }
   if (has_edge) {
-    x_edge = read_evict_last<1>(x_row + edge);
+    x_edge = read<1, EvictLast>(x_row + edge);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -1830,7 +1932,7 @@ rmsnorm_fwd_bf16_8191_without_rstd_block_per_row_e0e3c6(
     look1.x_squares += x_i * x_i;
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
   // Last look: the outputs
@@ -1849,18 +1951,18 @@ rmsnorm_fwd_bf16_8191_without_rstd_block_per_row_e0e3c6(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write_default(y_row + column, y_vec);
+      write(y_row + column, y_vec);
     }
   }
   if (has_edge) {
-    const Vec<bfloat16, 1> weight_vec = read_default<1>(weight + edge);
+    const Vec<bfloat16, 1> weight_vec = read<1>(weight + edge);
     float y_values[1];
     const float x_i = element(x_edge, 0);
     const float weight_i = element(weight_vec, 0);
     y_values[0] = x_i * row_rstd * weight_i;
     Vec<bfloat16, 1> y_vec;
     pack(y_vec, y_values);
-    write_default(y_row + edge, y_vec);
+    write(y_row + edge, y_vec);
   }
 }
 
@@ -1881,10 +1983,18 @@ rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_8a4a35(
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(x**2)
+    float x_squares;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_squares + b.x_squares};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
@@ -1898,7 +2008,7 @@ rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_8a4a35(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_default<kVector>(x_row + vector * kVector);
+    x_held[step] = read<kVector>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -1906,7 +2016,7 @@ rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_8a4a35(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -1923,7 +2033,7 @@ rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_8a4a35(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
   // Last look: the outputs
@@ -1939,7 +2049,7 @@ rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_8a4a35(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write_default(y_row + vector * kVector, y_vec);
+    write(y_row + vector * kVector, y_vec);
   }
 }
 
@@ -1960,10 +2070,18 @@ rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_e63c7e(
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(x**2)
+    float x_squares;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_squares + b.x_squares};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
@@ -1977,7 +2095,7 @@ rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_e63c7e(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_default<kVector>(x_row + vector * kVector);
+    x_held[step] = read<kVector>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -1985,7 +2103,7 @@ rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_e63c7e(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -2002,7 +2120,7 @@ rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_e63c7e(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
   // Last look: the outputs
@@ -2018,7 +2136,7 @@ rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_e63c7e(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write_default(y_row + vector * kVector, y_vec);
+    write(y_row + vector * kVector, y_vec);
   }
 }
 
@@ -2039,10 +2157,18 @@ rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_d31c54(
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(x**2)
+    float x_squares;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_squares + b.x_squares};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
@@ -2056,7 +2182,7 @@ rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_d31c54(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_evict_last<kVector>(x_row + vector * kVector);
+    x_held[step] = read<kVector, EvictLast>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -2064,7 +2190,7 @@ rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_d31c54(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -2081,7 +2207,7 @@ rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_d31c54(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
   // Last look: the outputs
@@ -2097,7 +2223,7 @@ rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_d31c54(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write_default(y_row + vector * kVector, y_vec);
+    write(y_row + vector * kVector, y_vec);
   }
 }
 
@@ -2113,27 +2239,36 @@ rmsnorm_fwd_bf16_16384_without_rstd_cluster_per_row_a66627(
     int rows,
     float eps) {
   constexpr int kCols = 16384;
-  constexpr int kCluster = 4;  // blocks that share a row
   constexpr int kThreads = 1024;
+  constexpr int kCluster = 4;  // blocks that share a row
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
   constexpr int kVector = 4;  // elements per access of 8 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  struct Look1 {  // look 1: sum(x**2)
+    float x_squares;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_squares + b.x_squares};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    }
+  };
   __shared__ Look1 look1_slots[2][kCluster * kWarps];
   __shared__ unsigned long long look1_full[2];
 
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
   unsigned trip = 0;
   if (threadIdx.x == 0) {
-    mbarrier_init(look1_full + 0, 1);
-    mbarrier_init(look1_full + 1, 1);
+    for (int i = 0; i < 2; ++i) {
+      mbarrier_init(&look1_full[i], 1);
+    }
     mbarrier_cluster_fence();
   }
   cluster_arrive();  // a block may write to another only once that one has started
 
   dependency_trigger();  // the next kernel may take its place, and waits there
-
   dependency_wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -2141,18 +2276,18 @@ rmsnorm_fwd_bf16_16384_without_rstd_cluster_per_row_a66627(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
   }
 
   Vec<bfloat16, kVector> x_next[kSteps];
   // The loads of the next row travel while this one is computed.
   const auto fetch = [&](int first_row) {
-    const int fetched_row = first_row;
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(first_row) * x_pitch;
+
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      x_next[step] = read_default<kVector>(x_row + vector * kVector);
+      x_next[step] = read<kVector>(x_row + vector * kVector);
     }
   };
   if (blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
@@ -2170,7 +2305,8 @@ rmsnorm_fwd_bf16_16384_without_rstd_cluster_per_row_a66627(
       x_held[step] = x_next[step];
     }
 
-    if (first_row + gridDim.x / kCluster < rows) fetch(first_row + gridDim.x / kCluster);
+    const unsigned next_row = first_row + gridDim.x / kCluster;
+    if (next_row < rows) fetch(next_row);
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -2189,7 +2325,7 @@ rmsnorm_fwd_bf16_16384_without_rstd_cluster_per_row_a66627(
       }
     }
 
-    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots[trip % 2], &look1_full[trip % 2], trip / 2 % 2);
+    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
     const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
     // Last look: the outputs
@@ -2205,7 +2341,7 @@ rmsnorm_fwd_bf16_16384_without_rstd_cluster_per_row_a66627(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write_default(y_row + vector * kVector, y_vec);
+      write(y_row + vector * kVector, y_vec);
     }
 
     ++trip;
@@ -2229,10 +2365,18 @@ rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_749be3(
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(x**2)
+    float x_squares;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_squares + b.x_squares};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
@@ -2246,7 +2390,7 @@ rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_749be3(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_default<kVector>(x_row + vector * kVector);
+    x_held[step] = read<kVector>(x_row + vector * kVector);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -2263,14 +2407,14 @@ rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_749be3(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
   // Last look: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+    const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
     float y_values[kVector];
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
@@ -2280,7 +2424,7 @@ rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_749be3(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write_default(y_row + vector * kVector, y_vec);
+    write(y_row + vector * kVector, y_vec);
   }
 }
 
@@ -2301,10 +2445,18 @@ rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_709a2e(
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(x**2)
+    float x_squares;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_squares + b.x_squares};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
@@ -2318,7 +2470,7 @@ rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_709a2e(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_evict_last<kVector>(x_row + vector * kVector);
+    x_held[step] = read<kVector, EvictLast>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -2326,7 +2478,7 @@ rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_709a2e(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -2343,7 +2495,7 @@ rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_709a2e(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
   // Last look: the outputs
@@ -2359,7 +2511,7 @@ rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_709a2e(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write_streaming(y_row + vector * kVector, y_vec);
+    write<Streaming>(y_row + vector * kVector, y_vec);
   }
 }
 
@@ -2374,19 +2526,23 @@ rmsnorm_fwd_bf16_32768_without_rstd_block_per_row_500d57(
     int rows,
     float eps) {
   constexpr int kCols = 32768;
-  constexpr int kThreadsPerRow = 1024;
   constexpr int kThreads = 1024;
+  constexpr int kThreadsPerRow = 1024;
   constexpr int kVector = 4;  // elements per access of 8 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(x**2)
+    float x_squares;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_squares + b.x_squares};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
-
-  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0);
+  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
@@ -2395,7 +2551,7 @@ rmsnorm_fwd_bf16_32768_without_rstd_block_per_row_500d57(
   #pragma unroll 4
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    write_default(x_shared + (step * kThreads + threadIdx.x) * kVector, read_evict_last<kVector>(x_row + vector * kVector));
+    write(x_shared + (step * kThreads + threadIdx.x) * kVector, read<kVector, EvictLast>(x_row + vector * kVector));
   }
 
   Look1 look1 = {0.0f};
@@ -2403,7 +2559,7 @@ rmsnorm_fwd_bf16_32768_without_rstd_block_per_row_500d57(
   // Look 1: sum(x**2)
   #pragma unroll 4
   for (int step = 0; step < kSteps; ++step) {
-    const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+    const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
       const float x_i = element(x_vec, i);
@@ -2411,15 +2567,15 @@ rmsnorm_fwd_bf16_32768_without_rstd_block_per_row_500d57(
     }
   }
 
-  look1 = reduce_tiles<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_tiles<kWarpsPerRow>(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
   // Last look: the outputs
   #pragma unroll 4
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
-    const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+    const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+    const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
     float y_values[kVector];
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
@@ -2429,7 +2585,7 @@ rmsnorm_fwd_bf16_32768_without_rstd_block_per_row_500d57(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write_default(y_row + vector * kVector, y_vec);
+    write(y_row + vector * kVector, y_vec);
   }
 }
 
@@ -2444,14 +2600,23 @@ rmsnorm_fwd_bf16_131072_without_rstd_cluster_per_row_f6ba90(
     int rows,
     float eps) {
   constexpr int kCols = 131072;
-  constexpr int kCluster = 8;  // blocks that share a row
   constexpr int kThreads = 128;
+  constexpr int kCluster = 8;  // blocks that share a row
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
   constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   constexpr int kStages = 2;  // row tiles in shared memory
+  struct Look1 {  // look 1: sum(x**2)
+    float x_squares;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_squares + b.x_squares};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    }
+  };
   __shared__ Look1 look1_slots[2][kCluster * kWarps];
   __shared__ unsigned long long look1_full[2];
   __shared__ unsigned long long arrived[kStages];
@@ -2459,24 +2624,24 @@ rmsnorm_fwd_bf16_131072_without_rstd_cluster_per_row_f6ba90(
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
   unsigned trip = 0;
   if (threadIdx.x == 0) {
-    mbarrier_init(look1_full + 0, 1);
-    mbarrier_init(look1_full + 1, 1);
+    for (int i = 0; i < 2; ++i) {
+      mbarrier_init(&look1_full[i], 1);
+    }
     mbarrier_cluster_fence();
   }
   cluster_arrive();  // a block may write to another only once that one has started
-
-  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0);
-
+  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < kStages; ++stage) mbarrier_init(&arrived[stage], 1);
+    for (int stage = 0; stage < kStages; ++stage) {
+      mbarrier_init(&arrived[stage], 1);
+    }
     mbarrier_fence();
   }
   __syncthreads();  // others wait only for a barrier that is set up
 
   // One thread a row asks for it; the slot's barrier counts down the bytes that arrive.
   const auto fetch = [&](int first_row, int stage) {
-    const int fetched_row = first_row;
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(first_row) * x_pitch;
     int own_vectors = 0;
     for (int step = 0; step < kSteps; ++step) {
       const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
@@ -2487,7 +2652,8 @@ rmsnorm_fwd_bf16_131072_without_rstd_cluster_per_row_f6ba90(
       const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
       if (first >= kVectors) break;
       const int count = min(kThreads, kVectors - first) * kVector;
-      bulk_load_evict_last(x_shared + (stage * kSteps + step) * kThreads * kVector, x_row + first * kVector, count * sizeof(bfloat16), &arrived[stage]);
+      bulk_load_by<EvictLast>(x_shared + (stage * kSteps + step) * kThreads * kVector, x_row + first * kVector,
+          count * sizeof(bfloat16), &arrived[stage]);
     }
   };
   #pragma unroll 1
@@ -2503,7 +2669,7 @@ rmsnorm_fwd_bf16_131072_without_rstd_cluster_per_row_f6ba90(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
   }
 
   cluster_wait();
@@ -2518,7 +2684,7 @@ rmsnorm_fwd_bf16_131072_without_rstd_cluster_per_row_f6ba90(
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      x_held[step] = read_default<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
+      x_held[step] = read<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
     }
 
     Look1 look1 = {0.0f};
@@ -2533,11 +2699,11 @@ rmsnorm_fwd_bf16_131072_without_rstd_cluster_per_row_f6ba90(
       }
     }
 
-    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots[trip % 2], &look1_full[trip % 2], trip / 2 % 2);
+    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
     const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
     // Every thread of the row has passed a barrier since it read its slots.
-    if (threadIdx.x == 0 && first_row + kStages * gridDim.x / kCluster < rows) fetch(first_row + kStages * gridDim.x / kCluster, stage);
+    const unsigned refill_row = first_row + kStages * gridDim.x / kCluster;
+    if (threadIdx.x == 0 && refill_row < rows) fetch(refill_row, stage);
 
     // Last look: the outputs
     #pragma unroll
@@ -2552,11 +2718,13 @@ rmsnorm_fwd_bf16_131072_without_rstd_cluster_per_row_f6ba90(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write_default(y_row + vector * kVector, y_vec);
+      write(y_row + vector * kVector, y_vec);
     }
 
-    if (++stage == kStages) { stage = 0; phase ^= 1; }
-
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
     ++trip;
   }
 }
@@ -2576,10 +2744,18 @@ rmsnorm_fwd_bf16_any_cols_block_per_row_44136f(
   constexpr int kThreadsPerRow = 256;
   constexpr int kVector = 1;  // elements per access of 2 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(x**2)
+    float x_squares;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_squares + b.x_squares};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -2594,7 +2770,7 @@ rmsnorm_fwd_bf16_any_cols_block_per_row_44136f(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -2603,7 +2779,7 @@ rmsnorm_fwd_bf16_any_cols_block_per_row_44136f(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / cols);
 
   if (lane == 0) {
@@ -2615,8 +2791,8 @@ rmsnorm_fwd_bf16_any_cols_block_per_row_44136f(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -2626,7 +2802,7 @@ rmsnorm_fwd_bf16_any_cols_block_per_row_44136f(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write_default(y_row + vector * kVector, y_vec);
+      write(y_row + vector * kVector, y_vec);
     }
   }
 }
@@ -2645,10 +2821,18 @@ rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
   constexpr int kThreadsPerRow = 256;
   constexpr int kVector = 1;  // elements per access of 2 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(x**2)
+    float x_squares;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_squares + b.x_squares};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -2663,7 +2847,7 @@ rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -2672,7 +2856,7 @@ rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / cols);
 
   if (lane == 0) {
@@ -2684,7 +2868,7 @@ rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -2693,7 +2877,7 @@ rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write_default(y_row + vector * kVector, y_vec);
+      write(y_row + vector * kVector, y_vec);
     }
   }
 }

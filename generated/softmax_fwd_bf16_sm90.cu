@@ -16,6 +16,7 @@
 //           normgen tune --shape 16384x32768 --op softmax --dtype bf16
 //           normgen tune --shape 2048x50257 --op softmax --dtype bf16
 //           normgen tune --shape 4096x128256 --op softmax --dtype bf16
+// note      emitted as another text than the one that was tuned: 4096 x 128256
 //
 //   rows x cols    kernel           threads  rows/block  vector        median us  GB/s  of roof  vs default  data
 //   8192 x 2048    block_per_row    128      1           bfloat16 x 8  16.81      3992  103.7 %  1.01x       cold
@@ -64,8 +65,6 @@ namespace normgen {
 namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
 namespace softmax_fwd_bf16_detail {
 
-// ---- instructions ----------------------------------------------------------------------------------------------
-
 struct bfloat16 {
   unsigned short bits;
 };
@@ -92,134 +91,6 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 #endif
 }
 
-// IEEE 754-2019 maximum and minimum: unlike fmaxf and fminf they return NaN when either operand is NaN.
-__device__ __forceinline__ float maximum(float a, float b) {
-#if __CUDA_ARCH__ >= 800
-  float value;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(value) : "f"(a), "f"(b));
-  return value;
-#else
-  return a > b || a != a ? a : b;
-#endif
-}
-
-__device__ __forceinline__ float minimum(float a, float b) {
-#if __CUDA_ARCH__ >= 800
-  float value;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(value) : "f"(a), "f"(b));
-  return value;
-#else
-  return a < b || a != a ? a : b;
-#endif
-}
-
-// Cached at all levels.
-template <typename Word>
-__device__ __forceinline__ Word load_default(const Word* address) {
-  return *address;
-}
-
-// Last to leave L2.
-__device__ __forceinline__ unsigned short load_evict_last(const unsigned short* address) {
-  unsigned short value;
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;"
-      : "=h"(value) : "l"(address), "l"(policy));
-  return value;
-}
-__device__ __forceinline__ unsigned load_evict_last(const unsigned* address) {
-  unsigned value;
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;"
-      : "=r"(value) : "l"(address), "l"(policy));
-  return value;
-}
-__device__ __forceinline__ uint2 load_evict_last(const uint2* address) {
-  uint2 value;
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
-      : "=r"(value.x), "=r"(value.y) : "l"(address), "l"(policy));
-  return value;
-}
-__device__ __forceinline__ uint4 load_evict_last(const uint4* address) {
-  uint4 value;
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-      : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(address), "l"(policy));
-  return value;
-}
-
-// Written back as usual.
-template <typename Word>
-__device__ __forceinline__ void store_default(Word* address, Word value) {
-  *address = value;
-}
-
-// e^x by the hardware's power of two: off by 2 + 1.2 |x| units in the last place at most; 0 where that is subnormal.
-__device__ __forceinline__ float exp_approximate(float x) {
-  float value;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(x * 1.442695041f));
-  return value;
-}
-
-// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-// ... and let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
-  asm volatile("griddepcontrol.launch_dependents;");
-}
-
-// This block's rank among the blocks that share a row.
-__device__ __forceinline__ unsigned cluster_rank() {
-  unsigned rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-// Writes `value` to where block `rank` of the cluster has the shared variable `own`.
-template <typename T>
-__device__ __forceinline__ void cluster_store(T* own, unsigned rank, const T& value) {
-  unsigned remote;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
-  const float* words = reinterpret_cast<const float*>(&value);
-#pragma unroll
-  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
-    asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(remote + 4 * i), "f"(words[i]) : "memory");
-  }
-}
-
-// As cluster_store, but nobody waits for the store: its bytes count at that block's `mbarrier` as they arrive.
-template <typename T>
-__device__ __forceinline__ void cluster_send(T* own, unsigned rank, const T& value, unsigned long long* mbarrier) {
-  unsigned remote, counted;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(counted) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(mbarrier))), "r"(rank));
-  const float* words = reinterpret_cast<const float*>(&value);
-#pragma unroll
-  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
-                 :: "r"(remote + 4 * i), "r"(__float_as_uint(words[i])), "r"(counted) : "memory");
-  }
-}
-
-// The other blocks of the cluster see the mbarriers that this thread has set up, behind the next cluster barrier.
-__device__ __forceinline__ void mbarrier_cluster_fence() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-
 __device__ __forceinline__ void mbarrier_init(unsigned long long* barrier, unsigned arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
                :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "r"(arrivals) : "memory");
@@ -242,6 +113,69 @@ __device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier, unsig
   } while (done == 0);
 }
 
+// The copy engine sees the barriers that this thread has set up.
+__device__ __forceinline__ void mbarrier_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// One copy of a multiple of 16 bytes by the copy engine; its bytes count at the barrier as they arrive.
+__device__ __forceinline__ void bulk_load(
+    void* shared, const void* global, unsigned bytes, unsigned long long* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(shared))), "l"(global), "r"(bytes),
+                  "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))) : "memory");
+}
+
+// As bulk_load, by the L2 policy of `Hint`.
+template <typename Hint>
+__device__ __forceinline__ void bulk_load_by(
+    void* shared, const void* global, unsigned bytes, unsigned long long* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+               "[%0], [%1], %2, [%3], %4;"
+               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(shared))), "l"(global), "r"(bytes),
+                  "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "l"(Hint::l2_policy()) : "memory");
+}
+
+// This block's rank in its cluster.
+__device__ __forceinline__ unsigned cluster_rank() {
+  unsigned rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// All threads of all blocks of a cluster arrive, then wait: writes before are seen behind.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Where block `rank` of the cluster has the shared variable `own`.
+template <typename T>
+__device__ __forceinline__ unsigned cluster_address(const T* own, unsigned rank) {
+  unsigned remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
+  return remote;
+}
+
+// Writes `value` to where block `rank` of the cluster has the shared variable `own`. Nobody waits for the store: its
+// bytes count at that block's `mbarrier` as they arrive.
+template <typename T>
+__device__ __forceinline__ void cluster_send(T* own, unsigned rank, const T& value, unsigned long long* mbarrier) {
+  const unsigned remote = cluster_address(own, rank), counted = cluster_address(mbarrier, rank);
+  const float* words = reinterpret_cast<const float*>(&value);
+  #pragma unroll
+  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
+                 :: "r"(remote + 4 * i), "r"(__float_as_uint(words[i])), "r"(counted) : "memory");
+  }
+}
+
+// The other blocks of the cluster see the mbarriers that this thread has set up, behind the next cluster barrier.
+__device__ __forceinline__ void mbarrier_cluster_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
 // Copies 4, 8 or 16 bytes to shared memory past the registers; 16 bytes leave no line in L1.
 template <int kBytes>
 __device__ __forceinline__ void cp_async(void* shared, const void* global) {
@@ -261,54 +195,154 @@ __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" :: "n"(kGroups) : "memory");
 }
 
-// The copy engine sees the barriers that this thread has set up.
-__device__ __forceinline__ void mbarrier_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-// One copy of a multiple of 16 bytes by the copy engine; its bytes count at the barrier as they arrive.
-__device__ __forceinline__ void bulk_load_evict_last(void* shared, const void* global, unsigned bytes,
-                                                     unsigned long long* barrier) {
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
-               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(shared))), "l"(global), "r"(bytes),
-                  "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "l"(policy) : "memory");
+// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
+__device__ __forceinline__ void dependency_wait() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
+// ... and let the kernel behind this one start as soon as blocks leave room.
+__device__ __forceinline__ void dependency_trigger() {
+  asm volatile("griddepcontrol.launch_dependents;");
+}
+
+// Shared memory whose size the launch decides.
 __device__ __forceinline__ unsigned char* dynamic_shared() {
   extern __shared__ __align__(128) unsigned char bytes[];
   return bytes;
 }
 
-// ---- vectors of stored elements ---------------------------------------------------------------------------------
-
-// N elements as 32-bit registers, moved by the widest words that fit (at most 16 bytes each).
-template <typename T, int N>
-struct Vec {
-  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
-  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
-  unsigned bits[kRegisters];
+// Last to leave L2 (createpolicy: sm_80).
+struct EvictLast {
+  static __device__ __forceinline__ unsigned long long l2_policy() {
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    const unsigned long long policy = l2_policy();
+    if constexpr (kBytes == 16) {
+      asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+          : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
+    } else if constexpr (kBytes == 8) {
+      asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
+          : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
+    } else if constexpr (kBytes == 4) {
+      asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;"
+          : "=r"(bits[0]) : "l"(address), "l"(policy));
+    } else {
+      unsigned short half;
+      if constexpr (kBytes == 2) {
+        asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+      } else {
+        asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+      }
+      bits[0] = half;
+    }
+  }
 };
 
+// e^x by the hardware's power of two: off by 2 + 1.2 |x| units in the last place at most; 0 where that is subnormal.
+__device__ __forceinline__ float exp_approximate(float x) {
+  float value;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(x * 1.442695041f));
+  return value;
+}
+
+// IEEE 754-2019 maximum and minimum: unlike fmaxf and fminf they return NaN when either operand is NaN.
+__device__ __forceinline__ float maximum(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  float value;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(value) : "f"(a), "f"(b));
+  return value;
+#else
+  return a > b || a != a ? a : b;
+#endif
+}
+
+__device__ __forceinline__ float minimum(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  float value;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(value) : "f"(a), "f"(b));
+  return value;
+#else
+  return a < b || a != a ? a : b;
+#endif
+}
+
+// The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
 template <> struct WordOf<8> { using type = uint2; };
 template <> struct WordOf<4> { using type = unsigned; };
 template <> struct WordOf<2> { using type = unsigned short; };
+template <> struct WordOf<1> { using type = unsigned char; };
+template <int kBytes> using Word = typename WordOf<kBytes>::type;
 
+__device__ __forceinline__ void split(unsigned char word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(unsigned short word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(unsigned word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(uint2 word, unsigned* bits) { bits[0] = word.x; bits[1] = word.y; }
 __device__ __forceinline__ void split(uint4 word, unsigned* bits) {
   bits[0] = word.x; bits[1] = word.y; bits[2] = word.z; bits[3] = word.w;
 }
-__device__ __forceinline__ void join(unsigned short& word, const unsigned* bits) {
-  word = static_cast<unsigned short>(bits[0]);
-}
-__device__ __forceinline__ void join(unsigned& word, const unsigned* bits) { word = bits[0]; }
-__device__ __forceinline__ void join(uint2& word, const unsigned* bits) { word = make_uint2(bits[0], bits[1]); }
-__device__ __forceinline__ void join(uint4& word, const unsigned* bits) {
-  word = make_uint4(bits[0], bits[1], bits[2], bits[3]);
+template <int kBytes>
+__device__ __forceinline__ Word<kBytes> join(const unsigned* bits) {
+  if constexpr (kBytes == 16) return make_uint4(bits[0], bits[1], bits[2], bits[3]);
+  else if constexpr (kBytes == 8) return make_uint2(bits[0], bits[1]);
+  else return static_cast<Word<kBytes>>(bits[0]);
 }
 
+// Cached at all levels, written back as usual.
+struct Default {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    split(*static_cast<const Word<kBytes>*>(address), bits);
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
+    *static_cast<Word<kBytes>*>(address) = join<kBytes>(bits);
+  }
+};
+
+// N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
+template <typename T, int N>
+struct Vec {
+  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
+  static constexpr int kWordBytes = kBytes < 16 ? kBytes : 16;
+  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
+  unsigned bits[kRegisters];
+};
+
+template <int N, typename Hint = Default, typename T>
+__device__ __forceinline__ Vec<T, N> read(const T* elements) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  Vec<T, N> vec;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template load<kBytes>(reinterpret_cast<const unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
+  return vec;
+}
+
+template <typename Hint = Default, typename T, int N>
+__device__ __forceinline__ void write(T* elements, const Vec<T, N>& vec) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template store<kBytes>(reinterpret_cast<unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
+}
+
+template <int N>
+__device__ __forceinline__ float element(const Vec<float, N>& vec, int i) { return __uint_as_float(vec.bits[i]); }
+
+template <int N>
+__device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N]) {
+  #pragma unroll
+  for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
+}
+
+// Two elements share a register.
 template <int N>
 __device__ __forceinline__ float element(const Vec<bfloat16, N>& vec, int i) {
   if (i % 2 == 1) return __uint_as_float(vec.bits[i / 2] & 0xffff0000u);
@@ -320,60 +354,63 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   if (N == 1) {
     vec.bits[0] = float_to_bfloat16(values[0]);
   } else {
-#pragma unroll
+    #pragma unroll
     for (int i = 0; i + 1 < N; i += 2) vec.bits[i / 2] = floats_to_bfloat162(values[i], values[i + 1]);
-  }
-}
-
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_default(const T* elements) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-  Vec<T, N> vec;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    split(load_default(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
-  }
-  return vec;
-}
-
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_evict_last(const T* elements) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-  Vec<T, N> vec;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    split(load_evict_last(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
-  }
-  return vec;
-}
-
-template <int N, typename T>
-__device__ __forceinline__ void write_default(T* elements, const Vec<T, N>& vec) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    Word word;
-    join(word, vec.bits + i * sizeof(Word) / 4);
-    store_default(reinterpret_cast<Word*>(elements) + i, word);
   }
 }
 
 // Copies N elements to a slot of shared memory, past the registers.
 template <int N, typename T>
 __device__ __forceinline__ void copy_async(T* slot, const T* elements) {
-  constexpr int kBytes = Vec<T, N>::kBytes < 16 ? Vec<T, N>::kBytes : 16;
-#pragma unroll
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  #pragma unroll
   for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
     cp_async<kBytes>(reinterpret_cast<unsigned char*>(slot) + i, reinterpret_cast<const unsigned char*>(elements) + i);
   }
 }
 
-// All kLanes neighbouring lanes end with the combined state.
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
 __device__ __forceinline__ State reduce_lanes(State s) {
-#pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = combine(s, shuffle_xor(s, offset));
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
   return s;
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// Every warp sends its state to each block of the cluster, then every warp combines all of the states. A cluster
+// barrier would wait for all loads and stores of the rows in flight; an mbarrier waits for the states only. Exchanges
+// take turns at two sets of slots: number n uses set n % 2, and waits for phase n / 2 % 2 of that set's mbarrier. A set
+// is written again after the states of the next exchange have come, and every warp sends those after it has read it.
+template <int kWarps, int kCluster, typename State>
+__device__ __forceinline__ State exchange_cluster(
+    State s, State (&slots)[2][kWarps * kCluster], unsigned long long (&full)[2], unsigned exchange) {
+  constexpr int kStates = kWarps * kCluster;
+  State* set = slots[exchange % 2];
+  unsigned long long* arrived = &full[exchange % 2];
+  s = reduce_lanes<32>(s);
+  const unsigned lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) mbarrier_expect_bytes(arrived, kStates * static_cast<unsigned>(sizeof(State)));
+  __syncwarp();  // all lanes have read the slots of the last exchange
+  if (lane < kCluster) cluster_send(set + cluster_rank() * kWarps + threadIdx.x / 32, lane, s, arrived);
+  mbarrier_wait(arrived, exchange / 2 % 2);
+  return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(set));
 }
 
 // Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
@@ -382,26 +419,7 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   s = reduce_lanes<32>(s);
   if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
   __syncthreads();
-  return reduce_lanes<kWarps>(slots[threadIdx.x % kWarps]);
-}
-
-// Every warp sends its state to each block of the cluster, then every warp combines all of them. A cluster barrier would
-// wait for all loads and stores of the rows in flight, an mbarrier waits for the states only. Exchanges take turns at
-// two sets of slots: one is written again after the states of the next exchange have come, and every warp sent its own
-// of those after it had read this set.
-template <int kWarps, int kCluster, typename State>
-__device__ __forceinline__ State exchange_cluster(State s, State* slots, unsigned long long* full, unsigned phase) {
-  constexpr int kStates = kWarps * kCluster;
-  s = reduce_lanes<32>(s);
-  const unsigned lane = threadIdx.x % 32;
-  if (threadIdx.x == 0) mbarrier_expect_bytes(full, kStates * static_cast<unsigned>(sizeof(State)));
-  __syncwarp();  // all lanes have read the slots of the last exchange
-  if (lane < kCluster) cluster_send(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s, full);
-  mbarrier_wait(full, phase);
-  State total = slots[lane % kStates];
-#pragma unroll
-  for (int i = 32; i < kStates; i += 32) total = combine(total, slots[i + lane]);
-  return reduce_lanes<(kStates < 32 ? kStates : 32)>(total);
+  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
 // Halving tree in shared memory, one slot a thread.
@@ -410,33 +428,14 @@ __device__ __forceinline__ State reduce_tree(State s, State* slots) {
   const int lane = threadIdx.x % kThreads;
   slots[lane] = s;
   __syncthreads();
-  for (int stride = kThreads / 2; stride > 0; stride /= 2) {
-    if (lane < stride) slots[lane] = combine(slots[lane], slots[lane + stride]);
+  for (int active = kThreads, stride; active > 1; active = stride) {
+    stride = (active + 1) / 2;
+    if (lane < active - stride) slots[lane] = State::combine(slots[lane], slots[lane + stride]);
     __syncthreads();
   }
   s = slots[0];
   __syncthreads();  // the next reduction reuses the slots
   return s;
-}
-
-namespace online {
-
-// ---- row reduction ----------------------------------------------------------------------------------------------
-
-// Look 1: online_softmax(x)
-struct Look1 {
-  float row_max;
-  float row_sum;
-};
-
-__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-  const float new_max = maximum(a.row_max, b.row_max);
-  return {new_max, exp_approximate(a.row_max - new_max) * a.row_sum + exp_approximate(b.row_max - new_max) * b.row_sum};
-}
-
-__device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-  return {__shfl_xor_sync(0xffffffffu, s.row_max, offset),
-          __shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
 }
 
 // softmax forward, 2048 columns: 128 threads own a row; it is read once.
@@ -454,10 +453,20 @@ softmax_fwd_bf16_2048_block_per_row_014120(
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: online_softmax(x)
+    float row_max, row_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      const float new_max = maximum(a.row_max, b.row_max);
+      return {new_max,
+          exp_approximate(a.row_max - new_max) * a.row_sum + exp_approximate(b.row_max - new_max) * b.row_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.row_max, offset), __shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
@@ -471,7 +480,7 @@ softmax_fwd_bf16_2048_block_per_row_014120(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_evict_last<kVector>(x_row + vector * kVector);
+    x_held[step] = read<kVector, EvictLast>(x_row + vector * kVector);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -496,7 +505,7 @@ softmax_fwd_bf16_2048_block_per_row_014120(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_sum_inverse = 1.0f / look1.row_sum;
 
   // Last look: the outputs
@@ -511,7 +520,7 @@ softmax_fwd_bf16_2048_block_per_row_014120(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write_default(y_row + vector * kVector, y_vec);
+    write(y_row + vector * kVector, y_vec);
   }
 }
 
@@ -530,10 +539,20 @@ softmax_fwd_bf16_32000_block_per_row_b7f691(
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: online_softmax(x)
+    float row_max, row_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      const float new_max = maximum(a.row_max, b.row_max);
+      return {new_max,
+          exp_approximate(a.row_max - new_max) * a.row_sum + exp_approximate(b.row_max - new_max) * b.row_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.row_max, offset), __shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
@@ -548,7 +567,7 @@ softmax_fwd_bf16_32000_block_per_row_b7f691(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < kVectors) {
-      x_held[step] = read_evict_last<kVector>(x_row + vector * kVector);
+      x_held[step] = read<kVector, EvictLast>(x_row + vector * kVector);
     }
   }
 
@@ -577,7 +596,7 @@ softmax_fwd_bf16_32000_block_per_row_b7f691(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_sum_inverse = 1.0f / look1.row_sum;
 
   // Last look: the outputs
@@ -593,7 +612,7 @@ softmax_fwd_bf16_32000_block_per_row_b7f691(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write_default(y_row + vector * kVector, y_vec);
+      write(y_row + vector * kVector, y_vec);
     }
   }
 }
@@ -607,18 +626,24 @@ softmax_fwd_bf16_32768_block_per_row_58268f(
     long long x_pitch,
     int rows) {
   constexpr int kCols = 32768;
-  constexpr int kThreadsPerRow = 1024;
   constexpr int kThreads = 1024;
+  constexpr int kThreadsPerRow = 1024;
   constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[1][kThreadsPerRow];
+  struct Look1 {  // look 1: online_softmax(x)
+    float row_max, row_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      const float new_max = maximum(a.row_max, b.row_max);
+      return {new_max,
+          exp_approximate(a.row_max - new_max) * a.row_sum + exp_approximate(b.row_max - new_max) * b.row_sum};
+    }
+  };
+  __shared__ Look1 look1_slots[kThreadsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
-
-  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0);
+  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
@@ -627,7 +652,7 @@ softmax_fwd_bf16_32768_block_per_row_58268f(
   #pragma unroll 4
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    write_default(x_shared + (step * kThreads + threadIdx.x) * kVector, read_evict_last<kVector>(x_row + vector * kVector));
+    write(x_shared + (step * kThreads + threadIdx.x) * kVector, read<kVector, EvictLast>(x_row + vector * kVector));
   }
 
   Look1 look1 = {-3.402823466e+38f, 0.0f};
@@ -635,7 +660,7 @@ softmax_fwd_bf16_32768_block_per_row_58268f(
   // Look 1: online_softmax(x)
   #pragma unroll 4
   for (int step = 0; step < kSteps; ++step) {
-    const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+    const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
     float new_max = look1.row_max;
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
@@ -651,14 +676,14 @@ softmax_fwd_bf16_32768_block_per_row_58268f(
     }
   }
 
-  look1 = reduce_tree<kThreadsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_tree<kThreadsPerRow>(look1, look1_slots);
   const float row_sum_inverse = 1.0f / look1.row_sum;
 
   // Last look: the outputs
   #pragma unroll 4
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+    const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
     float y_values[kVector];
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
@@ -667,7 +692,7 @@ softmax_fwd_bf16_32768_block_per_row_58268f(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write_default(y_row + vector * kVector, y_vec);
+    write(y_row + vector * kVector, y_vec);
   }
 }
 
@@ -680,20 +705,30 @@ softmax_fwd_bf16_50257_block_per_row_060508(
     long long x_pitch,
     int rows) {
   constexpr int kCols = 50257;
-  constexpr int kThreadsPerRow = 512;
   constexpr int kThreads = 512;
+  constexpr int kThreadsPerRow = 512;
   constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;  // a vector a thread, and one behind it
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
+  // steps in which every row has a vector, and one behind it, for each thread
+  constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;
+  struct Look1 {  // look 1: online_softmax(x)
+    float row_max, row_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      const float new_max = maximum(a.row_max, b.row_max);
+      return {new_max,
+          exp_approximate(a.row_max - new_max) * a.row_sum + exp_approximate(b.row_max - new_max) * b.row_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.row_max, offset), __shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
-
-  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0);
+  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
@@ -716,7 +751,7 @@ softmax_fwd_bf16_50257_block_per_row_060508(
     }
   }
   if (has_edge) {
-    x_edge = read_default<1>(x_row + edge);
+    x_edge = read<1>(x_row + edge);
   }
 
   cp_async_commit();
@@ -730,7 +765,7 @@ softmax_fwd_bf16_50257_block_per_row_060508(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
       float new_max = look1.row_max;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -753,7 +788,7 @@ softmax_fwd_bf16_50257_block_per_row_060508(
     look1.row_max = new_max;
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_sum_inverse = 1.0f / look1.row_sum;
 
   // Last look: the outputs
@@ -762,7 +797,7 @@ softmax_fwd_bf16_50257_block_per_row_060508(
     const int vector = lane + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
       const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -771,7 +806,7 @@ softmax_fwd_bf16_50257_block_per_row_060508(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write_default(y_row + column, y_vec);
+      write(y_row + column, y_vec);
     }
   }
   if (has_edge) {
@@ -780,7 +815,7 @@ softmax_fwd_bf16_50257_block_per_row_060508(
     y_values[0] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
     Vec<bfloat16, 1> y_vec;
     pack(y_vec, y_values);
-    write_default(y_row + edge, y_vec);
+    write(y_row + edge, y_vec);
   }
 }
 
@@ -793,14 +828,25 @@ softmax_fwd_bf16_128256_cluster_per_row_d0014d(
     long long x_pitch,
     int rows) {
   constexpr int kCols = 128256;
-  constexpr int kCluster = 4;  // blocks that share a row
   constexpr int kThreads = 512;
+  constexpr int kCluster = 4;  // blocks that share a row
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
   constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   constexpr int kStages = 2;  // row tiles in shared memory
+  struct Look1 {  // look 1: online_softmax(x)
+    float row_max, row_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      const float new_max = maximum(a.row_max, b.row_max);
+      return {new_max,
+          exp_approximate(a.row_max - new_max) * a.row_sum + exp_approximate(b.row_max - new_max) * b.row_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.row_max, offset), __shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
+    }
+  };
   __shared__ Look1 look1_slots[2][kCluster * kWarps];
   __shared__ unsigned long long look1_full[2];
   __shared__ unsigned long long arrived[kStages];
@@ -808,24 +854,24 @@ softmax_fwd_bf16_128256_cluster_per_row_d0014d(
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
   unsigned trip = 0;
   if (threadIdx.x == 0) {
-    mbarrier_init(look1_full + 0, 1);
-    mbarrier_init(look1_full + 1, 1);
+    for (int i = 0; i < 2; ++i) {
+      mbarrier_init(&look1_full[i], 1);
+    }
     mbarrier_cluster_fence();
   }
   cluster_arrive();  // a block may write to another only once that one has started
-
-  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared() + 0);
-
+  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < kStages; ++stage) mbarrier_init(&arrived[stage], 1);
+    for (int stage = 0; stage < kStages; ++stage) {
+      mbarrier_init(&arrived[stage], 1);
+    }
     mbarrier_fence();
   }
   __syncthreads();  // others wait only for a barrier that is set up
 
   // One thread a row asks for it; the slot's barrier counts down the bytes that arrive.
   const auto fetch = [&](int first_row, int stage) {
-    const int fetched_row = first_row;
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(first_row) * x_pitch;
     int own_vectors = 0;
     for (int step = 0; step < kSteps; ++step) {
       const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
@@ -836,7 +882,8 @@ softmax_fwd_bf16_128256_cluster_per_row_d0014d(
       const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
       if (first >= kVectors) break;
       const int count = min(kThreads, kVectors - first) * kVector;
-      bulk_load_evict_last(x_shared + (stage * kSteps + step) * kThreads * kVector, x_row + first * kVector, count * sizeof(bfloat16), &arrived[stage]);
+      bulk_load_by<EvictLast>(x_shared + (stage * kSteps + step) * kThreads * kVector, x_row + first * kVector,
+          count * sizeof(bfloat16), &arrived[stage]);
     }
   };
   #pragma unroll 1
@@ -861,7 +908,7 @@ softmax_fwd_bf16_128256_cluster_per_row_d0014d(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < kVectors) {
-        x_held[step] = read_default<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
+        x_held[step] = read<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
       }
     }
 
@@ -888,11 +935,11 @@ softmax_fwd_bf16_128256_cluster_per_row_d0014d(
       }
     }
 
-    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots[trip % 2], &look1_full[trip % 2], trip / 2 % 2);
+    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
     const float row_sum_inverse = 1.0f / look1.row_sum;
-
     // Every thread of the row has passed a barrier since it read its slots.
-    if (threadIdx.x == 0 && first_row + kStages * gridDim.x / kCluster < rows) fetch(first_row + kStages * gridDim.x / kCluster, stage);
+    const unsigned refill_row = first_row + kStages * gridDim.x / kCluster;
+    if (threadIdx.x == 0 && refill_row < rows) fetch(refill_row, stage);
 
     // Last look: the outputs
     #pragma unroll
@@ -907,46 +954,16 @@ softmax_fwd_bf16_128256_cluster_per_row_d0014d(
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
-        write_default(y_row + vector * kVector, y_vec);
+        write(y_row + vector * kVector, y_vec);
       }
     }
 
-    if (++stage == kStages) { stage = 0; phase ^= 1; }
-
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
     ++trip;
   }
-}
-
-}  // namespace online
-
-namespace two_pass {
-
-// ---- row reduction ----------------------------------------------------------------------------------------------
-
-// Look 1: max(x)
-struct Look1 {
-  float row_max;
-};
-
-__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-  return {maximum(a.row_max, b.row_max)};
-}
-
-__device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-  return {__shfl_xor_sync(0xffffffffu, s.row_max, offset)};
-}
-
-// Look 2: sum(exp(-row_max + x))
-struct Look2 {
-  float row_sum;
-};
-
-__device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-  return {a.row_sum + b.row_sum};
-}
-
-__device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-  return {__shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
 }
 
 // softmax forward, any number of columns: 256 threads own a row; it is read 3 times.
@@ -961,11 +978,28 @@ softmax_fwd_bf16_any_cols_block_per_row_44136f(
   constexpr int kThreadsPerRow = 256;
   constexpr int kVector = 1;  // elements per access of 2 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
-  __shared__ Look2 look2_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: max(x)
+    float row_max;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {maximum(a.row_max, b.row_max)};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.row_max, offset)};
+    }
+  };
+  struct Look2 {  // look 2: sum(exp(x - row_max))
+    float row_sum;
+    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
+      return {a.row_sum + b.row_sum};
+    }
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
+  __shared__ Look2 look2_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -980,7 +1014,7 @@ softmax_fwd_bf16_any_cols_block_per_row_44136f(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -989,16 +1023,16 @@ softmax_fwd_bf16_any_cols_block_per_row_44136f(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
 
   Look2 look2 = {0.0f};
 
-  // Look 2: sum(exp(-row_max + x))
+  // Look 2: sum(exp(x - row_max))
   #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -1007,7 +1041,7 @@ softmax_fwd_bf16_any_cols_block_per_row_44136f(
     }
   }
 
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots[slot]);
+  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
   const float row_sum_inverse = 1.0f / look2.row_sum;
 
   // Last look: the outputs
@@ -1015,7 +1049,7 @@ softmax_fwd_bf16_any_cols_block_per_row_44136f(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1024,12 +1058,10 @@ softmax_fwd_bf16_any_cols_block_per_row_44136f(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write_default(y_row + vector * kVector, y_vec);
+      write(y_row + vector * kVector, y_vec);
     }
   }
 }
-
-}  // namespace two_pass
 
 }  // namespace softmax_fwd_bf16_detail
 }  // namespace sm90
@@ -1229,37 +1261,37 @@ inline cudaError_t softmax_fwd_bf16_pitched(
       status = k::grid(k::kLaunch_2048_block_per_row_014120, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::online::softmax_fwd_bf16_2048_block_per_row_014120,
+          k::softmax_fwd_bf16_2048_block_per_row_014120,
           k::kLaunch_2048_block_per_row_014120, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
     case 1:  // 4096 x 32000
       status = k::grid(k::kLaunch_32000_block_per_row_b7f691, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::online::softmax_fwd_bf16_32000_block_per_row_b7f691,
+          k::softmax_fwd_bf16_32000_block_per_row_b7f691,
           k::kLaunch_32000_block_per_row_b7f691, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
     case 2:  // 16384 x 32768
       status = k::grid(k::kLaunch_32768_block_per_row_58268f, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::online::softmax_fwd_bf16_32768_block_per_row_58268f,
+          k::softmax_fwd_bf16_32768_block_per_row_58268f,
           k::kLaunch_32768_block_per_row_58268f, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
     case 3:  // 2048 x 50257
       status = k::grid(k::kLaunch_50257_block_per_row_060508, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::online::softmax_fwd_bf16_50257_block_per_row_060508,
+          k::softmax_fwd_bf16_50257_block_per_row_060508,
           k::kLaunch_50257_block_per_row_060508, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
     case 4:  // 4096 x 128256
       status = k::grid(k::kLaunch_128256_cluster_per_row_d0014d, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::online::softmax_fwd_bf16_128256_cluster_per_row_d0014d, k::kLaunch_128256_cluster_per_row_d0014d, &blocks);
+      status = k::fit_clusters(k::softmax_fwd_bf16_128256_cluster_per_row_d0014d, k::kLaunch_128256_cluster_per_row_d0014d, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::online::softmax_fwd_bf16_128256_cluster_per_row_d0014d,
+          k::softmax_fwd_bf16_128256_cluster_per_row_d0014d,
           k::kLaunch_128256_cluster_per_row_d0014d, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
     default:
@@ -1268,7 +1300,7 @@ inline cudaError_t softmax_fwd_bf16_pitched(
   status = k::grid(k::kLaunch_any_cols_block_per_row_44136f, rows, &blocks);
   if (status != cudaSuccess) return status;
   return k::launch(
-      k::two_pass::softmax_fwd_bf16_any_cols_block_per_row_44136f,
+      k::softmax_fwd_bf16_any_cols_block_per_row_44136f,
       k::kLaunch_any_cols_block_per_row_44136f, blocks, stream,
       reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows, cols);
 }

@@ -50,134 +50,29 @@ namespace normgen {
 namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
 namespace softmax_fwd_f32_detail {
 
-// ---- instructions ----------------------------------------------------------------------------------------------
-
-// IEEE 754-2019 maximum and minimum: unlike fmaxf and fminf they return NaN when either operand is NaN.
-__device__ __forceinline__ float maximum(float a, float b) {
-#if __CUDA_ARCH__ >= 800
-  float value;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(value) : "f"(a), "f"(b));
-  return value;
-#else
-  return a > b || a != a ? a : b;
-#endif
-}
-
-__device__ __forceinline__ float minimum(float a, float b) {
-#if __CUDA_ARCH__ >= 800
-  float value;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(value) : "f"(a), "f"(b));
-  return value;
-#else
-  return a < b || a != a ? a : b;
-#endif
-}
-
-// Cached at all levels.
-template <typename Word>
-__device__ __forceinline__ Word load_default(const Word* address) {
-  return *address;
-}
-
-// Last to leave L2.
-__device__ __forceinline__ unsigned short load_evict_last(const unsigned short* address) {
-  unsigned short value;
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;"
-      : "=h"(value) : "l"(address), "l"(policy));
-  return value;
-}
-__device__ __forceinline__ unsigned load_evict_last(const unsigned* address) {
-  unsigned value;
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;"
-      : "=r"(value) : "l"(address), "l"(policy));
-  return value;
-}
-__device__ __forceinline__ uint2 load_evict_last(const uint2* address) {
-  uint2 value;
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
-      : "=r"(value.x), "=r"(value.y) : "l"(address), "l"(policy));
-  return value;
-}
-__device__ __forceinline__ uint4 load_evict_last(const uint4* address) {
-  uint4 value;
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-      : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(address), "l"(policy));
-  return value;
-}
-
-// Written back as usual.
-template <typename Word>
-__device__ __forceinline__ void store_default(Word* address, Word value) {
-  *address = value;
-}
-
-// Written once, not read again soon: evict first (st.global.cs).
-template <typename Word>
-__device__ __forceinline__ void store_streaming(Word* address, Word value) {
-  __stcs(address, value);
-}
-
-// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-// ... and let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
-  asm volatile("griddepcontrol.launch_dependents;");
-}
-
-// This block's rank among the blocks that share a row.
+// This block's rank in its cluster.
 __device__ __forceinline__ unsigned cluster_rank() {
   unsigned rank;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
 
-// Writes `value` to where block `rank` of the cluster has the shared variable `own`.
+// All threads of all blocks of a cluster arrive, then wait: writes before are seen behind.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Where block `rank` of the cluster has the shared variable `own`.
 template <typename T>
-__device__ __forceinline__ void cluster_store(T* own, unsigned rank, const T& value) {
+__device__ __forceinline__ unsigned cluster_address(const T* own, unsigned rank) {
   unsigned remote;
   asm("mapa.shared::cluster.u32 %0, %1, %2;"
       : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
-  const float* words = reinterpret_cast<const float*>(&value);
-#pragma unroll
-  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
-    asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(remote + 4 * i), "f"(words[i]) : "memory");
-  }
+  return remote;
 }
-
-// As cluster_store, but nobody waits for the store: its bytes count at that block's `mbarrier` as they arrive.
-template <typename T>
-__device__ __forceinline__ void cluster_send(T* own, unsigned rank, const T& value, unsigned long long* mbarrier) {
-  unsigned remote, counted;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(counted) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(mbarrier))), "r"(rank));
-  const float* words = reinterpret_cast<const float*>(&value);
-#pragma unroll
-  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
-                 :: "r"(remote + 4 * i), "r"(__float_as_uint(words[i])), "r"(counted) : "memory");
-  }
-}
-
-// The other blocks of the cluster see the mbarriers that this thread has set up, behind the next cluster barrier.
-__device__ __forceinline__ void mbarrier_cluster_fence() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 __device__ __forceinline__ void mbarrier_init(unsigned long long* barrier, unsigned arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
@@ -201,95 +96,162 @@ __device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier, unsig
   } while (done == 0);
 }
 
-// ---- vectors of stored elements ---------------------------------------------------------------------------------
+// Writes `value` to where block `rank` of the cluster has the shared variable `own`. Nobody waits for the store: its
+// bytes count at that block's `mbarrier` as they arrive.
+template <typename T>
+__device__ __forceinline__ void cluster_send(T* own, unsigned rank, const T& value, unsigned long long* mbarrier) {
+  const unsigned remote = cluster_address(own, rank), counted = cluster_address(mbarrier, rank);
+  const float* words = reinterpret_cast<const float*>(&value);
+  #pragma unroll
+  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
+                 :: "r"(remote + 4 * i), "r"(__float_as_uint(words[i])), "r"(counted) : "memory");
+  }
+}
 
-// N elements as 32-bit registers, moved by the widest words that fit (at most 16 bytes each).
-template <typename T, int N>
-struct Vec {
-  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
-  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
-  unsigned bits[kRegisters];
+// The other blocks of the cluster see the mbarriers that this thread has set up, behind the next cluster barrier.
+__device__ __forceinline__ void mbarrier_cluster_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
+__device__ __forceinline__ void dependency_wait() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// ... and let the kernel behind this one start as soon as blocks leave room.
+__device__ __forceinline__ void dependency_trigger() {
+  asm volatile("griddepcontrol.launch_dependents;");
+}
+
+// Last to leave L2 (createpolicy: sm_80).
+struct EvictLast {
+  static __device__ __forceinline__ unsigned long long l2_policy() {
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    const unsigned long long policy = l2_policy();
+    if constexpr (kBytes == 16) {
+      asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+          : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
+    } else if constexpr (kBytes == 8) {
+      asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
+          : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
+    } else if constexpr (kBytes == 4) {
+      asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;"
+          : "=r"(bits[0]) : "l"(address), "l"(policy));
+    } else {
+      unsigned short half;
+      if constexpr (kBytes == 2) {
+        asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+      } else {
+        asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+      }
+      bits[0] = half;
+    }
+  }
 };
 
+// IEEE 754-2019 maximum and minimum: unlike fmaxf and fminf they return NaN when either operand is NaN.
+__device__ __forceinline__ float maximum(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  float value;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(value) : "f"(a), "f"(b));
+  return value;
+#else
+  return a > b || a != a ? a : b;
+#endif
+}
+
+__device__ __forceinline__ float minimum(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  float value;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(value) : "f"(a), "f"(b));
+  return value;
+#else
+  return a < b || a != a ? a : b;
+#endif
+}
+
+// The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
 template <> struct WordOf<8> { using type = uint2; };
 template <> struct WordOf<4> { using type = unsigned; };
 template <> struct WordOf<2> { using type = unsigned short; };
+template <> struct WordOf<1> { using type = unsigned char; };
+template <int kBytes> using Word = typename WordOf<kBytes>::type;
 
+__device__ __forceinline__ void split(unsigned char word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(unsigned short word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(unsigned word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(uint2 word, unsigned* bits) { bits[0] = word.x; bits[1] = word.y; }
 __device__ __forceinline__ void split(uint4 word, unsigned* bits) {
   bits[0] = word.x; bits[1] = word.y; bits[2] = word.z; bits[3] = word.w;
 }
-__device__ __forceinline__ void join(unsigned short& word, const unsigned* bits) {
-  word = static_cast<unsigned short>(bits[0]);
-}
-__device__ __forceinline__ void join(unsigned& word, const unsigned* bits) { word = bits[0]; }
-__device__ __forceinline__ void join(uint2& word, const unsigned* bits) { word = make_uint2(bits[0], bits[1]); }
-__device__ __forceinline__ void join(uint4& word, const unsigned* bits) {
-  word = make_uint4(bits[0], bits[1], bits[2], bits[3]);
+template <int kBytes>
+__device__ __forceinline__ Word<kBytes> join(const unsigned* bits) {
+  if constexpr (kBytes == 16) return make_uint4(bits[0], bits[1], bits[2], bits[3]);
+  else if constexpr (kBytes == 8) return make_uint2(bits[0], bits[1]);
+  else return static_cast<Word<kBytes>>(bits[0]);
 }
 
-template <int N>
-__device__ __forceinline__ float element(const Vec<float, N>& vec, int i) { return __uint_as_float(vec.bits[i]); }
-
-template <int N>
-__device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N]) {
-#pragma unroll
-  for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
-}
-
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_default(const T* elements) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-  Vec<T, N> vec;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    split(load_default(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
+// Cached at all levels, written back as usual.
+struct Default {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    split(*static_cast<const Word<kBytes>*>(address), bits);
   }
-  return vec;
-}
-
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_evict_last(const T* elements) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-  Vec<T, N> vec;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    split(load_evict_last(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
+  template <int kBytes>
+  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
+    *static_cast<Word<kBytes>*>(address) = join<kBytes>(bits);
   }
-  return vec;
-}
+};
 
-template <int N, typename T>
-__device__ __forceinline__ void write_default(T* elements, const Vec<T, N>& vec) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    Word word;
-    join(word, vec.bits + i * sizeof(Word) / 4);
-    store_default(reinterpret_cast<Word*>(elements) + i, word);
-  }
-}
-
-template <int N, typename T>
-__device__ __forceinline__ void write_streaming(T* elements, const Vec<T, N>& vec) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    Word word;
-    join(word, vec.bits + i * sizeof(Word) / 4);
-    store_streaming(reinterpret_cast<Word*>(elements) + i, word);
-  }
-}
-
-// All kLanes neighbouring lanes end with the combined state.
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
 __device__ __forceinline__ State reduce_lanes(State s) {
-#pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = combine(s, shuffle_xor(s, offset));
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
   return s;
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// Every warp sends its state to each block of the cluster, then every warp combines all of the states. A cluster
+// barrier would wait for all loads and stores of the rows in flight; an mbarrier waits for the states only. Exchanges
+// take turns at two sets of slots: number n uses set n % 2, and waits for phase n / 2 % 2 of that set's mbarrier. A set
+// is written again after the states of the next exchange have come, and every warp sends those after it has read it.
+template <int kWarps, int kCluster, typename State>
+__device__ __forceinline__ State exchange_cluster(
+    State s, State (&slots)[2][kWarps * kCluster], unsigned long long (&full)[2], unsigned exchange) {
+  constexpr int kStates = kWarps * kCluster;
+  State* set = slots[exchange % 2];
+  unsigned long long* arrived = &full[exchange % 2];
+  s = reduce_lanes<32>(s);
+  const unsigned lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) mbarrier_expect_bytes(arrived, kStates * static_cast<unsigned>(sizeof(State)));
+  __syncwarp();  // all lanes have read the slots of the last exchange
+  if (lane < kCluster) cluster_send(set + cluster_rank() * kWarps + threadIdx.x / 32, lane, s, arrived);
+  mbarrier_wait(arrived, exchange / 2 % 2);
+  return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(set));
 }
 
 // Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
@@ -298,56 +260,57 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   s = reduce_lanes<32>(s);
   if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
   __syncthreads();
-  return reduce_lanes<kWarps>(slots[threadIdx.x % kWarps]);
+  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// Every warp sends its state to each block of the cluster, then every warp combines all of them. A cluster barrier would
-// wait for all loads and stores of the rows in flight, an mbarrier waits for the states only. Exchanges take turns at
-// two sets of slots: one is written again after the states of the next exchange have come, and every warp sent its own
-// of those after it had read this set.
-template <int kWarps, int kCluster, typename State>
-__device__ __forceinline__ State exchange_cluster(State s, State* slots, unsigned long long* full, unsigned phase) {
-  constexpr int kStates = kWarps * kCluster;
-  s = reduce_lanes<32>(s);
-  const unsigned lane = threadIdx.x % 32;
-  if (threadIdx.x == 0) mbarrier_expect_bytes(full, kStates * static_cast<unsigned>(sizeof(State)));
-  __syncwarp();  // all lanes have read the slots of the last exchange
-  if (lane < kCluster) cluster_send(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s, full);
-  mbarrier_wait(full, phase);
-  State total = slots[lane % kStates];
-#pragma unroll
-  for (int i = 32; i < kStates; i += 32) total = combine(total, slots[i + lane]);
-  return reduce_lanes<(kStates < 32 ? kStates : 32)>(total);
-}
-
-namespace two_pass {
-
-// ---- row reduction ----------------------------------------------------------------------------------------------
-
-// Look 1: max(x)
-struct Look1 {
-  float row_max;
+// Used once: evict first (ld.global.cs, st.global.cs).
+struct Streaming {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    split(__ldcs(static_cast<const Word<kBytes>*>(address)), bits);
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
+    __stcs(static_cast<Word<kBytes>*>(address), join<kBytes>(bits));
+  }
 };
 
-__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-  return {maximum(a.row_max, b.row_max)};
-}
-
-__device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-  return {__shfl_xor_sync(0xffffffffu, s.row_max, offset)};
-}
-
-// Look 2: sum(exp(-row_max + x))
-struct Look2 {
-  float row_sum;
+// N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
+template <typename T, int N>
+struct Vec {
+  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
+  static constexpr int kWordBytes = kBytes < 16 ? kBytes : 16;
+  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
+  unsigned bits[kRegisters];
 };
 
-__device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-  return {a.row_sum + b.row_sum};
+template <int N, typename Hint = Default, typename T>
+__device__ __forceinline__ Vec<T, N> read(const T* elements) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  Vec<T, N> vec;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template load<kBytes>(reinterpret_cast<const unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
+  return vec;
 }
 
-__device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-  return {__shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
+template <typename Hint = Default, typename T, int N>
+__device__ __forceinline__ void write(T* elements, const Vec<T, N>& vec) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template store<kBytes>(reinterpret_cast<unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
+}
+
+template <int N>
+__device__ __forceinline__ float element(const Vec<float, N>& vec, int i) { return __uint_as_float(vec.bits[i]); }
+
+template <int N>
+__device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N]) {
+  #pragma unroll
+  for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
 // softmax forward, 4096 columns: 256 threads own a row; it is read once.
@@ -365,11 +328,28 @@ softmax_fwd_f32_4096_block_per_row_2f904a(
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
-  __shared__ Look2 look2_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: max(x)
+    float row_max;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {maximum(a.row_max, b.row_max)};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.row_max, offset)};
+    }
+  };
+  struct Look2 {  // look 2: sum(exp(x - row_max))
+    float row_sum;
+    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
+      return {a.row_sum + b.row_sum};
+    }
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
+  __shared__ Look2 look2_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
 
   float* y_row = y + static_cast<long long>(row) * y_pitch;
@@ -383,7 +363,7 @@ softmax_fwd_f32_4096_block_per_row_2f904a(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_evict_last<kVector>(x_row + vector * kVector);
+    x_held[step] = read<kVector, EvictLast>(x_row + vector * kVector);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -400,11 +380,11 @@ softmax_fwd_f32_4096_block_per_row_2f904a(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
 
   Look2 look2 = {0.0f};
 
-  // Look 2: sum(exp(-row_max + x))
+  // Look 2: sum(exp(x - row_max))
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     #pragma unroll
@@ -414,7 +394,7 @@ softmax_fwd_f32_4096_block_per_row_2f904a(
     }
   }
 
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots[slot]);
+  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
   const float row_sum_inverse = 1.0f / look2.row_sum;
 
   // Last look: the outputs
@@ -429,110 +409,8 @@ softmax_fwd_f32_4096_block_per_row_2f904a(
     }
     Vec<float, kVector> y_vec;
     pack(y_vec, y_values);
-    write_streaming(y_row + vector * kVector, y_vec);
+    write<Streaming>(y_row + vector * kVector, y_vec);
   }
-}
-
-// softmax forward, any number of columns: 256 threads own a row; it is read 3 times.
-NORMGEN_KERNEL void __launch_bounds__(256)
-softmax_fwd_f32_any_cols_block_per_row_44136f(
-    float* __restrict__ y,
-    const float* __restrict__ x,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    int cols) {
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 4 bytes
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
-  __shared__ Look2 look2_slots[1][kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
-  const int row = blockIdx.x;
-  const int vectors = cols / kVector;
-  const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
-
-  float* y_row = y + static_cast<long long>(row) * y_pitch;
-  const float* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  Look1 look1 = {__int_as_float(0xff800000)};
-
-  // Look 1: max(x)
-  #pragma unroll 1
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const Vec<float, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        look1.row_max = maximum(look1.row_max, x_i);
-      }
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
-
-  Look2 look2 = {0.0f};
-
-  // Look 2: sum(exp(-row_max + x))
-  #pragma unroll 1
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const Vec<float, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        look2.row_sum += expf(x_i - look1.row_max);
-      }
-    }
-  }
-
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots[slot]);
-  const float row_sum_inverse = 1.0f / look2.row_sum;
-
-  // Last look: the outputs
-  #pragma unroll 1
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const Vec<float, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        y_values[i] = expf(x_i - look1.row_max) * row_sum_inverse;
-      }
-      Vec<float, kVector> y_vec;
-      pack(y_vec, y_values);
-      write_default(y_row + vector * kVector, y_vec);
-    }
-  }
-}
-
-}  // namespace two_pass
-
-namespace online {
-
-// ---- row reduction ----------------------------------------------------------------------------------------------
-
-// Look 1: online_softmax(x)
-struct Look1 {
-  float row_max;
-  float row_sum;
-};
-
-__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-  const float new_max = maximum(a.row_max, b.row_max);
-  return {new_max, expf(a.row_max - new_max) * a.row_sum + expf(b.row_max - new_max) * b.row_sum};
-}
-
-__device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-  return {__shfl_xor_sync(0xffffffffu, s.row_max, offset),
-          __shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
 }
 
 // softmax forward, 131072 columns: 8 blocks of 512 threads own a row; it is read once.
@@ -544,21 +422,32 @@ softmax_fwd_f32_131072_cluster_per_row_f0d9b2(
     long long x_pitch,
     int rows) {
   constexpr int kCols = 131072;
-  constexpr int kCluster = 8;  // blocks that share a row
   constexpr int kThreads = 512;
+  constexpr int kCluster = 8;  // blocks that share a row
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
   constexpr int kVector = 4;  // elements per access of 16 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  struct Look1 {  // look 1: online_softmax(x)
+    float row_max, row_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      const float new_max = maximum(a.row_max, b.row_max);
+      return {new_max, expf(a.row_max - new_max) * a.row_sum + expf(b.row_max - new_max) * b.row_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.row_max, offset), __shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
+    }
+  };
   __shared__ Look1 look1_slots[2][kCluster * kWarps];
   __shared__ unsigned long long look1_full[2];
 
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
   unsigned trip = 0;
   if (threadIdx.x == 0) {
-    mbarrier_init(look1_full + 0, 1);
-    mbarrier_init(look1_full + 1, 1);
+    for (int i = 0; i < 2; ++i) {
+      mbarrier_init(&look1_full[i], 1);
+    }
     mbarrier_cluster_fence();
   }
   cluster_arrive();  // a block may write to another only once that one has started
@@ -566,12 +455,12 @@ softmax_fwd_f32_131072_cluster_per_row_f0d9b2(
   Vec<float, kVector> x_next[kSteps];
   // The loads of the next row travel while this one is computed.
   const auto fetch = [&](int first_row) {
-    const int fetched_row = first_row;
-    const float* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    const float* x_row = x + static_cast<long long>(first_row) * x_pitch;
+
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      x_next[step] = read_evict_last<kVector>(x_row + vector * kVector);
+      x_next[step] = read<kVector, EvictLast>(x_row + vector * kVector);
     }
   };
   if (blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
@@ -589,7 +478,8 @@ softmax_fwd_f32_131072_cluster_per_row_f0d9b2(
       x_held[step] = x_next[step];
     }
 
-    if (first_row + gridDim.x / kCluster < rows) fetch(first_row + gridDim.x / kCluster);
+    const unsigned next_row = first_row + gridDim.x / kCluster;
+    if (next_row < rows) fetch(next_row);
 
     Look1 look1 = {-3.402823466e+38f, 0.0f};
 
@@ -611,7 +501,7 @@ softmax_fwd_f32_131072_cluster_per_row_f0d9b2(
       }
     }
 
-    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots[trip % 2], &look1_full[trip % 2], trip / 2 % 2);
+    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
     const float row_sum_inverse = 1.0f / look1.row_sum;
 
     // Last look: the outputs
@@ -626,14 +516,109 @@ softmax_fwd_f32_131072_cluster_per_row_f0d9b2(
       }
       Vec<float, kVector> y_vec;
       pack(y_vec, y_values);
-      write_default(y_row + vector * kVector, y_vec);
+      write(y_row + vector * kVector, y_vec);
     }
 
     ++trip;
   }
 }
 
-}  // namespace online
+// softmax forward, any number of columns: 256 threads own a row; it is read 3 times.
+NORMGEN_KERNEL void __launch_bounds__(256)
+softmax_fwd_f32_any_cols_block_per_row_44136f(
+    float* __restrict__ y,
+    const float* __restrict__ x,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    int cols) {
+  constexpr int kThreadsPerRow = 256;
+  constexpr int kVector = 1;  // elements per access of 4 bytes
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  struct Look1 {  // look 1: max(x)
+    float row_max;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {maximum(a.row_max, b.row_max)};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.row_max, offset)};
+    }
+  };
+  struct Look2 {  // look 2: sum(exp(x - row_max))
+    float row_sum;
+    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
+      return {a.row_sum + b.row_sum};
+    }
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
+  __shared__ Look2 look2_slots[kWarpsPerRow];
+
+  const int lane = threadIdx.x;
+  const int row = blockIdx.x;
+  const int vectors = cols / kVector;
+  const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
+
+  float* y_row = y + static_cast<long long>(row) * y_pitch;
+  const float* x_row = x + static_cast<long long>(row) * x_pitch;
+
+  Look1 look1 = {__int_as_float(0xff800000)};
+
+  // Look 1: max(x)
+  #pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < vectors) {
+      const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        look1.row_max = maximum(look1.row_max, x_i);
+      }
+    }
+  }
+
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+
+  Look2 look2 = {0.0f};
+
+  // Look 2: sum(exp(x - row_max))
+  #pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < vectors) {
+      const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        look2.row_sum += expf(x_i - look1.row_max);
+      }
+    }
+  }
+
+  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
+  const float row_sum_inverse = 1.0f / look2.row_sum;
+
+  // Last look: the outputs
+  #pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < vectors) {
+      const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        y_values[i] = expf(x_i - look1.row_max) * row_sum_inverse;
+      }
+      Vec<float, kVector> y_vec;
+      pack(y_vec, y_values);
+      write(y_row + vector * kVector, y_vec);
+    }
+  }
+}
 
 }  // namespace softmax_fwd_f32_detail
 }  // namespace sm90
@@ -826,16 +811,16 @@ inline cudaError_t softmax_fwd_f32_pitched(
       status = k::grid(k::kLaunch_4096_block_per_row_2f904a, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::two_pass::softmax_fwd_f32_4096_block_per_row_2f904a,
+          k::softmax_fwd_f32_4096_block_per_row_2f904a,
           k::kLaunch_4096_block_per_row_2f904a, blocks, stream,
           y, x, y_pitch, x_pitch, rows);
     case 1:  // 4096 x 131072
       status = k::grid(k::kLaunch_131072_cluster_per_row_f0d9b2, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::online::softmax_fwd_f32_131072_cluster_per_row_f0d9b2, k::kLaunch_131072_cluster_per_row_f0d9b2, &blocks);
+      status = k::fit_clusters(k::softmax_fwd_f32_131072_cluster_per_row_f0d9b2, k::kLaunch_131072_cluster_per_row_f0d9b2, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::online::softmax_fwd_f32_131072_cluster_per_row_f0d9b2,
+          k::softmax_fwd_f32_131072_cluster_per_row_f0d9b2,
           k::kLaunch_131072_cluster_per_row_f0d9b2, blocks, stream,
           y, x, y_pitch, x_pitch, rows);
     default:
@@ -844,7 +829,7 @@ inline cudaError_t softmax_fwd_f32_pitched(
   status = k::grid(k::kLaunch_any_cols_block_per_row_44136f, rows, &blocks);
   if (status != cudaSuccess) return status;
   return k::launch(
-      k::two_pass::softmax_fwd_f32_any_cols_block_per_row_44136f,
+      k::softmax_fwd_f32_any_cols_block_per_row_44136f,
       k::kLaunch_any_cols_block_per_row_44136f, blocks, stream,
       y, x, y_pitch, x_pitch, rows, cols);
 }

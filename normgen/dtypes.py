@@ -13,13 +13,10 @@ from normgen.errors import UsageError, did_you_mean
 
 @dataclass(frozen=True, kw_only=True)
 class DType:
-    """A stored number format: all that anything here knows of it, but the instructions that convert it.
+    """A stored number format. How CUDA text converts it stands in the device library's file of the name `ctype`.
 
     cuda_ctype, header  its name in the public signature of an exported header, and the CUDA header that has it
     ctype, word         its name in emitted CUDA text; and in vectors of specs and banners: half in half8
-    elements, packs     less than 32 bits: expressions, as float, of each element of a register, `%s`, from its low bits
-                        up; functions that make a register of one float, of two, of as many as it holds
-    conversions         CUDA text of functions that those call, where no instruction does it: plain C++
     scalar_type         the numpy (or ml_dtypes) scalar with the same bits; `torch` is torch's name of it
     dlpack              type code and bits
     unit_roundoff       half the distance from 1 to the next number: u = 2^-p for p significant bits
@@ -33,9 +30,6 @@ class DType:
     word: str
     cuda_ctype: str
     header: str = ""
-    elements: tuple[str, ...] = ()
-    packs: tuple[str, ...] = ()
-    conversions: str = ""
     scalar_type: type
     torch: str
     dlpack: tuple[int, int]
@@ -76,11 +70,6 @@ F16 = DType(
     word="half",
     cuda_ctype="__half",
     header="cuda_fp16.h",
-    elements=(
-        "half_to_float(static_cast<unsigned short>(%s))",
-        "half_to_float(static_cast<unsigned short>((%s >> 16)))",
-    ),
-    packs=("float_to_half", "floats_to_half2"),
     scalar_type=np.float16,
     torch="float16",
     dlpack=(2, 16),
@@ -97,8 +86,6 @@ BF16 = DType(
     word="bfloat16",
     cuda_ctype="__nv_bfloat16",
     header="cuda_bf16.h",
-    elements=("__uint_as_float(%s << 16)", "__uint_as_float(%s & 0xffff0000u)"),
-    packs=("float_to_bfloat16", "floats_to_bfloat162"),
     scalar_type=ml_dtypes.bfloat16,
     torch="bfloat16",
     dlpack=(4, 16),

@@ -20,6 +20,7 @@ from normgen.program.ir import RowProgram
 from normgen.program.rewrites.passes import passed
 from normgen.program.source import written_program
 from normgen.schedule.knobs import Arithmetic, Softmax, Variance
+from normgen.schedule.plan import Plan, plan_of
 from normgen.schedule.schedule import Schedule
 
 
@@ -36,6 +37,11 @@ def emit_parts(problem: Problem, schedule: Schedule) -> Parts:
     """As `emit`, with the pieces of the text still apart: a header merges those of many kernels."""
     program = programs_of(problem, schedule)[-1][1]
     return parts_of(problem, program, schedule)
+
+
+def planned(problem: Problem, schedule: Schedule) -> Plan:
+    """Every fact that follows from a problem and a schedule: what the kernel is built from."""
+    return plan_of(problem, programs_of(problem, schedule)[-1][1], schedule)
 
 
 def programs_of(problem: Problem, schedule: Schedule) -> list[tuple[str, RowProgram]]:

@@ -1,18 +1,24 @@
-"""Text of single accesses: what values are called, where in its row a thread works, which row it works on."""
+"""Single accesses: what values are called, where in its row a thread works, which row it works on."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from normgen.codegen.reductions import CONSTANTS, state_of
+from normgen.codegen.reductions import CONSTANTS, State, state_of
 from normgen.codegen.spelling import unmarked
-from normgen.codegen.view import State
+from normgen.codegen.statements import Comment, Do, Let, Statement
 from normgen.problem.problem import TensorUse
 from normgen.program.ir import COLS, Load
+from normgen.schedule.knobs import Load as LoadHint
+from normgen.schedule.knobs import Store as StoreHint
 from normgen.schedule.plan import Place, Plan
+
+
+def policy(hint: LoadHint | StoreHint) -> str:
+    """The library's type for a cache hint: EvictLast."""
+    return "".join(word.capitalize() for word in hint.value.split("_"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +61,8 @@ class Access:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.cols = "cols" if plan.problem.any_cols else "kCols"
-        self.states: list[State] = [state_of(i, group) for i, group in enumerate(plan.looks, start=1)]
+        values = sorted(plan.kinds, key=lambda name: not plan.kinds[name].is_elem)
+        self.states: list[State] = [state_of(i, group, values) for i, group in enumerate(plan.looks, start=1)]
 
     @cached_property
     def names(self) -> dict[str, str]:
@@ -96,8 +103,13 @@ class Access:
     def sites(self) -> tuple[Site, ...]:
         return (self.vector_site, EDGE) if self.plan.cut.edged else (self.vector_site,)
 
-    def read_elem(self, tensor: str, hint: str, site: Site) -> str:
-        return f"read_{hint}<{site.width}>({tensor}_row + {site.at})"
+    def read_elem(self, tensor: str, hint: LoadHint, site: Site) -> str:
+        by = "" if hint is LoadHint.DEFAULT else f", {policy(hint)}"
+        return f"read<{site.width}{by}>({tensor}_row + {site.at})"
+
+    def write_elem(self, tensor: str, hint: StoreHint, site: Site) -> str:
+        by = "" if hint is StoreHint.DEFAULT else f"<{policy(hint)}>"
+        return f"write{by}({tensor}_row + {site.at}, {tensor}_vec)"
 
     def read_param(self, tensor: str, site: Site) -> str:
         if site is SHIFTED:  # such a row meets the parameters between two of their vectors
@@ -105,39 +117,40 @@ class Access:
             inside = "step < kWholeSteps" if self.plan.problem.align % 16 == 0 else "step > 0 && step < kWholeSteps"
             inside = "false" if self.plan.problem.any_cols else inside
             return f"read_window<kVector>({tensor}, column, {self.cols}, {inside})"
-        return f"read_default<{site.width}>({tensor} + {site.at})"
+        return f"read<{site.width}>({tensor} + {site.at})"
 
-    def edge_reads(self, name: str) -> tuple[str, ...]:
+    def edge_reads(self, name: str) -> tuple[Statement, ...]:
         """Reads of this lane's element of the edge, of all held tensors."""
         if not self.plan.cut.edged:
             return ()
         reads = [(ld.name, self.read_elem(ld.name, self.plan.schedule.load, EDGE)) for ld in self.plan.held]
-        return tuple(f"{name.format(tensor)} = {read};" for tensor, read in reads)
+        return tuple(Do(f"{name.format(tensor)} = {read}") for tensor, read in reads)
 
-    def declarations(self, loads: Iterable[Load], steps: str) -> list[str]:
+    def declarations(self, loads: Iterable[Load], steps: str) -> list[Statement]:
         """Where the vectors of `loads` wait, and their elements of the edge."""
-        lines = []
+        found: list[Statement] = []
         for load in loads:
-            lines.append(f"{self.vec(load.name)} {load.name}_held[{steps}];")
+            found.append(Do(f"{self.vec(load.name)} {load.name}_held[{steps}]"))
             if self.plan.cut.edged:
-                lines.append(f"{self.vec(load.name, EDGE)} {load.name}_edge = {{}};")
-        return lines
+                found.append(Do(f"{self.vec(load.name, EDGE)} {load.name}_edge = {{}}"))
+        return found
 
     # ---- a thread's vectors ------------------------------------------------------------------------------------
 
     @property
+    def steps(self) -> str:
+        """How many vectors a thread owns."""
+        return "steps" if self.plan.problem.any_cols else "kSteps"
+
+    @property
     def guard(self) -> str:
+        """The condition under which a step has a vector; "" if each has."""
         if self.plan.cut.shifted:
             whole = "" if self.plan.problem.any_cols else "step < kWholeSteps || "
             return f"{whole}vector < vectors"
         if self.plan.problem.any_cols:
             return "vector < vectors"
         return "vector < kVectors" if self.plan.cut.ragged else ""
-
-    def column_line(self, text: Iterable[str]) -> tuple[str, ...]:
-        """The column of a shifted vector, where `text` names it."""
-        named = any(re.search(r"\bcolumn\b", line) for line in text)
-        return ("const int column = head + vector * kVector;",) if named else ()
 
     @property
     def unroll(self) -> str:
@@ -165,14 +178,6 @@ class Access:
         return "gridDim.x / kCluster" if self.plan.schedule.row_blocks > 1 else "gridDim.x"
 
     @property
-    def fetched_row(self) -> str:
-        if not self.plan.idle_rows:
-            return "first_row"
-        if self.plan.one_shift:
-            return "first_row + slot < rows ? first_row + slot : own_row"
-        return "min(first_row + slot, rows - 1)"
-
-    @property
     def first_tile(self) -> str:
         return "blockIdx.x * kRowsPerBlock" if self.plan.idle_rows else self.walker
 
@@ -184,70 +189,72 @@ class Access:
     def valid_row(self) -> str:
         return "valid_row" if self.plan.idle_rows else "row"
 
-    def row_index_lines(self, text: str) -> list[str]:
-        """Which row this is, by the names that `text` reads."""
-        lines = []
+    def row_index(self) -> list[Statement]:
+        """Which row this is."""
+        found: list[Statement] = []
         if self.plan.loops_rows:
-            lines.append("const int row = first_row + slot;" if self.plan.idle_rows else "const int row = first_row;")
+            found.append(Let("const int row", "first_row + slot" if self.plan.idle_rows else "first_row"))
         if self.plan.idle_rows:
             other = "own_row" if self.plan.one_shift else "rows - 1"
             what = "their lane's first row" if self.plan.one_shift else "the last row"
-            lines.append(f"const bool active = row < rows;  // idle rows recompute {what} and store nothing")
-            if re.search(r"\bvalid_row\b", text):
-                lines.append(f"const int valid_row = active ? row : {other};")
-        return lines
+            why = f"idle rows recompute {what} and store nothing"
+            found.append(Let("const bool active", "row < rows", why))
+            found.append(Let("const int valid_row", f"active ? row : {other}"))
+        return found
 
-    def row_pointer(self, tensor: TensorUse, row: str) -> str:
+    def fetched_row(self) -> tuple[str, list[Statement]]:
+        """Within a function that fetches the tile that starts at first_row: the thread's row, and what declares it."""
+        if not self.plan.idle_rows:
+            return "first_row", []
+        row = "first_row + slot < rows ? first_row + slot : own_row"
+        row = row if self.plan.one_shift else "min(first_row + slot, rows - 1)"
+        return "fetched_row", [Let("const int fetched_row", row)]
+
+    def row_pointer(self, tensor: TensorUse, row: str) -> Let:
         const = "" if tensor.is_written else "const "
-        return (
-            f"{const}{tensor.dtype.ctype}* {tensor.name}_row = "
-            f"{tensor.name} + static_cast<long long>({row}) * {tensor.name}_pitch;"
-        )
+        start = f"{tensor.name} + static_cast<long long>({row}) * {tensor.name}_pitch"
+        return Let(f"{const}{tensor.dtype.ctype}* {tensor.name}_row", start)
 
-    def pointer_lines(self, text: str) -> list[str]:
-        """Row starts of the elem tensors that `text` reads or writes."""
-        plan, lines = self.plan, []
-        for tensor in plan.problem.elem_tensors:
-            pivot = any(ld.first_of == tensor.name for ld in plan.program.loads)
-            aligned = plan.cut.shifted and not plan.one_shift and tensor is self.first_elem
-            if re.search(rf"\b{tensor.name}_row\b", text) or pivot or aligned:
-                lines.append(self.row_pointer(tensor, self.valid_row))
-        if plan.cut.shifted and not plan.one_shift:
-            lines += self.shift_lines(f"{self.first_elem.name}_row")
-        return lines
+    def row_starts(self) -> list[Statement]:
+        """Row starts of the elem tensors, and how the row is cut."""
+        found: list[Statement] = [self.row_pointer(t, self.valid_row) for t in self.plan.problem.elem_tensors]
+        if self.plan.cut.shifted and not self.plan.one_shift:
+            found += self.shift(f"{self.first_elem.name}_row")
+        return found
 
     @property
     def first_elem(self) -> TensorUse:
         return next(t for t in self.plan.problem.elem_tensors if not t.is_written)
 
-    def shift_lines(self, row: str) -> list[str]:
+    def shift(self, row: str) -> list[Statement]:
         """How the row at pointer `row` is cut."""
         address = f"reinterpret_cast<unsigned long long>({row})"
+        ctype = self.first_elem.dtype.ctype
         return [
-            "// A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.",
-            f"const int shift = static_cast<int>({address} / sizeof({self.first_elem.dtype.ctype}) % kVector);",
-            "const int head = (kVector - shift) % kVector;",
-            f"const int vectors = ({self.cols} - head) / kVector;",
-            "const int edge = lane < head ? lane : lane + vectors * kVector;",
-            f"const bool has_edge = edge < {self.cols};",
+            Comment("A row's first elements, up to its first aligned vector, and its last ones belong to a lane each."),
+            Let("const int shift", f"static_cast<int>({address} / sizeof({ctype}) % kVector)"),
+            Let("const int head", "(kVector - shift) % kVector"),
+            Let("const int vectors", f"({self.cols} - head) / kVector"),
+            Let("const int edge", "lane < head ? lane : lane + vectors * kVector"),
+            Let("const bool has_edge", f"edge < {self.cols}"),
         ]
 
-    def edge_lines(self) -> list[str]:
+    def edge(self) -> list[Statement]:
         """The element outside of the whole vectors that this lane owns in every row."""
         plan = self.plan
         if plan.one_shift:
             x = self.first_elem.name
             first = f"min(static_cast<int>({self.first_tile} + slot), rows - 1)" if plan.idle_rows else self.first_tile
             return [
-                "// The grid's stride is a multiple of the vector: all rows of this lane shift alike.",
-                f"const int own_row = {first};",
-                *self.shift_lines(f"{x} + static_cast<long long>(own_row) * {x}_pitch"),
+                Comment("The grid's stride is a multiple of the vector: all rows of this lane shift alike."),
+                Let("const int own_row", first),
+                *self.shift(f"{x} + static_cast<long long>(own_row) * {x}_pitch"),
             ]
         if not plan.cut.edged or plan.cut.shifted:
             return []
         vectors = "vectors" if plan.problem.any_cols else "kVectors"
         return [
-            "// The elements behind the last whole vector belong to a lane each.",
-            f"const int edge = lane + {vectors} * kVector;",
-            f"const bool has_edge = edge < {self.cols};",
+            Comment("The elements behind the last whole vector belong to a lane each."),
+            Let("const int edge", f"lane + {vectors} * kVector"),
+            Let("const bool has_edge", f"edge < {self.cols}"),
         ]

@@ -82,7 +82,7 @@ class Kernel:
 class Module:
     """One translation unit.
 
-    instructions   prelude of hardware instructions (inline PTX); the CPU executor replaces it by its own
+    instructions   the device library's hardware instructions (inline PTX); the CPU executor has its own in their place
     text           the kernels and their portable helpers: the same for every executor
     kernels        in launch order, on one stream
     min_arch       lowest sm_NN the text builds for

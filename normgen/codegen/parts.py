@@ -1,18 +1,19 @@
-"""Plan -> the pieces of a CUDA text: kernels, vector accesses, states, trees."""
+"""Plan -> the pieces of a CUDA text: kernels, and the files of the device library that they need."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from normgen.codegen import prelude
-from normgen.codegen.kernel import KernelText
+from normgen.codegen.kernel import KernelText, MainKernel
+from normgen.codegen.library import File, needed
 from normgen.codegen.module import Kernel, Launch, Module
-from normgen.codegen.prelude import Vectors, tidy
 from normgen.codegen.spelling import Spelling, marked, unmarked
-from normgen.codegen.view import State
+from normgen.codegen.statements import pruned, reads_of, text_of
+from normgen.codegen.templates import environment, tidy
 from normgen.problem.problem import Problem
 from normgen.program.ir import RowProgram
-from normgen.schedule.plan import Place, Plan, plan_of
+from normgen.schedule.plan import Plan, plan_of
 from normgen.schedule.schedule import Schedule
 
 
@@ -20,18 +21,12 @@ from normgen.schedule.schedule import Schedule
 class Parts:
     """A module before its pieces are printed: what a header needs to merge several modules into one text.
 
-    vectors  which vector accesses the kernels use
-    method   the tree that combines the threads of a row, of reduce.cu.j2
-    states   what that tree combines, one state a look
-    kernels_text  the kernels, each `extern "C" __global__`
+    library  the files of the device library that the kernels need
+    text     the kernels, each `extern "C" __global__`
     """
 
-    dtypes: tuple[str, ...]
-    headers: tuple[str, ...]
-    vectors: Vectors
-    method: str
-    states: tuple[State, ...]
-    kernels_text: str
+    library: tuple[File, ...]
+    text: str
     kernels: tuple[Kernel, ...]
     min_arch: int
     workspace_fixed_bytes: int
@@ -39,20 +34,27 @@ class Parts:
     workspace_block_bytes: int
 
     def module(self) -> Module:
-        includes = "".join(f"#include <{h}>\n" for h in self.headers)
-        shuffles = prelude.shuffles(self.method)
-        reduce = prelude.states_text(self.states, shuffles=shuffles) + "\n" + prelude.trees_text([self.method])
-        text = tidy("\n".join([includes, self.vectors.text(), reduce if self.states else "", self.kernels_text]))
+        headers = headers_of(self.library)
+        includes = "".join(f"#include <{h}>\n" for h in headers)
+        hardware, portable = (
+            "\n".join(file.text for file in self.library if file.is_hardware is is_hardware)
+            for is_hardware in (True, False)
+        )
         return Module(
-            instructions=tidy(prelude.instructions_of(text, self.dtypes)),
-            text=text,
+            instructions=f"{tidy(hardware)}\n" if hardware else "",
+            text=tidy("\n".join([includes, portable, self.text])),
             kernels=self.kernels,
             min_arch=self.min_arch,
-            headers=self.headers,
+            headers=headers,
             workspace_fixed_bytes=self.workspace_fixed_bytes,
             workspace_column_bytes=self.workspace_column_bytes,
             workspace_block_bytes=self.workspace_block_bytes,
         )
+
+
+def headers_of(library: Iterable[File]) -> tuple[str, ...]:
+    """The headers of CUDA that files of the library include."""
+    return tuple(dict.fromkeys(header for file in library for header in file.headers))
 
 
 def kernel_name(problem: Problem, schedule: Schedule) -> str:
@@ -69,8 +71,7 @@ def parts_of(problem: Problem, program: RowProgram, schedule: Schedule) -> Parts
 
 def spelled_parts(parts: Parts) -> Parts:
     """Parts whose text has marks for names, with the names spelled; arguments keep the spec's names as their keys."""
-    states = (line for state in parts.states for line in (*state.components, *state.combine_lets, *state.combine))
-    spelling = Spelling("\n".join([parts.kernels_text, *states]))
+    spelling = Spelling(parts.text)
     kernels = tuple(
         replace(
             kernel,
@@ -78,33 +79,42 @@ def spelled_parts(parts: Parts) -> Parts:
         )
         for kernel in parts.kernels
     )
-    text, spelled_states = spelling.within((parts.kernels_text, parts.states))
-    return replace(parts, kernels_text=text, states=spelled_states, kernels=kernels)
+    return replace(parts, text=spelling.within(parts.text), kernels=kernels)
 
 
 def marked_parts(plan: Plan) -> Parts:
     """The pieces of the text, built around whatever names the problem and the program have."""
-    problem, name = plan.problem, kernel_name(plan.problem, plan.schedule)
-    kernel = KernelText(plan, name)
-    second = kernel.columns.second_kernel(name)
-    text = prelude.environment().get_template("kernel.cu.j2").render(kernel=kernel.view())
+    name = kernel_name(plan.problem, plan.schedule)
+    main = MainKernel(plan, name)
+    texts, kernels = [main.text()], [Kernel(name=name, params=main.params, launch=launch_of(plan))]
+    second = main.columns.second_kernel(name)
     if second is not None:
-        text += prelude.environment().get_template("finish.cu.j2").render(**second.view)
-    main = Kernel(name=name, params=kernel.params, launch=launch_of(plan))
+        kernels.append(second.kernel)
+        texts.append(
+            KernelText(
+                name=second.kernel.name,
+                comment=(second.comment,),
+                params=second.declared,
+                bounds=str(second.kernel.launch.threads),
+                body=pruned(second.body),
+            )
+        )
     sums = plan.sums
     return Parts(
-        dtypes=tuple(sorted({t.dtype.name for t in problem.tensors})),
-        headers=kernel.exchange.headers,
-        vectors=vectors_of(plan),
-        method=plan.tree,
-        states=tuple(kernel.states),
-        kernels_text=text,
-        kernels=(main, second.kernel) if second is not None else (main,),
+        library=tuple(needed(frozenset().union(*(reads_of(text.body) for text in texts)))),
+        text="\n".join(map(print_kernel, texts)),
+        kernels=tuple(kernels),
         min_arch=plan.min_arch,
         workspace_fixed_bytes=sums.fixed_bytes if sums else 0,
         workspace_column_bytes=sums.column_bytes if sums else 0,
         workspace_block_bytes=sums.block_bytes if sums else 0,
     )
+
+
+def print_kernel(kernel: KernelText) -> str:
+    """The kernel in its frame."""
+    frame = environment().get_template("kernel.cu.j2")
+    return frame.render(kernel=kernel, body=text_of(kernel.body, indent=2))
 
 
 def launch_of(plan: Plan) -> Launch:
@@ -119,20 +129,4 @@ def launch_of(plan: Plan) -> Launch:
         period=plan.period,
         min_blocks=1 if plan.sums else 0,
         dependent=s.chained,
-    )
-
-
-def vectors_of(plan: Plan) -> Vectors:
-    """The reads and writes that the kernels use, hint by hint."""
-    problem, schedule = plan.problem, plan.schedule
-    writes = [schedule.store] if any(t.is_written for t in problem.elem_tensors) else []
-    slots = Place.SHARED in plan.places and not plan.copies
-    shared_writes = ["default"] if slots or plan.sums else []
-    return Vectors(
-        ctypes=tuple(sorted({t.dtype.ctype for t in problem.tensors})),
-        reads=tuple(sorted({schedule.load, "default"})),
-        writes=tuple(sorted({*writes, *shared_writes})),
-        slot_copies=("cp_async",) if plan.copies_by_threads else (),
-        packed=("opaque",) if plan.packs_params else (),
-        windows=("default",) if plan.cut.shifted and problem.parameter_bytes else (),
     )

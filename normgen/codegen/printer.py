@@ -8,7 +8,8 @@ An ordered product is printed in its own order and with its own brackets.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import ClassVar
 
 import sympy as sp
 
@@ -19,15 +20,6 @@ from normgen.program.rewrites.approximate import exp_approximate
 SUM, PRODUCT, ATOM = 1, 2, 3  # how tightly a piece of text binds
 LONGEST_PRODUCT = 4  # factors of a power that is written out
 
-_FUNCTIONS: dict[type, str] = {
-    sp.exp: "expf",
-    exp_approximate: "exp_approximate",
-    sp.log: "logf",
-    sp.Abs: "fabsf",
-    sp.tanh: "tanhf",
-    sp.erf: "erff",
-}
-
 
 def float_literal(value: float) -> str:
     """A float32 literal that reads back to the same float32 value: 0.0f, 1e-05f, 0.044715f."""
@@ -37,6 +29,15 @@ def float_literal(value: float) -> str:
 
 class Printer:
     """Prints expressions with `names`: symbol name -> C text. The order of `names` orders terms and factors."""
+
+    functions: ClassVar[dict[type, str]] = {
+        sp.exp: "expf",
+        exp_approximate: "exp_approximate",
+        sp.log: "logf",
+        sp.Abs: "fabsf",
+        sp.tanh: "tanhf",
+        sp.erf: "erff",
+    }
 
     def __init__(self, names: Mapping[str, str]) -> None:
         self.names = names
@@ -62,7 +63,7 @@ class Printer:
         if expr is -sp.oo:
             return "__int_as_float(0xff800000)", ATOM
         if isinstance(expr, sp.Number):
-            text = float_literal(float(expr))
+            text = self._number(expr)
             return (text, ATOM) if expr >= 0 else (text, PRODUCT)
         if isinstance(expr, sp.Add):
             return self._sum(expr), SUM
@@ -77,10 +78,13 @@ class Printer:
         if isinstance(expr, sp.sign):  # of the subgradients of |x| and of the elementwise maximum
             argument = self.operand(expr.args[0], ATOM)
             return f"static_cast<float>(({argument} > 0.0f) - ({argument} < 0.0f))", ATOM
-        name = _FUNCTIONS.get(type(expr))
+        name = self.functions.get(type(expr))
         if name is None:
             raise ProgramError("the printer does not know this function", received=str(expr))
         return f"{name}({self.text(expr.args[0])})", ATOM
+
+    def _number(self, value: sp.Number) -> str:
+        return float_literal(float(value))
 
     def _symbol(self, expr: sp.Symbol) -> str:
         if expr.name not in self.names:
@@ -132,7 +136,7 @@ class Printer:
         if exponent == -1:
             return f"1.0f / {self.operand(base, ATOM)}", PRODUCT
         if exponent.is_Integer and exponent > LONGEST_PRODUCT:
-            return f"power<{exponent}>({self.text(base)})", ATOM  # prelude: by repeated squaring
+            return f"power<{exponent}>({self.text(base)})", ATOM  # by repeated squaring
         if exponent.is_Integer and exponent > 1:
             return " * ".join([self.operand(base, ATOM)] * int(exponent)), PRODUCT
         if exponent.is_Integer and exponent < -1:
@@ -144,9 +148,30 @@ class Printer:
         raise ProgramError("powers must be whole numbers or halves", received=f"{base}**{exponent}")
 
     def _extremum(self, expr: sp.Max | sp.Min) -> str:
-        call = "maximum" if isinstance(expr, sp.Max) else "minimum"  # prelude: unlike fmaxf they keep NaN
+        call = "maximum" if isinstance(expr, sp.Max) else "minimum"  # unlike fmaxf they keep NaN
         args = sorted(expr.args, key=self._order)
         out = self.text(args[0])
         for arg in args[1:]:
             out = f"{call}({out}, {self.text(arg)})"
         return out
+
+
+class FormulaPrinter(Printer):
+    """Prints expressions for a comment: x**2, sqrt(v), 0.5. The names are the author's, in the order given."""
+
+    functions: ClassVar = {kind: name.removesuffix("f") for kind, name in Printer.functions.items()}
+
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__({name: name for name in names})
+
+    def _number(self, value: sp.Number) -> str:
+        return str(value) if value.is_Integer else repr(float(value))
+
+    def _power(self, base: sp.Expr, exponent: sp.Expr) -> tuple[str, int]:
+        root = {sp.Rational(1, 2): "sqrt", sp.Rational(-1, 2): "rsqrt"}.get(exponent)
+        if root:
+            return f"{root}({self.text(base)})", ATOM
+        return f"{self.operand(base, ATOM)}**{self.operand(exponent, ATOM)}", PRODUCT
+
+    def _symbol(self, expr: sp.Symbol) -> str:
+        return str(self.names.get(expr.name, expr.name))

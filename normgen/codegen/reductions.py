@@ -2,22 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import sympy as sp
 
-from normgen.codegen.printer import Printer
-from normgen.codegen.view import State
+from normgen.codegen.printer import FormulaPrinter, Printer
+from normgen.codegen.statements import Do, Let, Statement, Struct, text_of
 from normgen.program.ir import Reduce
 from normgen.program.monoid import LOWEST, Recipe, symbol
 
 CONSTANTS = {LOWEST.name: "-3.402823466e+38f"}
 
 
-def state_of(look: int, reduces: tuple[Reduce, ...]) -> State:
-    """Struct, identity and combine of the packed state; `look` counts from 1."""
-    lets: list[str] = []
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """The packed state of all row reductions of one look, exchanged in one tree."""
+
+    type: str  # Look1
+    variable: str  # look1
+    doc: str
+    components: tuple[str, ...]
+    identity: tuple[str, ...]
+    lets: tuple[Let, ...]  # of combine
+    combined: tuple[str, ...]
+
+    def struct(self, *, shuffled: bool) -> Struct:
+        """The type; the library's trees call its `combine`, those of lanes `shuffle_xor` as well."""
+        kind = self.type
+        words = [f"__shfl_xor_sync(0xffffffffu, s.{name}, offset)" for name in self.components]
+        shuffle = (
+            f"  static __device__ __forceinline__ {kind} shuffle_xor(const {kind}& s, int offset) {{",
+            *_body([Do(f"return {{{', '.join(words)}}}")]),
+            "  }",
+        )
+        body = _body([*self.lets, Do(f"return {{{', '.join(self.combined)}}}")])
+        return Struct(
+            (
+                f"struct {kind} {{  // {self.doc}",
+                f"  float {', '.join(self.components)};",
+                f"  static __device__ __forceinline__ {kind} combine(const {kind}& a, const {kind}& b) {{",
+                *body,
+                "  }",
+                *(shuffle if shuffled else ()),
+                "};",
+            )
+        )
+
+    def start(self) -> Do:
+        return Do(f"{self.type} {self.variable} = {{{', '.join(self.identity)}}}")
+
+
+def _body(statements: Sequence[Statement]) -> list[str]:
+    """The lines of a function of the struct, which itself is indented by two."""
+    return [line[2:] for line in text_of(statements, 6).splitlines()]
+
+
+def state_of(look: int, reduces: tuple[Reduce, ...], values: Iterable[str]) -> State:
+    """Struct, identity and combine of the packed state; `look` counts from 1, `values` orders names in its comment."""
+    author = FormulaPrinter(values)
+    lets: list[Let] = []
     combined: list[str] = []
     for reduce in reduces:
         prefix = _let_prefix(reduce, reduces)
@@ -25,18 +69,18 @@ def state_of(look: int, reduces: tuple[Reduce, ...]) -> State:
         for side in "ab":
             for component, name in zip(reduce.monoid.state, reduce.names, strict=True):
                 names[symbol(f"{side}_{component}")] = f"{side}.{name}"
-        more_lets, results = _print_recipe(reduce.monoid.combine, names, {}, {}, prefix)
-        lets += more_lets
-        combined += results
+        recipe = _renamed(reduce.monoid.combine, names, {}, {}, prefix)
+        lets += recipe.lets
+        combined += map(recipe.printer.text, recipe.results)
     printer = Printer(CONSTANTS)
     return State(
         type=f"Look{look}",
         variable=f"look{look}",
-        doc=f"Look {look}: " + ", ".join(f"{r.monoid.name}({', '.join(map(str, r.args))})" for r in reduces),
+        doc=f"look {look}: " + ", ".join(f"{r.monoid.name}({', '.join(map(author.text, r.args))})" for r in reduces),
         components=tuple(name for r in reduces for name in r.names),
         identity=tuple(printer.text(e) for r in reduces for e in r.monoid.identity),
-        combine_lets=tuple(lets),
-        combine=tuple(combined),
+        lets=tuple(lets),
+        combined=tuple(combined),
     )
 
 
@@ -50,10 +94,10 @@ class Steps:
     elem    once per element
     """
 
-    before: tuple[str, ...] = ()
-    peek: tuple[str, ...] = ()
-    move: tuple[str, ...] = ()
-    elem: tuple[str, ...]
+    before: tuple[Statement, ...] = ()
+    peek: tuple[Statement, ...] = ()
+    move: tuple[Statement, ...] = ()
+    elem: tuple[Statement, ...]
 
 
 def steps_of(state: State, reduces: tuple[Reduce, ...], names: Mapping[str, str], *, by_vector: bool) -> Steps:
@@ -61,10 +105,10 @@ def steps_of(state: State, reduces: tuple[Reduce, ...], names: Mapping[str, str]
 
     `names` prints the values an argument reads.
     """
-    before: list[str] = []
-    peek: list[str] = []
-    move: list[str] = []
-    elem: list[str] = []
+    before: list[Statement] = []
+    peek: list[Statement] = []
+    move: list[Statement] = []
+    elem: list[Statement] = []
     for reduce in reduces:
         prefix = _let_prefix(reduce, reduces)
         own = {
@@ -77,30 +121,29 @@ def steps_of(state: State, reduces: tuple[Reduce, ...], names: Mapping[str, str]
             continue
         reference = f"{prefix}{vector.reference}"
         known = {**own, symbol(vector.reference): reference}
-        start = _print_recipe(Recipe((vector.start,)), own, {}, names, prefix)[1][0]
-        before.append(f"float {reference} = {start};")
+        start = _renamed(Recipe((vector.start,)), own, {}, names, prefix)
+        before.append(Do(f"float {reference} = {start.texts[0]}"))
         peeked = Recipe((vector.peek,))
         lines, arguments, texts = _arguments(reduce, peeked, names, prefix)
-        result = _print_recipe(peeked, known, arguments, texts, prefix)[1][0]
-        peek += [*lines, f"{reference} = {result};"]
-        move += _assignments(list(own.values()), _print_recipe(vector.move, known, {}, names, prefix)[1])
+        peek += [*lines, Do(f"{reference} = {_renamed(peeked, known, arguments, texts, prefix).texts[0]}")]
+        move += _renamed(vector.move, known, {}, names, prefix).assignments(list(own.values()))
         elem += _step(reduce, vector.step, own, names, prefix)
     return Steps(before=tuple(before), peek=tuple(peek), move=tuple(move), elem=tuple(elem))
 
 
 def _step(
     reduce: Reduce, recipe: Recipe, own: Mapping[sp.Symbol, str], names: Mapping[str, str], prefix: str
-) -> list[str]:
+) -> list[Statement]:
     lines, arguments, texts = _arguments(reduce, recipe, names, prefix)
-    lets, results = _print_recipe(recipe, own, arguments, texts, prefix)
-    return [*lines, *lets, *_assignments(list(own.values()), results)]
+    renamed = _renamed(recipe, own, arguments, texts, prefix)
+    return [*lines, *renamed.lets, *renamed.assignments(list(own.values()))]
 
 
 def _arguments(
     reduce: Reduce, recipe: Recipe, names: Mapping[str, str], prefix: str
-) -> tuple[list[str], dict[sp.Symbol, sp.Expr], dict[str, str]]:
+) -> tuple[list[Let], dict[sp.Symbol, sp.Expr], dict[str, str]]:
     """(locals for arguments that the recipe reads more than once, arguments by symbol, names with those locals)."""
-    lines: list[str] = []
+    lets: list[Let] = []
     arguments: dict[sp.Symbol, sp.Expr] = {}
     texts = dict(names)
     for arg_name, expr in zip(reduce.monoid.args, reduce.args, strict=True):
@@ -108,10 +151,10 @@ def _arguments(
             arguments[symbol(arg_name)] = expr
         else:
             local = f"{prefix}term"
-            lines.append(f"const float {local} = {Printer(names).text(expr)};")
+            lets.append(Let(f"const float {local}", Printer(names).text(expr)))
             texts[f"@{local}"] = local
             arguments[symbol(arg_name)] = sp.Symbol(f"@{local}", real=True)
-    return lines, arguments, texts
+    return lets, arguments, texts
 
 
 def _let_prefix(reduce: Reduce, group: tuple[Reduce, ...]) -> str:
@@ -124,36 +167,57 @@ def _uses(recipe: Recipe, argument: sp.Symbol) -> int:
     return sum(e.count(argument) for e in exprs)
 
 
-def _print_recipe(
+@dataclass(frozen=True, kw_only=True)
+class Renamed:
+    """A recipe whose symbols stand for C text: its lets, its results, and who prints them."""
+
+    lets: tuple[Let, ...]
+    results: tuple[sp.Expr, ...]
+    printer: Printer
+
+    @property
+    def texts(self) -> list[str]:
+        return [self.printer.text(e) for e in self.results]
+
+    def assignments(self, targets: list[str]) -> list[Statement]:
+        """The results replace the targets; one that reads another target comes while that has its old value."""
+        own = [_text_symbol(target) for target in targets]
+        order = sorted(range(len(own)), key=lambda i: not (self.results[i].free_symbols & {*own[:i], *own[i + 1 :]}))
+        statements: list[Statement] = []
+        for i in order:
+            result = self.results[i]
+            if isinstance(result, sp.Add) and own[i] in result.args:
+                added = sp.Add(*(term for term in result.args if term != own[i]))
+                statements.append(Do(f"{targets[i]} += {self.printer.text(added)}"))
+            elif result != own[i]:
+                statements.append(Do(f"{targets[i]} = {self.printer.text(result)}"))
+        return statements
+
+
+def _text_symbol(text: str) -> sp.Symbol:
+    return sp.Symbol(f"@{text}", real=True)
+
+
+def _renamed(
     recipe: Recipe,
     names: Mapping[sp.Symbol, str],
     arguments: Mapping[sp.Symbol, sp.Expr],
     texts: Mapping[str, str],
     prefix: str,
-) -> tuple[list[str], list[str]]:
-    """Lets and results as C text. Symbols of the recipe are renamed first: a program may use the same names."""
+) -> Renamed:
+    """The recipe in C names. Its symbols are renamed first: a program may use the same names."""
     renamed: dict[sp.Symbol, sp.Expr] = dict(arguments)
     printed = dict(CONSTANTS)
     for sym, text in names.items():
-        renamed[sym] = sp.Symbol(f"@{text}", real=True)
+        renamed[sym] = _text_symbol(text)
         printed[f"@{text}"] = text
     printed.update(texts)
-    lets: list[str] = []
+    lets: list[Let] = []
     for let, expr in recipe.lets:
         local = prefix + let
-        lets.append(f"const float {local} = {Printer(printed).text(expr.xreplace(renamed))};")
-        renamed[symbol(let)] = sp.Symbol(f"@{local}", real=True)
+        lets.append(Let(f"const float {local}", Printer(printed).text(expr.xreplace(renamed))))
+        renamed[symbol(let)] = _text_symbol(local)
         printed[f"@{local}"] = local
-    return lets, [Printer(printed).text(e.xreplace(renamed)) for e in recipe.results]
-
-
-def _assignments(targets: list[str], results: list[str]) -> list[str]:
-    """Components whose new value reads another component are assigned first, while that still holds its old value."""
-    order = sorted(range(len(targets)), key=lambda i: not any(t in results[i] for j, t in enumerate(targets) if j != i))
-    lines = []
-    for i in order:
-        if results[i] == targets[i]:
-            continue
-        added = results[i].removeprefix(f"{targets[i]} + ").removesuffix(f" + {targets[i]}")
-        lines.append(f"{targets[i]} += {added};" if added != results[i] else f"{targets[i]} = {results[i]};")
-    return lines
+    return Renamed(
+        lets=tuple(lets), results=tuple(e.xreplace(renamed) for e in recipe.results), printer=Printer(printed)
+    )

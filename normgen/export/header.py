@@ -8,8 +8,8 @@ from functools import cache
 
 import jinja2
 
-from normgen.codegen.prelude import tidy
 from normgen.codegen.spelling import Spelling
+from normgen.codegen.templates import tidy
 from normgen.dtypes import DTYPES
 from normgen.export.banner import WIDTH, banner
 from normgen.export.comments import comment_text

@@ -230,7 +230,7 @@ def _argument(param: Param, problem: Problem) -> str:
 def _steps(compiled: Compiled) -> tuple[Step, ...]:
     return tuple(
         Step(
-            kernel=f"{CALL}{compiled.scope}{kernel.name}",
+            kernel=f"{CALL}{kernel.name}",
             launch=f"{CALL}{launch_name(compiled.problem, kernel)}",
             arguments=tuple(_argument(p, compiled.problem) for p in kernel.params),
             loops_clusters=kernel.launch.loops_clusters,

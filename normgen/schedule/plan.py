@@ -19,7 +19,6 @@ from normgen.schedule.schedule import Schedule
 from normgen.spec.spec import Kind
 
 WARP = 32
-UNEVEN = "uneven_"  # before the name of a tree over a number of states that is no power of two
 FIRST_ARCH = 75
 TICKET_BYTES = 128  # an arrival counter has a line of its own
 HYBRID_SPARE = 8  # registers beside a held row: without them blocks of 1024 threads spill (NVRTC 13.0, sm_90)
@@ -341,19 +340,9 @@ class Plan:
         return self.schedule.rows_per_block > 1 and self.schedule.threads_per_row >= 256
 
     @property
-    def tree(self) -> str:
-        """Which function of the device library combines the threads of a row."""
-        waits = self.exchange in (Exchange.BLOCK, Exchange.COOPERATIVE_BLOCK)
-        return UNEVEN * self.is_uneven + self.exchange.value + ("_rows" if waits and self.row_barriers else "")
-
-    @property
-    def is_uneven(self) -> bool:
-        """Whether the states that a tree starts from are no power of two: some lanes combine one more than others."""
-        s = self.schedule
-        if self.exchange is Exchange.TREE:
-            return s.threads_per_row & (s.threads_per_row - 1) != 0
-        states = s.threads_per_row // WARP * s.row_blocks
-        return states & (states - 1) != 0 and not (s.row_blocks > 1 and states % WARP == 0)
+    def waits_by_row(self) -> bool:
+        """Whether the exchange of a row has a barrier of its own."""
+        return self.exchange in (Exchange.BLOCK, Exchange.COOPERATIVE_BLOCK) and self.row_barriers
 
     @property
     def double_slots(self) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 from normgen.cost.model import predicted_us
 from normgen.device import Device
-from normgen.pipeline import emit_parts
+from normgen.pipeline import planned
 from normgen.problem.problem import Problem
 from normgen.schedule.knobs import KNOBS, TABLE
 from normgen.schedule.legality import refusal
@@ -98,7 +98,7 @@ def changes(a: Schedule, b: Schedule) -> tuple[str, ...]:
 
 def _has_row_barriers(schedule: Schedule, problem: Problem) -> bool:
     """Whether the emitted reduction gives each row its own barrier: the emitter decides for which rows that pays."""
-    return schedule.rows_per_block > 1 and emit_parts(problem, schedule).method.endswith("_rows")
+    return planned(problem, schedule).waits_by_row
 
 
 def _neighbours(technique: Technique, own: Schedule) -> Iterator[Schedule]:

@@ -38,7 +38,8 @@ COUNT = 9  # names of LAYERNORM
 # What the text of a kernel is made of; then C++, CUDA and the executor's shim; then what is made of the name x.
 KNOWN = """
 i shift active column fetch pack own_row valid_row look1 Look1 look2 kCols kVector kSteps kThreads Vec reduce_row lane
-read_default dependency_wait slot row rows step steps edge has_edge vector vectors first_row total cell partials sums
+read write Default EvictLast dependency_wait slot row rows step steps edge has_edge vector vectors first_row total cell
+partials sums group_sums partial_row next_row refill_row State shuffle_xor other
 blocks tensor ticket term delta share element parity stage values combine unroll blockIdx threadIdx workspace shared
 for_each int float double char template switch operator this half unix linux NAN INT_MAX NormgenIndex gamma mask load
 index begin min expf std main

@@ -123,7 +123,7 @@ def test_sums_that_change_while_others_may_read_them_are_a_race() -> None:
     module = emit(problem, schedule)
     last = "  cluster_arrive();\n  cluster_wait();  // a block may end"
     assert module.text.count(last) == 1
-    hasty = module.text.replace(last, f"  column_sums[threadIdx.x] = 0.0f;\n{last}")
+    hasty = module.text.replace(last, f"  const_cast<float*>(column_sums)[threadIdx.x] = 0.0f;\n{last}")
     assert FaultKind.SHARED_RACE in faults_of(replace(module, text=hasty), problem)
 
 

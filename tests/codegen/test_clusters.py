@@ -84,9 +84,9 @@ def faults_of(module: Module, problem: Problem) -> set[FaultKind]:
 def test_slots_that_are_not_alternated_are_a_race() -> None:
     problem, schedule = BACKWARD["one look, two blocks"]
     module = emit(problem, schedule)
-    assert "look1_slots[trip % 2]" in module.text
+    assert "slots[exchange % 2]" in module.text
     assert faults_of(module, problem) == set()
-    single = replace(module, text=module.text.replace("look1_slots[trip % 2]", "look1_slots[0]"))
+    single = replace(module, text=module.text.replace("slots[exchange % 2]", "slots[0]"))
     assert FaultKind.SHARED_RACE in faults_of(single, problem)
 
 

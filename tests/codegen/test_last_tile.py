@@ -83,10 +83,9 @@ def test_a_block_that_does_not_wait_for_its_threads_before_it_arrives_gives_wron
     problem, schedule = CASES["rows side by side"]
     module = emit(problem, schedule)
     inputs, outputs = make_inputs(problem, seed=0), make_outputs(problem)
-    assert module.text.count("  column_sums[") > 0
-    early = module.text.replace(
-        "    __syncthreads();\n    if (threadIdx.x == 0) is_last", "    if (threadIdx.x == 0) is_last"
-    )
+    assert module.text.count("  group_sums[") > 0
+    arrival = "  if (threadIdx.x == 0) is_last"
+    early = module.text.replace(f"  __syncthreads();\n{arrival}", arrival)
     assert early != module.text
     run = build(replace(module, text=early)).run(
         {**inputs.arrays, **outputs.arrays},

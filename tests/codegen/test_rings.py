@@ -138,7 +138,7 @@ def test_a_bulk_copy_carries_the_priority_of_its_rows() -> None:
     plain, kept = (emit(problem, replace(waiting, load=hint)) for hint in ("default", "evict_last"))
     assert "cache_hint" not in plain.instructions
     assert "L2::evict_last" in kept.instructions
-    assert "bulk_load_evict_last(x_shared" in kept.text
+    assert "bulk_load_by<EvictLast>(x_shared" in kept.text
 
 
 # ---- misuse: the emitted text with one thing wrong ------------------------------------------------------------------
@@ -159,7 +159,7 @@ PLANTED = {
         {"copy": "bulk", "hold": "registers", "threads_per_row": 64},
         [
             ("mbarrier_wait(&arrived[stage], phase);", "mbarrier_wait(&arrived[stage], phase);\n    REFILL"),
-            ("if (threadIdx.x == 0 && first_row + kStages", "if (false && first_row + kStages"),
+            ("if (threadIdx.x == 0 && refill_row", "if (false && refill_row"),
             (
                 "REFILL",
                 "if (threadIdx.x == 0 && first_row + 3 * gridDim.x < rows) fetch(first_row + 3 * gridDim.x, stage);",
@@ -176,8 +176,8 @@ PLANTED = {
         {"copy": "cp_async", "hold": "shared", "threads_per_row": 64},
         [
             (
-                "cp_async_commit();\n\n    stage",
-                "if (first_row + kStages * gridDim.x < rows) cp_async_commit();\n\n    stage",
+                "cp_async_commit();\n    stage",
+                "if (first_row + kStages * gridDim.x < rows) cp_async_commit();\n    stage",
             )
         ],
         "uninitialised_shared",
@@ -189,7 +189,7 @@ PLANTED = {
     ),
     "the phase never turns": (
         {"copy": "bulk", "hold": "shared", "threads_per_row": 64},
-        [("stage = 0; phase ^= 1;", "stage = 0;")],
+        [("stage = 0;\n      phase ^= 1;", "stage = 0;")],
         "uninitialised_shared",
     ),
     "more bytes are expected than come": (

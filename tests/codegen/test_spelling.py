@@ -45,8 +45,8 @@ def test_over_all_knobs_marks_become_identifiers_that_nothing_else_in_the_text_h
         for problem, schedule in covering(spec, ["32x96", "40x101"], direction):
             program = programs_of(problem, schedule)[-1][1]
             parts = marked_parts(plan_of(*marked(problem, program), schedule))
-            before = TOKEN.findall(code(parts.kernels_text))
-            after = TOKEN.findall(code(spelled_parts(parts).kernels_text))
+            before = TOKEN.findall(code(parts.text))
+            after = TOKEN.findall(code(spelled_parts(parts).text))
             assert len(before) == len(after)
             became = dict(zip(before, after, strict=True))
             assert [became[token] for token in before] == after

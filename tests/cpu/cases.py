@@ -127,13 +127,13 @@ extern "C" __global__ void __launch_bounds__(32) {name}(
     {ctype}* __restrict__ y, const {ctype}* __restrict__ x, int cols) {{
   const long long row = blockIdx.x;
   for (int v = threadIdx.x; v < cols / 8; v += 32) {{
-    uint4 words = load_streaming(reinterpret_cast<const uint4*>(x + row * cols) + v);
+    uint4 words = __ldcs(reinterpret_cast<const uint4*>(x + row * cols) + v);
     unsigned* word = &words.x;
     for (int i = 0; i < 4; ++i) {{
       const float low = {to_float.format("word[i] & 0xffffu")}, high = {to_float.format("word[i] >> 16")};
       word[i] = {to_bits}(2.0f * low, 2.0f * high);
     }}
-    store_streaming(reinterpret_cast<uint4*>(y + row * cols) + v, words);
+    __stcs(reinterpret_cast<uint4*>(y + row * cols) + v, words);
   }}
 }}
 """

@@ -52,7 +52,7 @@ PLANTED = {
         FaultKind.OUT_OF_BOUNDS,
         "reads 16 bytes",
         """
-  const float4 v = load_default(reinterpret_cast<const float4*>(x) + threadIdx.x);  // HERE
+  const float4 v = reinterpret_cast<const float4*>(x)[threadIdx.x];  // HERE
   y[threadIdx.x] = v.x;
 """,
     ),
@@ -79,7 +79,7 @@ PLANTED = {
 """,
         helpers="""
 __device__ inline void put(float* to, int at) {
-  store_streaming(reinterpret_cast<unsigned*>(to) + at, 1u);  // HERE
+  __stcs(reinterpret_cast<unsigned*>(to) + at, 1u);  // HERE
 }
 """,
     ),
@@ -95,7 +95,7 @@ __device__ inline void put(float* to, int at) {
         FaultKind.MISALIGNED,
         "multiple of 4 only",
         """
-  store_default(reinterpret_cast<uint2*>(y + 2 * threadIdx.x % 32 + 1), make_uint2(1u, 2u));  // HERE
+  *reinterpret_cast<uint2*>(y + 2 * threadIdx.x % 32 + 1) = make_uint2(1u, 2u);  // HERE
 """,
     ),
     "misaligned asynchronous copy": _planted(

@@ -47,7 +47,7 @@ LAST_BLOCK_CONVERTS = """
   __syncthreads();
   if (!is_last) return;
   __threadfence();  // behind
-  const float sum = load_cache_global(y + t);  // HERE
+  const float sum = __ldcg(y + t);  // HERE
   y[64 * 3 + t] = sum;
 """
 WITHOUT_BEFORE, WITHOUT_BEHIND = "  __threadfence();  // before\n", "  __threadfence();  // behind\n"

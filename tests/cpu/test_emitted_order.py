@@ -53,19 +53,20 @@ class Mutant:
     named: str
 
 
-FENCE, BARRIER = "__threadfence();", "__syncthreads();  // others wait only for a barrier that is set up"
+FENCE, BEHIND_TICKET = "__threadfence();", "if (is_last) __threadfence();"
+BARRIER = "__syncthreads();  // others wait only for a barrier that is set up"
 MUTANTS = {
     "last tile, partial sums not fenced": Mutant(
-        kernel="last tile", before=FENCE, kind=FaultKind.MISSING_FENCE, named="parts[i] = load_cache_global("
+        kernel="last tile", before=FENCE, which=1, kind=FaultKind.MISSING_FENCE, named="parts[i] = __ldcg("
     ),
     "last tile, no fence behind the ticket": Mutant(
-        kernel="last tile", before=FENCE, which=1, kind=FaultKind.MISSING_FENCE, named="parts[i] = load_cache_global("
+        kernel="last tile", before=BEHIND_TICKET, kind=FaultKind.MISSING_FENCE, named="parts[i] = __ldcg("
     ),
     "atomic sums not fenced": Mutant(
-        kernel="register atomics", before=FENCE, kind=FaultKind.MISSING_FENCE, named="load_cache_global(sums"
+        kernel="register atomics", before=FENCE, which=1, kind=FaultKind.MISSING_FENCE, named="__ldcg(sums"
     ),
     "no fence behind the ticket": Mutant(
-        kernel="atomics a row", before=FENCE, which=1, kind=FaultKind.MISSING_FENCE, named="load_cache_global(sums"
+        kernel="atomics a row", before=BEHIND_TICKET, kind=FaultKind.MISSING_FENCE, named="__ldcg(sums"
     ),
     "sums without atomics": Mutant(
         kernel="register atomics",
@@ -76,10 +77,10 @@ MUTANTS = {
     ),
     "all blocks fill one partial row": Mutant(
         kernel="last tile",
-        before="partials[static_cast<long long>(blockIdx.x)",
-        after="partials[static_cast<long long>(0)",
+        before="partials + static_cast<long long>(blockIdx.x)",
+        after="partials + static_cast<long long>(0)",
         kind=FaultKind.GLOBAL_RACE,
-        named="partials[static_cast<long long>(0)",
+        named="partial_row[",
     ),
     "mbarrier hidden from the copy engine": Mutant(
         kernel="bulk copy", before="mbarrier_fence();", kind=FaultKind.MISSING_FENCE, named="bulk_load("

@@ -5,7 +5,7 @@ from __future__ import annotations
 from normgen.codegen.module import Kernel, Launch, Module, Param, Source
 
 _INSTRUCTIONS = """\
-__device__ __forceinline__ float load_streaming(const float* address) {
+__device__ __forceinline__ float __ldcs(const float* address) {
   float value;
   asm volatile("ld.global.cs.f32 %0, [%1];" : "=f"(value) : "l"(address));
   return value;
@@ -18,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(128) scale(
   __shared__ float row_copy[COLS];
   for (int row = blockIdx.x; row < rows; row += gridDim.x) {
     for (int col = threadIdx.x; col < COLS; col += blockDim.x)
-      row_copy[col] = load_streaming(x + row * x_pitch + col);
+      row_copy[col] = __ldcs(x + row * x_pitch + col);
     __syncthreads();
     for (int col = threadIdx.x; col < COLS; col += blockDim.x)
       y[(long long)row * COLS + col] = row_copy[col] * factor;

@@ -1,5 +1,3 @@
-// ---- instructions ----------------------------------------------------------------------------------------------
-
 struct bfloat16 {
   unsigned short bits;
 };
@@ -26,16 +24,39 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 #endif
 }
 
-// Cached at all levels.
-template <typename Word>
-__device__ __forceinline__ Word load_default(const Word* address) {
-  return *address;
+// This block's rank in its cluster.
+__device__ __forceinline__ unsigned cluster_rank() {
+  unsigned rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
 }
 
-// Written back as usual.
-template <typename Word>
-__device__ __forceinline__ void store_default(Word* address, Word value) {
-  *address = value;
+// All threads of all blocks of a cluster arrive, then wait: writes before are seen behind.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Where block `rank` of the cluster has the shared variable `own`.
+template <typename T>
+__device__ __forceinline__ unsigned cluster_address(const T* own, unsigned rank) {
+  unsigned remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
+  return remote;
+}
+
+// Reads what block `rank` of the cluster has in the shared variable `own`: a float, or four of them at a time.
+__device__ __forceinline__ void cluster_load(float (&value)[1], const float* own, unsigned rank) {
+  const unsigned remote = cluster_address(own, rank);
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value[0]) : "r"(remote) : "memory");
+}
+__device__ __forceinline__ void cluster_load(float (&values)[4], const float* own, unsigned rank) {
+  const unsigned remote = cluster_address(own, rank);
+  asm volatile("ld.shared::cluster.v4.f32 { %0, %1, %2, %3 }, [%4];"
+               : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3]) : "r"(remote) : "memory");
 }
 
 // Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
@@ -48,76 +69,73 @@ __device__ __forceinline__ void dependency_trigger() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
 
-// This block's rank among the blocks of its cluster.
-__device__ __forceinline__ unsigned cluster_rank() {
-  unsigned rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-// Writes `value` to where block `rank` of the cluster has the shared variable `own`.
-template <typename T>
-__device__ __forceinline__ void cluster_store(T* own, unsigned rank, const T& value) {
-  unsigned remote;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
-  const float* words = reinterpret_cast<const float*>(&value);
-#pragma unroll
-  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
-    asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(remote + 4 * i), "f"(words[i]) : "memory");
-  }
-}
-
-// Reads what block `rank` of the cluster has in the shared variable `own`: a float, or four of them at a time.
-__device__ __forceinline__ void cluster_load(float (&value)[1], const float* own, unsigned rank) {
-  unsigned remote;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value[0]) : "r"(remote) : "memory");
-}
-__device__ __forceinline__ void cluster_load(float (&values)[4], const float* own, unsigned rank) {
-  unsigned remote;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
-  asm volatile("ld.shared::cluster.v4.f32 { %0, %1, %2, %3 }, [%4];"
-               : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3]) : "r"(remote) : "memory");
-}
-
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-
+// Shared memory whose size the launch decides.
 __device__ __forceinline__ unsigned char* dynamic_shared() {
   extern __shared__ __align__(128) unsigned char bytes[];
   return bytes;
 }
-// ---- vectors of stored elements ---------------------------------------------------------------------------------
 
-// N elements as 32-bit registers, moved by the widest words that fit (at most 16 bytes each).
-template <typename T, int N>
-struct Vec {
-  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
-  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
-  unsigned bits[kRegisters];
-};
-
+// The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
 template <> struct WordOf<8> { using type = uint2; };
 template <> struct WordOf<4> { using type = unsigned; };
 template <> struct WordOf<2> { using type = unsigned short; };
+template <> struct WordOf<1> { using type = unsigned char; };
+template <int kBytes> using Word = typename WordOf<kBytes>::type;
 
+__device__ __forceinline__ void split(unsigned char word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(unsigned short word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(unsigned word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(uint2 word, unsigned* bits) { bits[0] = word.x; bits[1] = word.y; }
 __device__ __forceinline__ void split(uint4 word, unsigned* bits) {
   bits[0] = word.x; bits[1] = word.y; bits[2] = word.z; bits[3] = word.w;
 }
-__device__ __forceinline__ void join(unsigned short& word, const unsigned* bits) {
-  word = static_cast<unsigned short>(bits[0]);
+template <int kBytes>
+__device__ __forceinline__ Word<kBytes> join(const unsigned* bits) {
+  if constexpr (kBytes == 16) return make_uint4(bits[0], bits[1], bits[2], bits[3]);
+  else if constexpr (kBytes == 8) return make_uint2(bits[0], bits[1]);
+  else return static_cast<Word<kBytes>>(bits[0]);
 }
-__device__ __forceinline__ void join(unsigned& word, const unsigned* bits) { word = bits[0]; }
-__device__ __forceinline__ void join(uint2& word, const unsigned* bits) { word = make_uint2(bits[0], bits[1]); }
-__device__ __forceinline__ void join(uint4& word, const unsigned* bits) {
-  word = make_uint4(bits[0], bits[1], bits[2], bits[3]);
+
+// Cached at all levels, written back as usual.
+struct Default {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    split(*static_cast<const Word<kBytes>*>(address), bits);
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
+    *static_cast<Word<kBytes>*>(address) = join<kBytes>(bits);
+  }
+};
+
+// N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
+template <typename T, int N>
+struct Vec {
+  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
+  static constexpr int kWordBytes = kBytes < 16 ? kBytes : 16;
+  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
+  unsigned bits[kRegisters];
+};
+
+template <int N, typename Hint = Default, typename T>
+__device__ __forceinline__ Vec<T, N> read(const T* elements) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  Vec<T, N> vec;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template load<kBytes>(reinterpret_cast<const unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
+  return vec;
+}
+
+template <typename Hint = Default, typename T, int N>
+__device__ __forceinline__ void write(T* elements, const Vec<T, N>& vec) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template store<kBytes>(reinterpret_cast<unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
 }
 
 template <int N>
@@ -125,10 +143,11 @@ __device__ __forceinline__ float element(const Vec<float, N>& vec, int i) { retu
 
 template <int N>
 __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N]) {
-#pragma unroll
+  #pragma unroll
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
+// Two elements share a register.
 template <int N>
 __device__ __forceinline__ float element(const Vec<bfloat16, N>& vec, int i) {
   if (i % 2 == 1) return __uint_as_float(vec.bits[i / 2] & 0xffff0000u);
@@ -140,54 +159,110 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   if (N == 1) {
     vec.bits[0] = float_to_bfloat16(values[0]);
   } else {
-#pragma unroll
+    #pragma unroll
     for (int i = 0; i + 1 < N; i += 2) vec.bits[i / 2] = floats_to_bfloat162(values[i], values[i + 1]);
   }
 }
 
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_default(const T* elements) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-  Vec<T, N> vec;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    split(load_default(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
+// The blocks of a cluster have left kTensors rows of kPitch sums each in `column_sums`, where the others read them.
+// Each block adds a stretch of the kCols columns, block by block in the order of ranks and kWidth columns a thread at a
+// time, and writes it to the cluster's partial row.
+template <int kThreads, int kCluster, int kTensors, int kCols, int kPitch, int kWidth>
+__device__ __forceinline__ void add_over_cluster(const float* column_sums, float* partial_row) {
+  constexpr int kStretch = (kCols + kWidth * kCluster - 1) / (kWidth * kCluster) * kWidth;  // columns of a block
+  cluster_arrive();
+  cluster_wait();
+  const int stretch = static_cast<int>(cluster_rank()) * kStretch;
+  const int end = min(stretch + kStretch, kCols);
+  for (int cell = stretch + kWidth * threadIdx.x; cell < end; cell += kWidth * kThreads) {
+    float parts[kTensors][kCluster][kWidth];
+    #pragma unroll
+    for (int rank = 0; rank < kCluster; ++rank) {
+      #pragma unroll
+      for (int tensor = 0; tensor < kTensors; ++tensor) {
+        cluster_load(parts[tensor][rank], column_sums + tensor * kPitch + cell, rank);
+      }
+    }
+    #pragma unroll
+    for (int rank = 1; rank < kCluster; ++rank) {
+      #pragma unroll
+      for (int tensor = 0; tensor < kTensors; ++tensor) {
+        #pragma unroll
+        for (int i = 0; i < kWidth; ++i) parts[tensor][0][i] += parts[tensor][rank][i];
+      }
+    }
+    #pragma unroll
+    for (int tensor = 0; tensor < kTensors; ++tensor) {
+      const float(&total)[kWidth] = parts[tensor][0];
+      float* to = partial_row + tensor * kPitch + cell;
+      if constexpr (kWidth == 4) {
+        *reinterpret_cast<float4*>(to) = make_float4(total[0], total[1], total[2], total[3]);
+      } else {
+        *to = total[0];
+      }
+    }
   }
-  return vec;
+  cluster_arrive();
+  cluster_wait();  // a block may end only once nobody reads its sums any more
 }
 
-template <int N, typename T>
-__device__ __forceinline__ void write_default(T* elements, const Vec<T, N>& vec) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    Word word;
-    join(word, vec.bits + i * sizeof(Word) / 4);
-    store_default(reinterpret_cast<Word*>(elements) + i, word);
+// Partial rows of column sums: each block has left one row of kTensors times kPitch float32 cells. kThreads threads add
+// kCells neighbouring cells of all rows, from `cell` on, always in the same order: every warp's sums in shared memory.
+template <int kThreads, int kCells, int kTensors, int kPitch>
+__device__ __forceinline__ void add_partial_rows(
+    const float* partials, int partial_rows, int tensor, int cell, float (&warp_sums)[kThreads / 32][kCells]) {
+  constexpr int kLanes = kThreads / kCells;  // threads that share a cell
+  constexpr int kInFlight = 12;              // loads of a thread that travel at once: the sums are bound by latency
+  float sum = 0.0f;
+  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
+    float values[kInFlight];
+    #pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int row = first + i * kLanes;
+      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
+      values[i] = row < partial_rows ? partial_row[cell] : 0.0f;
+    }
+    #pragma unroll
+    for (int i = 0; i < kInFlight; ++i) sum += values[i];
   }
+  #pragma unroll
+  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
+  __syncthreads();
 }
 
-// ---- row reduction ----------------------------------------------------------------------------------------------
-
-// Look 1: sum(dxhat*xhat)
-struct Look1 {
-  float dxhat_xhat_sum;
-};
-
-__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-  return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
+// The sum of a column of the warps' sums.
+template <int kWarps, int kCells>
+__device__ __forceinline__ float total_of_warps(const float (&warp_sums)[kWarps][kCells], int cell) {
+  float total = 0.0f;
+  #pragma unroll
+  for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][cell];
+  return total;
 }
 
-__device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-  return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset)};
-}
-
-// All kLanes neighbouring lanes end with the combined state.
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
 __device__ __forceinline__ State reduce_lanes(State s) {
-#pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = combine(s, shuffle_xor(s, offset));
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
   return s;
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
 }
 
 // Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
@@ -196,7 +271,7 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   s = reduce_lanes<32>(s);
   if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
   __syncthreads();
-  return reduce_lanes<kWarps>(slots[threadIdx.x % kWarps]);
+  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
 // rmsnorm backward, 1024 columns: 64 threads own a row, 4 rows a block, 2 blocks share their column sums; it is read once.
@@ -216,17 +291,28 @@ rmsnorm_bwd_bf16_1024_block_per_row_dc216a(
     float eps,
     float* partials) {
   constexpr int kCols = 1024;
+  constexpr int kThreads = 256;
   constexpr int kThreadsPerRow = 64;
   constexpr int kCluster = 2;  // blocks that add their column sums
   constexpr int kRowsPerBlock = 4;
-  constexpr int kThreads = 256;
   constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   constexpr int kPitch = 1024;  // columns of a row of float32 sums, padded
-  constexpr int kStretch = (kCols + 4 * kCluster - 1) / (4 * kCluster) * 4;  // columns that a block of the cluster adds
-  __shared__ Look1 look1_slots[2][4][kWarpsPerRow];
+  constexpr int kTensors = 1;  // that are summed over rows
+  constexpr int kGroups = 4;  // row groups of a block that keep sums of their own
+  constexpr int kSumWidth = 4;  // columns a thread adds at a time
+  struct Look1 {  // look 1: sum(dxhat * xhat)
+    float dxhat_xhat_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[2][kRowsPerBlock][kWarpsPerRow];
 
   const int lane = threadIdx.x % kThreadsPerRow;
   const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
@@ -239,13 +325,12 @@ rmsnorm_bwd_bf16_1024_block_per_row_dc216a(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
   }
 
   // Sums over the rows of this thread, column by column.
   float dweight_sum[kSteps][kVector] = {};
-
-  float* column_sums = reinterpret_cast<float*>(dynamic_shared() + 0);
+  float (*group_sums)[kTensors][kPitch] = reinterpret_cast<float (*)[kTensors][kPitch]>(dynamic_shared());
 
   Vec<bfloat16, kVector> dy_next[kSteps];
   Vec<bfloat16, kVector> x_next[kSteps];
@@ -256,11 +341,12 @@ rmsnorm_bwd_bf16_1024_block_per_row_dc216a(
     const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
     const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
     rstd_next = rstd[fetched_row];
+
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      dy_next[step] = read_default<kVector>(dy_row + vector * kVector);
-      x_next[step] = read_default<kVector>(x_row + vector * kVector);
+      dy_next[step] = read<kVector>(dy_row + vector * kVector);
+      x_next[step] = read<kVector>(x_row + vector * kVector);
     }
   };
   if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
@@ -281,11 +367,12 @@ rmsnorm_bwd_bf16_1024_block_per_row_dc216a(
       x_held[step] = x_next[step];
     }
 
-    if (first_row + gridDim.x * kRowsPerBlock < rows) fetch(first_row + gridDim.x * kRowsPerBlock);
+    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
+    if (next_row < rows) fetch(next_row);
 
     Look1 look1 = {0.0f};
 
-    // Look 1: sum(dxhat*xhat)
+    // Look 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       #pragma unroll
@@ -319,7 +406,7 @@ rmsnorm_bwd_bf16_1024_block_per_row_dc216a(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      if (active) write_default(dx_row + vector * kVector, dx_vec);
+      if (active) write(dx_row + vector * kVector, dx_vec);
     }
 
     parity ^= 1;
@@ -331,42 +418,23 @@ rmsnorm_bwd_bf16_1024_block_per_row_dc216a(
     const int vector = lane + step * kThreadsPerRow;
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
-      column_sums[slot * 1 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
+      group_sums[slot][0][i * kVectors + vector] = dweight_sum[step][i];
     }
   }
 
   __syncthreads();
   // ... and are added in a fixed order.
   for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
-    column_sums[cell] = column_sums[cell] + column_sums[kPitch + cell] + column_sums[2 * kPitch + cell] + column_sums[3 * kPitch + cell];
+    float dweight_total = group_sums[0][0][cell];
+    #pragma unroll
+    for (int group = 1; group < kGroups; ++group) {
+      dweight_total += group_sums[group][0][cell];
+    }
+    group_sums[0][0][cell] = dweight_total;
   }
 
-  // The blocks of a cluster have left their sums where the others read them: each adds a stretch of the columns, block
-  // by block in the order of ranks.
-  cluster_arrive();
-  cluster_wait();
-  const int stretch = static_cast<int>(cluster_rank()) * kStretch;
-  for (int cell = stretch + 4 * threadIdx.x; cell < min(stretch + kStretch, kCols); cell += 4 * kThreads) {
-    float parts[1][kCluster][4];
-    #pragma unroll
-    for (int rank = 0; rank < kCluster; ++rank) {
-      cluster_load(parts[0][rank], column_sums + cell, rank);
-    }
-    #pragma unroll
-    for (int rank = 1; rank < kCluster; ++rank) {
-      #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        parts[0][0][i] += parts[0][rank][i];
-      }
-    }
-    float* partial_row = partials + static_cast<long long>(blockIdx.x / kCluster) * 1 * kPitch;
-    const float (&total_0)[4] = parts[0][0];
-    *reinterpret_cast<float4*>(partial_row + cell) =
-        make_float4(total_0[0], total_0[1], total_0[2], total_0[3]);
-  }
-  cluster_arrive();
-  cluster_wait();  // a block may end only once nobody reads its sums any more
-
+  float* partial_row = partials + static_cast<long long>(blockIdx.x / kCluster) * kTensors * kPitch;
+  add_over_cluster<kThreads, kCluster, kTensors, kCols, kPitch, kSumWidth>(&group_sums[0][0][0], partial_row);
   dependency_trigger();  // the next kernel may start
 }
 
@@ -377,47 +445,25 @@ rmsnorm_bwd_bf16_1024_block_per_row_dc216a_finish(
     const float* partials,
     int blocks) {
   constexpr int kCols = 1024;
-  constexpr int kPitch = 1024;
+  constexpr int kPitch = 1024;  // columns of a row of float32 sums, padded
   constexpr int kVector = 8;
   constexpr int kVectors = 128;
-  constexpr int kTensors = 1;
+  constexpr int kThreads = 512;
+  constexpr int kTensors = 1;  // that are summed over rows
   constexpr int kCells = 8;  // of a block
-  constexpr int kLanes = 512 / kCells;  // threads that share a cell
-  constexpr int kWarps = 512 / 32;
-  constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
-  __shared__ float warp_sums[kWarps][kCells];
+  __shared__ float warp_sums[kThreads / 32][kCells];
 
   const int partial_rows = blocks / 2;  // the blocks of a cluster fill one together
   constexpr int tensor = 0;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
   dependency_wait();
-  float sum = 0.0f;
-  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
-    float values[kInFlight];
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      const int row = first + i * kLanes;
-      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
-      values[i] = row < partial_rows ? load_default(partial_row + cell) : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) sum += values[i];
-  }
-#pragma unroll
-  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
-  __syncthreads();
-
+  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
   const int column = cell % kVectors * kVector + cell / kVectors;
   if (threadIdx.x < kCells && cell < kCols) {
-    float total = 0.0f;
-#pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
-    if (tensor == 0) {
-      Vec<bfloat16, 1> dweight_vec = {};
-      const float dweight_value[1] = {total};
-      pack(dweight_vec, dweight_value);
-      write_default(dweight + column, dweight_vec);
-    }
+    const float total = total_of_warps(warp_sums, threadIdx.x);
+    Vec<bfloat16, 1> dweight_vec = {};
+    const float dweight_value[1] = {total};
+    pack(dweight_vec, dweight_value);
+    write(dweight + column, dweight_vec);
   }
 }

@@ -1,5 +1,3 @@
-// ---- instructions ----------------------------------------------------------------------------------------------
-
 struct bfloat16 {
   unsigned short bits;
 };
@@ -26,50 +24,73 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 #endif
 }
 
-// Cached at all levels.
-template <typename Word>
-__device__ __forceinline__ Word load_default(const Word* address) {
-  return *address;
-}
-
-// Written back as usual.
-template <typename Word>
-__device__ __forceinline__ void store_default(Word* address, Word value) {
-  *address = value;
-}
-
+// Shared memory whose size the launch decides.
 __device__ __forceinline__ unsigned char* dynamic_shared() {
   extern __shared__ __align__(128) unsigned char bytes[];
   return bytes;
 }
-// ---- vectors of stored elements ---------------------------------------------------------------------------------
 
-// N elements as 32-bit registers, moved by the widest words that fit (at most 16 bytes each).
-template <typename T, int N>
-struct Vec {
-  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
-  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
-  unsigned bits[kRegisters];
-};
-
+// The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
 template <> struct WordOf<8> { using type = uint2; };
 template <> struct WordOf<4> { using type = unsigned; };
 template <> struct WordOf<2> { using type = unsigned short; };
+template <> struct WordOf<1> { using type = unsigned char; };
+template <int kBytes> using Word = typename WordOf<kBytes>::type;
 
+__device__ __forceinline__ void split(unsigned char word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(unsigned short word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(unsigned word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(uint2 word, unsigned* bits) { bits[0] = word.x; bits[1] = word.y; }
 __device__ __forceinline__ void split(uint4 word, unsigned* bits) {
   bits[0] = word.x; bits[1] = word.y; bits[2] = word.z; bits[3] = word.w;
 }
-__device__ __forceinline__ void join(unsigned short& word, const unsigned* bits) {
-  word = static_cast<unsigned short>(bits[0]);
+template <int kBytes>
+__device__ __forceinline__ Word<kBytes> join(const unsigned* bits) {
+  if constexpr (kBytes == 16) return make_uint4(bits[0], bits[1], bits[2], bits[3]);
+  else if constexpr (kBytes == 8) return make_uint2(bits[0], bits[1]);
+  else return static_cast<Word<kBytes>>(bits[0]);
 }
-__device__ __forceinline__ void join(unsigned& word, const unsigned* bits) { word = bits[0]; }
-__device__ __forceinline__ void join(uint2& word, const unsigned* bits) { word = make_uint2(bits[0], bits[1]); }
-__device__ __forceinline__ void join(uint4& word, const unsigned* bits) {
-  word = make_uint4(bits[0], bits[1], bits[2], bits[3]);
+
+// Cached at all levels, written back as usual.
+struct Default {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    split(*static_cast<const Word<kBytes>*>(address), bits);
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
+    *static_cast<Word<kBytes>*>(address) = join<kBytes>(bits);
+  }
+};
+
+// N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
+template <typename T, int N>
+struct Vec {
+  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
+  static constexpr int kWordBytes = kBytes < 16 ? kBytes : 16;
+  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
+  unsigned bits[kRegisters];
+};
+
+template <int N, typename Hint = Default, typename T>
+__device__ __forceinline__ Vec<T, N> read(const T* elements) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  Vec<T, N> vec;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template load<kBytes>(reinterpret_cast<const unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
+  return vec;
+}
+
+template <typename Hint = Default, typename T, int N>
+__device__ __forceinline__ void write(T* elements, const Vec<T, N>& vec) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template store<kBytes>(reinterpret_cast<unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
 }
 
 template <int N>
@@ -77,10 +98,11 @@ __device__ __forceinline__ float element(const Vec<float, N>& vec, int i) { retu
 
 template <int N>
 __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N]) {
-#pragma unroll
+  #pragma unroll
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
+// Two elements share a register.
 template <int N>
 __device__ __forceinline__ float element(const Vec<bfloat16, N>& vec, int i) {
   if (i % 2 == 1) return __uint_as_float(vec.bits[i / 2] & 0xffff0000u);
@@ -92,55 +114,51 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   if (N == 1) {
     vec.bits[0] = float_to_bfloat16(values[0]);
   } else {
-#pragma unroll
+    #pragma unroll
     for (int i = 0; i + 1 < N; i += 2) vec.bits[i / 2] = floats_to_bfloat162(values[i], values[i + 1]);
   }
 }
 
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_default(const T* elements) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-  Vec<T, N> vec;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    split(load_default(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
+// Partial rows of column sums: each block has left one row of kTensors times kPitch float32 cells. kThreads threads add
+// kCells neighbouring cells of all rows, from `cell` on, always in the same order: every warp's sums in shared memory.
+template <int kThreads, int kCells, int kTensors, int kPitch>
+__device__ __forceinline__ void add_partial_rows(
+    const float* partials, int partial_rows, int tensor, int cell, float (&warp_sums)[kThreads / 32][kCells]) {
+  constexpr int kLanes = kThreads / kCells;  // threads that share a cell
+  constexpr int kInFlight = 12;              // loads of a thread that travel at once: the sums are bound by latency
+  float sum = 0.0f;
+  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
+    float values[kInFlight];
+    #pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int row = first + i * kLanes;
+      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
+      values[i] = row < partial_rows ? partial_row[cell] : 0.0f;
+    }
+    #pragma unroll
+    for (int i = 0; i < kInFlight; ++i) sum += values[i];
   }
-  return vec;
+  #pragma unroll
+  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
+  __syncthreads();
 }
 
-template <int N, typename T>
-__device__ __forceinline__ void write_default(T* elements, const Vec<T, N>& vec) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    Word word;
-    join(word, vec.bits + i * sizeof(Word) / 4);
-    store_default(reinterpret_cast<Word*>(elements) + i, word);
-  }
+// The sum of a column of the warps' sums.
+template <int kWarps, int kCells>
+__device__ __forceinline__ float total_of_warps(const float (&warp_sums)[kWarps][kCells], int cell) {
+  float total = 0.0f;
+  #pragma unroll
+  for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][cell];
+  return total;
 }
 
-// ---- row reduction ----------------------------------------------------------------------------------------------
-
-// Look 1: sum(dxhat*xhat), sum(dxhat)
-struct Look1 {
-  float dxhat_xhat_sum;
-  float dxhat_sum;
-};
-
-__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-  return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
-}
-
-__device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-  return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset),
-          __shfl_xor_sync(0xffffffffu, s.dxhat_sum, offset)};
-}
-
-// All kLanes neighbouring lanes end with the combined state.
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
 __device__ __forceinline__ State reduce_lanes(State s) {
-#pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = combine(s, shuffle_xor(s, offset));
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
   return s;
 }
 
@@ -162,30 +180,40 @@ layernorm_bwd_bf16_768_warp_per_row_03a820(
     float eps,
     float* __restrict__ partials) {
   constexpr int kCols = 768;
+  constexpr int kThreads = 128;
   constexpr int kThreadsPerRow = 32;
   constexpr int kRowsPerBlock = 4;
-  constexpr int kThreads = 128;
   constexpr int kVector = 8;  // elements per access of 16 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   constexpr int kPitch = 768;  // columns of a row of float32 sums, padded
+  constexpr int kTensors = 2;  // that are summed over rows
+  constexpr int kGroups = 4;  // row groups of a block that keep sums of their own
+  struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
+    float dxhat_xhat_sum, dxhat_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset),
+          __shfl_xor_sync(0xffffffffu, s.dxhat_sum, offset)};
+    }
+  };
 
   const int lane = threadIdx.x % kThreadsPerRow;
   const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
-
   Vec<bfloat16, kVector> weight_held[kSteps];
 
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read_default<kVector>(weight + vector * kVector);
+    weight_held[step] = read<kVector>(weight + vector * kVector);
   }
 
   // Sums over the rows of this thread, column by column.
   float dweight_sum[kSteps][kVector] = {};
   float dbias_sum[kSteps][kVector] = {};
-
-  float* column_sums = reinterpret_cast<float*>(dynamic_shared() + 0);
+  float (*group_sums)[kTensors][kPitch] = reinterpret_cast<float (*)[kTensors][kPitch]>(dynamic_shared());
 
   Vec<bfloat16, kVector> dy_next[kSteps];
   Vec<bfloat16, kVector> x_next[kSteps];
@@ -198,11 +226,12 @@ layernorm_bwd_bf16_768_warp_per_row_03a820(
     const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
     mean_next = mean[fetched_row];
     rstd_next = rstd[fetched_row];
+
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      dy_next[step] = read_default<kVector>(dy_row + vector * kVector);
-      x_next[step] = read_default<kVector>(x_row + vector * kVector);
+      dy_next[step] = read<kVector>(dy_row + vector * kVector);
+      x_next[step] = read<kVector>(x_row + vector * kVector);
     }
   };
   if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
@@ -224,11 +253,12 @@ layernorm_bwd_bf16_768_warp_per_row_03a820(
       x_held[step] = x_next[step];
     }
 
-    if (first_row + gridDim.x * kRowsPerBlock < rows) fetch(first_row + gridDim.x * kRowsPerBlock);
+    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
+    if (next_row < rows) fetch(next_row);
 
     Look1 look1 = {0.0f, 0.0f};
 
-    // Look 1: sum(dxhat*xhat), sum(dxhat)
+    // Look 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       #pragma unroll
@@ -265,7 +295,7 @@ layernorm_bwd_bf16_768_warp_per_row_03a820(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      if (active) write_default(dx_row + vector * kVector, dx_vec);
+      if (active) write(dx_row + vector * kVector, dx_vec);
     }
   }
 
@@ -275,18 +305,27 @@ layernorm_bwd_bf16_768_warp_per_row_03a820(
     const int vector = lane + step * kThreadsPerRow;
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
-      column_sums[slot * 2 * kPitch + i * kVectors + vector] = dweight_sum[step][i];
-      column_sums[slot * 2 * kPitch + kPitch + i * kVectors + vector] = dbias_sum[step][i];
+      group_sums[slot][0][i * kVectors + vector] = dweight_sum[step][i];
+      group_sums[slot][1][i * kVectors + vector] = dbias_sum[step][i];
     }
   }
 
+  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
   __syncthreads();
   // ... and are added in a fixed order.
   for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
-    const float dweight_total = column_sums[cell] + column_sums[2 * kPitch + cell] + column_sums[4 * kPitch + cell] + column_sums[6 * kPitch + cell];
-    partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + cell] = dweight_total;
-    const float dbias_total = column_sums[kPitch + cell] + column_sums[3 * kPitch + cell] + column_sums[5 * kPitch + cell] + column_sums[7 * kPitch + cell];
-    partials[static_cast<long long>(blockIdx.x) * 2 * kPitch + kPitch + cell] = dbias_total;
+    float dweight_total = group_sums[0][0][cell];
+    #pragma unroll
+    for (int group = 1; group < kGroups; ++group) {
+      dweight_total += group_sums[group][0][cell];
+    }
+    partial_row[cell] = dweight_total;
+    float dbias_total = group_sums[0][1][cell];
+    #pragma unroll
+    for (int group = 1; group < kGroups; ++group) {
+      dbias_total += group_sums[group][1][cell];
+    }
+    partial_row[kPitch + cell] = dbias_total;
   }
 }
 
@@ -298,51 +337,31 @@ layernorm_bwd_bf16_768_warp_per_row_03a820_finish(
     const float* __restrict__ partials,
     int partial_rows) {
   constexpr int kCols = 768;
-  constexpr int kPitch = 768;
+  constexpr int kPitch = 768;  // columns of a row of float32 sums, padded
   constexpr int kVector = 8;
   constexpr int kVectors = 96;
-  constexpr int kTensors = 2;
+  constexpr int kThreads = 512;
+  constexpr int kTensors = 2;  // that are summed over rows
   constexpr int kCells = 8;  // of a block
-  constexpr int kLanes = 512 / kCells;  // threads that share a cell
-  constexpr int kWarps = 512 / 32;
-  constexpr int kInFlight = 12;  // loads of a thread that travel at once: the sums are bound by latency
-  __shared__ float warp_sums[kWarps][kCells];
+  __shared__ float warp_sums[kThreads / 32][kCells];
 
   const int tensor = blockIdx.x % kTensors;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
-  float sum = 0.0f;
-  for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
-    float values[kInFlight];
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      const int row = first + i * kLanes;
-      const float* partial_row = partials + (static_cast<long long>(row) * kTensors + tensor) * kPitch;
-      values[i] = row < partial_rows ? load_default(partial_row + cell) : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) sum += values[i];
-  }
-#pragma unroll
-  for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-  if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
-  __syncthreads();
-
+  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
   const int column = cell % kVectors * kVector + cell / kVectors;
   if (threadIdx.x < kCells && cell < kCols) {
-    float total = 0.0f;
-#pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][threadIdx.x];
+    const float total = total_of_warps(warp_sums, threadIdx.x);
     if (tensor == 0) {
       Vec<bfloat16, 1> dweight_vec = {};
       const float dweight_value[1] = {total};
       pack(dweight_vec, dweight_value);
-      write_default(dweight + column, dweight_vec);
+      write(dweight + column, dweight_vec);
     }
     if (tensor == 1) {
       Vec<bfloat16, 1> dbias_vec = {};
       const float dbias_value[1] = {total};
       pack(dbias_vec, dbias_value);
-      write_default(dbias + column, dbias_vec);
+      write(dbias + column, dbias_vec);
     }
   }
 }

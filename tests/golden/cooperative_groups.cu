@@ -1,52 +1,110 @@
-// ---- instructions ----------------------------------------------------------------------------------------------
-
-// Cached at all levels.
-template <typename Word>
-__device__ __forceinline__ Word load_default(const Word* address) {
-  return *address;
-}
-
-// Written back as usual.
-template <typename Word>
-__device__ __forceinline__ void store_default(Word* address, Word value) {
-  *address = value;
-}
-
+// Shared memory whose size the launch decides.
 __device__ __forceinline__ unsigned char* dynamic_shared() {
   extern __shared__ __align__(128) unsigned char bytes[];
   return bytes;
 }
+
 #include <cooperative_groups.h>
 #include <cooperative_groups/reduce.h>
 
-// ---- vectors of stored elements ---------------------------------------------------------------------------------
-
-// N elements as 32-bit registers, moved by the widest words that fit (at most 16 bytes each).
-template <typename T, int N>
-struct Vec {
-  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
-  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
-  unsigned bits[kRegisters];
+struct Combine {
+  template <typename State>
+  __device__ __forceinline__ State operator()(const State& a, const State& b) const { return State::combine(a, b); }
 };
 
+// As reduce_lanes, by CUDA's cooperative groups.
+template <int kLanes, typename State>
+__device__ __forceinline__ State reduce_tile(const State& s) {
+  const auto tile = cooperative_groups::tiled_partition<kLanes>(cooperative_groups::this_thread_block());
+  return cooperative_groups::reduce(tile, s, Combine());
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// As reduce_row, by CUDA's cooperative groups.
+template <int kWarps, typename State>
+__device__ __forceinline__ State reduce_tiles(State s, State* slots) {
+  s = reduce_tile<32>(s);
+  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+  __syncthreads();
+  return reduce_tile<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
+}
+
+// The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
 template <> struct WordOf<8> { using type = uint2; };
 template <> struct WordOf<4> { using type = unsigned; };
 template <> struct WordOf<2> { using type = unsigned short; };
+template <> struct WordOf<1> { using type = unsigned char; };
+template <int kBytes> using Word = typename WordOf<kBytes>::type;
 
+__device__ __forceinline__ void split(unsigned char word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(unsigned short word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(unsigned word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(uint2 word, unsigned* bits) { bits[0] = word.x; bits[1] = word.y; }
 __device__ __forceinline__ void split(uint4 word, unsigned* bits) {
   bits[0] = word.x; bits[1] = word.y; bits[2] = word.z; bits[3] = word.w;
 }
-__device__ __forceinline__ void join(unsigned short& word, const unsigned* bits) {
-  word = static_cast<unsigned short>(bits[0]);
+template <int kBytes>
+__device__ __forceinline__ Word<kBytes> join(const unsigned* bits) {
+  if constexpr (kBytes == 16) return make_uint4(bits[0], bits[1], bits[2], bits[3]);
+  else if constexpr (kBytes == 8) return make_uint2(bits[0], bits[1]);
+  else return static_cast<Word<kBytes>>(bits[0]);
 }
-__device__ __forceinline__ void join(unsigned& word, const unsigned* bits) { word = bits[0]; }
-__device__ __forceinline__ void join(uint2& word, const unsigned* bits) { word = make_uint2(bits[0], bits[1]); }
-__device__ __forceinline__ void join(uint4& word, const unsigned* bits) {
-  word = make_uint4(bits[0], bits[1], bits[2], bits[3]);
+
+// Cached at all levels, written back as usual.
+struct Default {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    split(*static_cast<const Word<kBytes>*>(address), bits);
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
+    *static_cast<Word<kBytes>*>(address) = join<kBytes>(bits);
+  }
+};
+
+// N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
+template <typename T, int N>
+struct Vec {
+  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
+  static constexpr int kWordBytes = kBytes < 16 ? kBytes : 16;
+  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
+  unsigned bits[kRegisters];
+};
+
+template <int N, typename Hint = Default, typename T>
+__device__ __forceinline__ Vec<T, N> read(const T* elements) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  Vec<T, N> vec;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template load<kBytes>(reinterpret_cast<const unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
+  return vec;
+}
+
+template <typename Hint = Default, typename T, int N>
+__device__ __forceinline__ void write(T* elements, const Vec<T, N>& vec) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template store<kBytes>(reinterpret_cast<unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
 }
 
 template <int N>
@@ -54,69 +112,8 @@ __device__ __forceinline__ float element(const Vec<float, N>& vec, int i) { retu
 
 template <int N>
 __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N]) {
-#pragma unroll
+  #pragma unroll
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
-}
-
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_default(const T* elements) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-  Vec<T, N> vec;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    split(load_default(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
-  }
-  return vec;
-}
-
-template <int N, typename T>
-__device__ __forceinline__ void write_default(T* elements, const Vec<T, N>& vec) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    Word word;
-    join(word, vec.bits + i * sizeof(Word) / 4);
-    store_default(reinterpret_cast<Word*>(elements) + i, word);
-  }
-}
-
-// ---- row reduction ----------------------------------------------------------------------------------------------
-
-// Look 1: sum(x)
-struct Look1 {
-  float x_sum;
-};
-
-__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-  return {a.x_sum + b.x_sum};
-}
-
-// Look 2: sum((-mean + x)**2)
-struct Look2 {
-  float var_sum;
-};
-
-__device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-  return {a.var_sum + b.var_sum};
-}
-
-struct Combine {
-  template <typename State>
-  __device__ __forceinline__ State operator()(const State& a, const State& b) const { return combine(a, b); }
-};
-
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_tile(const State& s) {
-  const auto tile = cooperative_groups::tiled_partition<kLanes>(cooperative_groups::this_thread_block());
-  return cooperative_groups::reduce(tile, s, Combine());
-}
-
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_tiles(State s, State* slots) {
-  s = reduce_tile<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  __syncthreads();
-  return reduce_tile<kWarps>(slots[threadIdx.x % kWarps]);
 }
 
 // layernorm forward, 768 columns: 128 threads own a row; it is read once.
@@ -133,20 +130,30 @@ layernorm_fwd_f32_768_block_per_row_211600(
     int rows,
     float eps) {
   constexpr int kCols = 768;
-  constexpr int kThreadsPerRow = 128;
   constexpr int kThreads = 128;
+  constexpr int kThreadsPerRow = 128;
   constexpr int kVector = 2;  // elements per access of 8 bytes
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[1][kWarpsPerRow];
-  __shared__ Look2 look2_slots[1][kWarpsPerRow];
+  struct Look1 {  // look 1: sum(x)
+    float x_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_sum + b.x_sum};
+    }
+  };
+  struct Look2 {  // look 2: sum((x - mean)**2)
+    float var_sum;
+    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
+      return {a.var_sum + b.var_sum};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
+  __shared__ Look2 look2_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
-
-  float* x_shared = reinterpret_cast<float*>(dynamic_shared() + 0);
+  float* x_shared = reinterpret_cast<float*>(dynamic_shared());
 
   float* y_row = y + static_cast<long long>(row) * y_pitch;
   const float* x_row = x + static_cast<long long>(row) * x_pitch;
@@ -155,7 +162,7 @@ layernorm_fwd_f32_768_block_per_row_211600(
   #pragma unroll 1
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    write_default(x_shared + (step * kThreads + threadIdx.x) * kVector, read_default<kVector>(x_row + vector * kVector));
+    write(x_shared + (step * kThreads + threadIdx.x) * kVector, read<kVector>(x_row + vector * kVector));
   }
 
   Look1 look1 = {0.0f};
@@ -163,7 +170,7 @@ layernorm_fwd_f32_768_block_per_row_211600(
   // Look 1: sum(x)
   #pragma unroll 1
   for (int step = 0; step < kSteps; ++step) {
-    const Vec<float, kVector> x_vec = read_default<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+    const Vec<float, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
       const float x_i = element(x_vec, i);
@@ -171,15 +178,15 @@ layernorm_fwd_f32_768_block_per_row_211600(
     }
   }
 
-  look1 = reduce_tiles<kWarpsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_tiles<kWarpsPerRow>(look1, look1_slots);
   const float row_mean = look1.x_sum / kCols;
 
   Look2 look2 = {0.0f};
 
-  // Look 2: sum((-mean + x)**2)
+  // Look 2: sum((x - mean)**2)
   #pragma unroll 1
   for (int step = 0; step < kSteps; ++step) {
-    const Vec<float, kVector> x_vec = read_default<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+    const Vec<float, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
       const float x_i = element(x_vec, i);
@@ -187,7 +194,7 @@ layernorm_fwd_f32_768_block_per_row_211600(
     }
   }
 
-  look2 = reduce_tiles<kWarpsPerRow>(look2, look2_slots[slot]);
+  look2 = reduce_tiles<kWarpsPerRow>(look2, look2_slots);
   const float row_var = look2.var_sum / kCols;
   const float row_rstd = rsqrtf(eps + row_var);
 
@@ -200,9 +207,9 @@ layernorm_fwd_f32_768_block_per_row_211600(
   #pragma unroll 1
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    const Vec<float, kVector> x_vec = read_default<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
-    const Vec<float, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
-    const Vec<float, kVector> bias_vec = read_default<kVector>(bias + vector * kVector);
+    const Vec<float, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+    const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+    const Vec<float, kVector> bias_vec = read<kVector>(bias + vector * kVector);
     float y_values[kVector];
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
@@ -213,6 +220,6 @@ layernorm_fwd_f32_768_block_per_row_211600(
     }
     Vec<float, kVector> y_vec;
     pack(y_vec, y_values);
-    write_default(y_row + vector * kVector, y_vec);
+    write(y_row + vector * kVector, y_vec);
   }
 }

@@ -1,5 +1,3 @@
-// ---- instructions ----------------------------------------------------------------------------------------------
-
 // IEEE 754-2019 maximum and minimum: unlike fmaxf and fminf they return NaN when either operand is NaN.
 __device__ __forceinline__ float maximum(float a, float b) {
 #if __CUDA_ARCH__ >= 800
@@ -21,45 +19,83 @@ __device__ __forceinline__ float minimum(float a, float b) {
 #endif
 }
 
-// Cached at all levels.
-template <typename Word>
-__device__ __forceinline__ Word load_default(const Word* address) {
-  return *address;
+// Halving tree in shared memory, one slot a thread.
+template <int kThreads, typename State>
+__device__ __forceinline__ State reduce_tree(State s, State* slots) {
+  const int lane = threadIdx.x % kThreads;
+  slots[lane] = s;
+  __syncthreads();
+  for (int active = kThreads, stride; active > 1; active = stride) {
+    stride = (active + 1) / 2;
+    if (lane < active - stride) slots[lane] = State::combine(slots[lane], slots[lane + stride]);
+    __syncthreads();
+  }
+  s = slots[0];
+  __syncthreads();  // the next reduction reuses the slots
+  return s;
 }
 
-// Written back as usual.
-template <typename Word>
-__device__ __forceinline__ void store_default(Word* address, Word value) {
-  *address = value;
-}
-// ---- vectors of stored elements ---------------------------------------------------------------------------------
-
-// N elements as 32-bit registers, moved by the widest words that fit (at most 16 bytes each).
-template <typename T, int N>
-struct Vec {
-  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
-  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
-  unsigned bits[kRegisters];
-};
-
+// The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
 template <> struct WordOf<8> { using type = uint2; };
 template <> struct WordOf<4> { using type = unsigned; };
 template <> struct WordOf<2> { using type = unsigned short; };
+template <> struct WordOf<1> { using type = unsigned char; };
+template <int kBytes> using Word = typename WordOf<kBytes>::type;
 
+__device__ __forceinline__ void split(unsigned char word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(unsigned short word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(unsigned word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(uint2 word, unsigned* bits) { bits[0] = word.x; bits[1] = word.y; }
 __device__ __forceinline__ void split(uint4 word, unsigned* bits) {
   bits[0] = word.x; bits[1] = word.y; bits[2] = word.z; bits[3] = word.w;
 }
-__device__ __forceinline__ void join(unsigned short& word, const unsigned* bits) {
-  word = static_cast<unsigned short>(bits[0]);
+template <int kBytes>
+__device__ __forceinline__ Word<kBytes> join(const unsigned* bits) {
+  if constexpr (kBytes == 16) return make_uint4(bits[0], bits[1], bits[2], bits[3]);
+  else if constexpr (kBytes == 8) return make_uint2(bits[0], bits[1]);
+  else return static_cast<Word<kBytes>>(bits[0]);
 }
-__device__ __forceinline__ void join(unsigned& word, const unsigned* bits) { word = bits[0]; }
-__device__ __forceinline__ void join(uint2& word, const unsigned* bits) { word = make_uint2(bits[0], bits[1]); }
-__device__ __forceinline__ void join(uint4& word, const unsigned* bits) {
-  word = make_uint4(bits[0], bits[1], bits[2], bits[3]);
+
+// Cached at all levels, written back as usual.
+struct Default {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    split(*static_cast<const Word<kBytes>*>(address), bits);
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
+    *static_cast<Word<kBytes>*>(address) = join<kBytes>(bits);
+  }
+};
+
+// N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
+template <typename T, int N>
+struct Vec {
+  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
+  static constexpr int kWordBytes = kBytes < 16 ? kBytes : 16;
+  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
+  unsigned bits[kRegisters];
+};
+
+template <int N, typename Hint = Default, typename T>
+__device__ __forceinline__ Vec<T, N> read(const T* elements) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  Vec<T, N> vec;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template load<kBytes>(reinterpret_cast<const unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
+  return vec;
+}
+
+template <typename Hint = Default, typename T, int N>
+__device__ __forceinline__ void write(T* elements, const Vec<T, N>& vec) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template store<kBytes>(reinterpret_cast<unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
 }
 
 template <int N>
@@ -67,57 +103,8 @@ __device__ __forceinline__ float element(const Vec<float, N>& vec, int i) { retu
 
 template <int N>
 __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N]) {
-#pragma unroll
+  #pragma unroll
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
-}
-
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_default(const T* elements) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-  Vec<T, N> vec;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    split(load_default(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
-  }
-  return vec;
-}
-
-template <int N, typename T>
-__device__ __forceinline__ void write_default(T* elements, const Vec<T, N>& vec) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    Word word;
-    join(word, vec.bits + i * sizeof(Word) / 4);
-    store_default(reinterpret_cast<Word*>(elements) + i, word);
-  }
-}
-
-// ---- row reduction ----------------------------------------------------------------------------------------------
-
-// Look 1: sum(x), sum(x**2)
-struct Look1 {
-  float x_sum;
-  float x_squares;
-};
-
-__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-  return {a.x_sum + b.x_sum, a.x_squares + b.x_squares};
-}
-
-// Halving tree in shared memory, one slot a thread.
-template <int kThreads, typename State>
-__device__ __forceinline__ State reduce_tree(State s, State* slots) {
-  const int lane = threadIdx.x % kThreads;
-  slots[lane] = s;
-  __syncthreads();
-  for (int stride = kThreads / 2; stride > 0; stride /= 2) {
-    if (lane < stride) slots[lane] = combine(slots[lane], slots[lane + stride]);
-    __syncthreads();
-  }
-  s = slots[0];
-  __syncthreads();  // the next reduction reuses the slots
-  return s;
 }
 
 // layernorm forward, 768 columns: 256 threads own a row; it is read twice.
@@ -138,10 +125,15 @@ layernorm_fwd_f32_768_block_per_row_c58618(
   constexpr int kVector = 1;  // elements per access of 4 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  __shared__ Look1 look1_slots[1][kThreadsPerRow];
+  struct Look1 {  // look 1: sum(x), sum(x**2)
+    float x_sum, x_squares;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_sum + b.x_sum, a.x_squares + b.x_squares};
+    }
+  };
+  __shared__ Look1 look1_slots[kThreadsPerRow];
 
   const int lane = threadIdx.x;
-  const int slot = 0;  // this thread's row within the block
   const int row = blockIdx.x;
 
   float* y_row = y + static_cast<long long>(row) * y_pitch;
@@ -153,7 +145,7 @@ layernorm_fwd_f32_768_block_per_row_c58618(
   #pragma unroll 1
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    const Vec<float, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+    const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
       const float x_i = element(x_vec, i);
@@ -162,7 +154,7 @@ layernorm_fwd_f32_768_block_per_row_c58618(
     }
   }
 
-  look1 = reduce_tree<kThreadsPerRow>(look1, look1_slots[slot]);
+  look1 = reduce_tree<kThreadsPerRow>(look1, look1_slots);
   const float row_mean = look1.x_sum / kCols;
   const float row_var_sum = maximum(look1.x_squares - row_mean * row_mean * kCols, 0.0f);
   const float row_var = row_var_sum / kCols;
@@ -177,9 +169,9 @@ layernorm_fwd_f32_768_block_per_row_c58618(
   #pragma unroll 1
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    const Vec<float, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
-    const Vec<float, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
-    const Vec<float, kVector> bias_vec = read_default<kVector>(bias + vector * kVector);
+    const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+    const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+    const Vec<float, kVector> bias_vec = read<kVector>(bias + vector * kVector);
     float y_values[kVector];
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
@@ -190,6 +182,6 @@ layernorm_fwd_f32_768_block_per_row_c58618(
     }
     Vec<float, kVector> y_vec;
     pack(y_vec, y_values);
-    write_default(y_row + vector * kVector, y_vec);
+    write(y_row + vector * kVector, y_vec);
   }
 }

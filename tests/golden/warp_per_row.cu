@@ -1,44 +1,85 @@
-// ---- instructions ----------------------------------------------------------------------------------------------
-
-// Cached at all levels.
-template <typename Word>
-__device__ __forceinline__ Word load_default(const Word* address) {
-  return *address;
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
+  return s;
 }
 
-// Written once, not read again soon: evict first (st.global.cs).
-template <typename Word>
-__device__ __forceinline__ void store_streaming(Word* address, Word value) {
-  __stcs(address, value);
-}
-// ---- vectors of stored elements ---------------------------------------------------------------------------------
-
-// N elements as 32-bit registers, moved by the widest words that fit (at most 16 bytes each).
-template <typename T, int N>
-struct Vec {
-  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
-  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
-  unsigned bits[kRegisters];
-};
-
+// The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
 template <> struct WordOf<8> { using type = uint2; };
 template <> struct WordOf<4> { using type = unsigned; };
 template <> struct WordOf<2> { using type = unsigned short; };
+template <> struct WordOf<1> { using type = unsigned char; };
+template <int kBytes> using Word = typename WordOf<kBytes>::type;
 
+__device__ __forceinline__ void split(unsigned char word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(unsigned short word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(unsigned word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(uint2 word, unsigned* bits) { bits[0] = word.x; bits[1] = word.y; }
 __device__ __forceinline__ void split(uint4 word, unsigned* bits) {
   bits[0] = word.x; bits[1] = word.y; bits[2] = word.z; bits[3] = word.w;
 }
-__device__ __forceinline__ void join(unsigned short& word, const unsigned* bits) {
-  word = static_cast<unsigned short>(bits[0]);
+template <int kBytes>
+__device__ __forceinline__ Word<kBytes> join(const unsigned* bits) {
+  if constexpr (kBytes == 16) return make_uint4(bits[0], bits[1], bits[2], bits[3]);
+  else if constexpr (kBytes == 8) return make_uint2(bits[0], bits[1]);
+  else return static_cast<Word<kBytes>>(bits[0]);
 }
-__device__ __forceinline__ void join(unsigned& word, const unsigned* bits) { word = bits[0]; }
-__device__ __forceinline__ void join(uint2& word, const unsigned* bits) { word = make_uint2(bits[0], bits[1]); }
-__device__ __forceinline__ void join(uint4& word, const unsigned* bits) {
-  word = make_uint4(bits[0], bits[1], bits[2], bits[3]);
+
+// Used once: evict first (ld.global.cs, st.global.cs).
+struct Streaming {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    split(__ldcs(static_cast<const Word<kBytes>*>(address)), bits);
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
+    __stcs(static_cast<Word<kBytes>*>(address), join<kBytes>(bits));
+  }
+};
+
+// Cached at all levels, written back as usual.
+struct Default {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    split(*static_cast<const Word<kBytes>*>(address), bits);
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
+    *static_cast<Word<kBytes>*>(address) = join<kBytes>(bits);
+  }
+};
+
+// N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
+template <typename T, int N>
+struct Vec {
+  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
+  static constexpr int kWordBytes = kBytes < 16 ? kBytes : 16;
+  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
+  unsigned bits[kRegisters];
+};
+
+template <int N, typename Hint = Default, typename T>
+__device__ __forceinline__ Vec<T, N> read(const T* elements) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  Vec<T, N> vec;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template load<kBytes>(reinterpret_cast<const unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
+  return vec;
+}
+
+template <typename Hint = Default, typename T, int N>
+__device__ __forceinline__ void write(T* elements, const Vec<T, N>& vec) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template store<kBytes>(reinterpret_cast<unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
 }
 
 template <int N>
@@ -46,66 +87,8 @@ __device__ __forceinline__ float element(const Vec<float, N>& vec, int i) { retu
 
 template <int N>
 __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N]) {
-#pragma unroll
+  #pragma unroll
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
-}
-
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_default(const T* elements) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-  Vec<T, N> vec;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    split(load_default(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
-  }
-  return vec;
-}
-
-template <int N, typename T>
-__device__ __forceinline__ void write_streaming(T* elements, const Vec<T, N>& vec) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    Word word;
-    join(word, vec.bits + i * sizeof(Word) / 4);
-    store_streaming(reinterpret_cast<Word*>(elements) + i, word);
-  }
-}
-
-// ---- row reduction ----------------------------------------------------------------------------------------------
-
-// Look 1: sum(x)
-struct Look1 {
-  float x_sum;
-};
-
-__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-  return {a.x_sum + b.x_sum};
-}
-
-__device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-  return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
-}
-
-// Look 2: sum((-mean + x)**2)
-struct Look2 {
-  float var_sum;
-};
-
-__device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-  return {a.var_sum + b.var_sum};
-}
-
-__device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-  return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
-}
-
-// All kLanes neighbouring lanes end with the combined state.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s) {
-#pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = combine(s, shuffle_xor(s, offset));
-  return s;
 }
 
 // layernorm forward, 768 columns: 32 lanes of a warp own a row, 4 rows a block; it is read once.
@@ -127,6 +110,24 @@ layernorm_fwd_f32_768_warp_per_row_add802(
   constexpr int kVector = 4;  // elements per access of 16 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  struct Look1 {  // look 1: sum(x)
+    float x_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_sum + b.x_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    }
+  };
+  struct Look2 {  // look 2: sum((x - mean)**2)
+    float var_sum;
+    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
+      return {a.var_sum + b.var_sum};
+    }
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    }
+  };
 
   const int lane = threadIdx.x % kThreadsPerRow;
   const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
@@ -143,7 +144,7 @@ layernorm_fwd_f32_768_warp_per_row_add802(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read_default<kVector>(x_row + vector * kVector);
+    x_held[step] = read<kVector>(x_row + vector * kVector);
   }
 
   Look1 look1 = {0.0f};
@@ -163,7 +164,7 @@ layernorm_fwd_f32_768_warp_per_row_add802(
 
   Look2 look2 = {0.0f};
 
-  // Look 2: sum((-mean + x)**2)
+  // Look 2: sum((x - mean)**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     #pragma unroll
@@ -186,8 +187,8 @@ layernorm_fwd_f32_768_warp_per_row_add802(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    const Vec<float, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
-    const Vec<float, kVector> bias_vec = read_default<kVector>(bias + vector * kVector);
+    const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+    const Vec<float, kVector> bias_vec = read<kVector>(bias + vector * kVector);
     float y_values[kVector];
     #pragma unroll
     for (int i = 0; i < kVector; ++i) {
@@ -198,6 +199,6 @@ layernorm_fwd_f32_768_warp_per_row_add802(
     }
     Vec<float, kVector> y_vec;
     pack(y_vec, y_values);
-    if (active) write_streaming(y_row + vector * kVector, y_vec);
+    if (active) write<Streaming>(y_row + vector * kVector, y_vec);
   }
 }

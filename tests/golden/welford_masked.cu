@@ -1,4 +1,23 @@
-// ---- instructions ----------------------------------------------------------------------------------------------
+// IEEE 754-2019 maximum and minimum: unlike fmaxf and fminf they return NaN when either operand is NaN.
+__device__ __forceinline__ float maximum(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  float value;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(value) : "f"(a), "f"(b));
+  return value;
+#else
+  return a > b || a != a ? a : b;
+#endif
+}
+
+__device__ __forceinline__ float minimum(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  float value;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(value) : "f"(a), "f"(b));
+  return value;
+#else
+  return a < b || a != a ? a : b;
+#endif
+}
 
 struct float16 {
   unsigned short bits;
@@ -26,66 +45,67 @@ __device__ __forceinline__ unsigned floats_to_half2(float low, float high) {
 #endif
 }
 
-// IEEE 754-2019 maximum and minimum: unlike fmaxf and fminf they return NaN when either operand is NaN.
-__device__ __forceinline__ float maximum(float a, float b) {
-#if __CUDA_ARCH__ >= 800
-  float value;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(value) : "f"(a), "f"(b));
-  return value;
-#else
-  return a > b || a != a ? a : b;
-#endif
-}
-
-__device__ __forceinline__ float minimum(float a, float b) {
-#if __CUDA_ARCH__ >= 800
-  float value;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(value) : "f"(a), "f"(b));
-  return value;
-#else
-  return a < b || a != a ? a : b;
-#endif
-}
-
-// Cached at all levels.
-template <typename Word>
-__device__ __forceinline__ Word load_default(const Word* address) {
-  return *address;
-}
-
-// Written back as usual.
-template <typename Word>
-__device__ __forceinline__ void store_default(Word* address, Word value) {
-  *address = value;
-}
-// ---- vectors of stored elements ---------------------------------------------------------------------------------
-
-// N elements as 32-bit registers, moved by the widest words that fit (at most 16 bytes each).
-template <typename T, int N>
-struct Vec {
-  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
-  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
-  unsigned bits[kRegisters];
-};
-
+// The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
 template <> struct WordOf<8> { using type = uint2; };
 template <> struct WordOf<4> { using type = unsigned; };
 template <> struct WordOf<2> { using type = unsigned short; };
+template <> struct WordOf<1> { using type = unsigned char; };
+template <int kBytes> using Word = typename WordOf<kBytes>::type;
 
+__device__ __forceinline__ void split(unsigned char word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(unsigned short word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(unsigned word, unsigned* bits) { bits[0] = word; }
 __device__ __forceinline__ void split(uint2 word, unsigned* bits) { bits[0] = word.x; bits[1] = word.y; }
 __device__ __forceinline__ void split(uint4 word, unsigned* bits) {
   bits[0] = word.x; bits[1] = word.y; bits[2] = word.z; bits[3] = word.w;
 }
-__device__ __forceinline__ void join(unsigned short& word, const unsigned* bits) {
-  word = static_cast<unsigned short>(bits[0]);
+template <int kBytes>
+__device__ __forceinline__ Word<kBytes> join(const unsigned* bits) {
+  if constexpr (kBytes == 16) return make_uint4(bits[0], bits[1], bits[2], bits[3]);
+  else if constexpr (kBytes == 8) return make_uint2(bits[0], bits[1]);
+  else return static_cast<Word<kBytes>>(bits[0]);
 }
-__device__ __forceinline__ void join(unsigned& word, const unsigned* bits) { word = bits[0]; }
-__device__ __forceinline__ void join(uint2& word, const unsigned* bits) { word = make_uint2(bits[0], bits[1]); }
-__device__ __forceinline__ void join(uint4& word, const unsigned* bits) {
-  word = make_uint4(bits[0], bits[1], bits[2], bits[3]);
+
+// Cached at all levels, written back as usual.
+struct Default {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    split(*static_cast<const Word<kBytes>*>(address), bits);
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
+    *static_cast<Word<kBytes>*>(address) = join<kBytes>(bits);
+  }
+};
+
+// N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
+template <typename T, int N>
+struct Vec {
+  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
+  static constexpr int kWordBytes = kBytes < 16 ? kBytes : 16;
+  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
+  unsigned bits[kRegisters];
+};
+
+template <int N, typename Hint = Default, typename T>
+__device__ __forceinline__ Vec<T, N> read(const T* elements) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  Vec<T, N> vec;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template load<kBytes>(reinterpret_cast<const unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
+  return vec;
+}
+
+template <typename Hint = Default, typename T, int N>
+__device__ __forceinline__ void write(T* elements, const Vec<T, N>& vec) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template store<kBytes>(reinterpret_cast<unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
 }
 
 template <int N>
@@ -93,13 +113,14 @@ __device__ __forceinline__ float element(const Vec<float, N>& vec, int i) { retu
 
 template <int N>
 __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N]) {
-#pragma unroll
+  #pragma unroll
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
+// Two elements share a register.
 template <int N>
 __device__ __forceinline__ float element(const Vec<float16, N>& vec, int i) {
-  if (i % 2 == 1) return half_to_float(static_cast<unsigned short>((vec.bits[i / 2] >> 16)));
+  if (i % 2 == 1) return half_to_float(static_cast<unsigned short>(vec.bits[i / 2] >> 16));
   return half_to_float(static_cast<unsigned short>(vec.bits[i / 2]));
 }
 
@@ -108,60 +129,17 @@ __device__ __forceinline__ void pack(Vec<float16, N>& vec, const float (&values)
   if (N == 1) {
     vec.bits[0] = float_to_half(values[0]);
   } else {
-#pragma unroll
+    #pragma unroll
     for (int i = 0; i + 1 < N; i += 2) vec.bits[i / 2] = floats_to_half2(values[i], values[i + 1]);
   }
 }
 
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> read_default(const T* elements) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-  Vec<T, N> vec;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    split(load_default(reinterpret_cast<const Word*>(elements) + i), vec.bits + i * sizeof(Word) / 4);
-  }
-  return vec;
-}
-
-template <int N, typename T>
-__device__ __forceinline__ void write_default(T* elements, const Vec<T, N>& vec) {
-  using Word = typename WordOf<Vec<T, N>::kBytes>::type;
-#pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    Word word;
-    join(word, vec.bits + i * sizeof(Word) / 4);
-    store_default(reinterpret_cast<Word*>(elements) + i, word);
-  }
-}
-
-// ---- row reduction ----------------------------------------------------------------------------------------------
-
-// Look 1: welford(x)
-struct Look1 {
-  float x_count;
-  float mean;
-  float var_sum;
-};
-
-__device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-  const float total = a.x_count + b.x_count;
-  const float delta = b.mean - a.mean;
-  const float share = b.x_count / maximum(total, 1.0f);
-  return {total, a.mean + delta * share, a.x_count * delta * delta * share + a.var_sum + b.var_sum};
-}
-
-__device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-  return {__shfl_xor_sync(0xffffffffu, s.x_count, offset),
-          __shfl_xor_sync(0xffffffffu, s.mean, offset),
-          __shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
-}
-
-// All kLanes neighbouring lanes end with the combined state.
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
 __device__ __forceinline__ State reduce_lanes(State s) {
-#pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = combine(s, shuffle_xor(s, offset));
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
   return s;
 }
 
@@ -183,6 +161,19 @@ layernorm_fwd_f16_123_warp_per_row_4607d1(
   constexpr int kVector = 2;  // elements per access of 4 bytes
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  struct Look1 {  // look 1: welford(x)
+    float x_count, mean, var_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      const float total = a.x_count + b.x_count;
+      const float delta = b.mean - a.mean;
+      const float share = b.x_count / maximum(total, 1.0f);
+      return {total, a.mean + delta * share, a.x_count * delta * delta * share + a.var_sum + b.var_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
+      return {__shfl_xor_sync(0xffffffffu, s.x_count, offset), __shfl_xor_sync(0xffffffffu, s.mean, offset),
+          __shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    }
+  };
 
   const int lane = threadIdx.x;
   const int row = blockIdx.x;
@@ -200,7 +191,7 @@ layernorm_fwd_f16_123_warp_per_row_4607d1(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < kVectors) {
-      const Vec<float16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
+      const Vec<float16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -214,7 +205,7 @@ layernorm_fwd_f16_123_warp_per_row_4607d1(
     }
   }
   if (has_edge) {
-    const Vec<float16, 1> x_vec = read_default<1>(x_row + edge);
+    const Vec<float16, 1> x_vec = read<1>(x_row + edge);
     const float x_i = element(x_vec, 0);
     const float total = look1.x_count + 1.0f;
     const float delta = x_i - look1.mean;
@@ -238,9 +229,9 @@ layernorm_fwd_f16_123_warp_per_row_4607d1(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < kVectors) {
-      const Vec<float16, kVector> x_vec = read_default<kVector>(x_row + vector * kVector);
-      const Vec<float16, kVector> weight_vec = read_default<kVector>(weight + vector * kVector);
-      const Vec<float16, kVector> bias_vec = read_default<kVector>(bias + vector * kVector);
+      const Vec<float16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<float16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+      const Vec<float16, kVector> bias_vec = read<kVector>(bias + vector * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -251,13 +242,13 @@ layernorm_fwd_f16_123_warp_per_row_4607d1(
       }
       Vec<float16, kVector> y_vec;
       pack(y_vec, y_values);
-      write_default(y_row + vector * kVector, y_vec);
+      write(y_row + vector * kVector, y_vec);
     }
   }
   if (has_edge) {
-    const Vec<float16, 1> x_vec = read_default<1>(x_row + edge);
-    const Vec<float16, 1> weight_vec = read_default<1>(weight + edge);
-    const Vec<float16, 1> bias_vec = read_default<1>(bias + edge);
+    const Vec<float16, 1> x_vec = read<1>(x_row + edge);
+    const Vec<float16, 1> weight_vec = read<1>(weight + edge);
+    const Vec<float16, 1> bias_vec = read<1>(bias + edge);
     float y_values[1];
     const float x_i = element(x_vec, 0);
     const float weight_i = element(weight_vec, 0);
@@ -265,6 +256,6 @@ layernorm_fwd_f16_123_warp_per_row_4607d1(
     y_values[0] = (x_i - look1.mean) * row_rstd * weight_i + bias_i;
     Vec<float16, 1> y_vec;
     pack(y_vec, y_values);
-    write_default(y_row + edge, y_vec);
+    write(y_row + edge, y_vec);
   }
 }

@@ -172,7 +172,7 @@ MONOIDS = (
     C("welford_new_mean", "about the old mean", r"\(x_i - new_mean\) \* delta", "delta * delta"),
     C("welford_empty", "0 / 0 of two empty states", r"maximum\(total, 1\.0f\)", "total"),
     C("pivot_dropped", "a mean about the pivot", r"= row_x_first \+ ", "= "),
-    C("pivot_of_lane", "a pivot for each lane", r"(element\(read_default<1>\(x_row)\), 0\)", r"\1 + lane), 0)"),
+    C("pivot_of_lane", "a pivot for each lane", r"(element\(read<1>\(x_row)\), 0\)", r"\1 + lane), 0)"),
 )  # fmt: skip
 
 EXCHANGES = (
@@ -190,14 +190,14 @@ EXCHANGES = (
     C("cluster_arrive_dropped", "cluster_arrive", r"cluster_arrive\(\);", ""),
     C("warp_of_thread", "all warps share a slot", r"slots\[threadIdx\.x / 32 % kWarps\]", "slots[0]"),
     C("warp_leader", "one warp leaves its state", r"threadIdx\.x % 32 == 0", "threadIdx.x == 0"),
-    C("slots_read_wide", "slots past the last warp's", r"slots\[threadIdx\.x % kWarps\]", "slots[threadIdx.x % 32]"),
+    C("slots_read_wide", "slots past the last warp's", r"(own = threadIdx\.x %) kLanes", r"\1 32"),
     C("parity_kept", "one set of slots", r"parity \^= 1;", ""),
-    C("slots_kept", "one set of slots for all trips", r"_slots\[(?:parity|trip % 2)\]", "_slots[0]"),
+    C("slots_kept", "one set of slots for all trips", r"slots\[(?:parity|exchange % 2)\]", "slots[0]"),
     C("trip_kept", "trips are not counted", r"\+\+trip;", ""),
-    C("exchange_phase", "the phase of an exchange", r"trip / 2 % 2", "(trip / 2 + 1) % 2"),
-    C("tree_stride", "every other level is left out", r"stride /= 2", "stride /= 4"),
-    C("tree_start", "half of the threads are left out", r"kThreads / 2; stride", "kThreads / 4; stride"),
-    C("tree_bound", "a thread too many", r"lane < stride", "lane <= stride"),
+    C("exchange_phase", "the phase of an exchange", r"exchange / 2 % 2", "(exchange / 2 + 1) % 2"),
+    C("tree_stride", "every other level is left out", r"active = stride\)", "active = stride / 2)"),
+    C("tree_start", "half of the threads are left out", r"active = kThreads,", "active = kThreads / 2,"),
+    C("tree_bound", "a thread too many", r"lane < active - stride", "lane <= active - stride"),
     C("rank_of_another", "the rank of another block", r"\bcluster_rank\(\)", "(cluster_rank() ^ 1)"),
     C("cluster_send_short", "one block is not sent to", r"lane < kCluster\)", "lane < kCluster - 1)"),
     C("states_expected", "one state fewer is waited for", r"kStates \* static_cast", "(kStates - 1) * static_cast"),
@@ -219,7 +219,7 @@ TRANSPORTS = (
     C("ring_start", "one stage is not filled at first", r"stage < kStages; ", "stage < kStages - 1; "),
     C("next_row_kept", "the next row never becomes the current one", r"\b(\w+)_held\[step\] = \1_next\[step\];", ""),
     C("held_of_another", "another tensor's row", r"\b(x|dy)_held\[step\] = \1_(next|shared|row)", other_operand),
-    C("next_row_distance", "the row after the next", r"(first_row \+) gridDim\.x(?=[^<;]*\);)", r"\1 2 * gridDim.x"),
+    C("next_row_distance", "the row after the next", r"(\w+_row = first_row \+) gridDim\.x", r"\1 2 * gridDim.x"),
     C("dependency_wait_dropped", "the kernel in front is not waited for", r"dependency_wait\(\);", ""),
 )  # fmt: skip
 
@@ -239,16 +239,16 @@ SUMS_OVER_ROWS = (
     C("partial_row_of_0", "all blocks write one partial row", r"static_cast<long long>\(blockIdx\.x[^)]*\) \*", "0 *"),
     C("partial_rows_halved", "partial rows are left out", r"\+ i \* (kLanes|\(kThreads / 32\))", r"+ 2 * i * \1"),
     C("tensor_of_another", "the sums of another tensor", r"\btensor == ([01])", lambda m: f"tensor == {1 - int(m[1])}"),
-    C("last_ignored", "every block finishes", r"\bis_last(?=\))", "true"),
+    C("last_ignored", "every block finishes", r"return is_last;", "return true;"),
     C("warp_sum_dropped", "the last warp's sum is left out", r"warp < (kWarps|kThreads / 32)", r"warp < \1 - 1"),
     C("finish_shuffle", "half of the lanes are left out", r"offset = kCells;", "offset = 2 * kCells;"),
-    C("row_group_dropped", "a row group's sums are left out", r" \+ column_sums\[(?:\d \* )?kPitch \+ cell\]", ""),
+    C("row_group_dropped", "a row group's sums are left out", r"int group = 1;", "int group = 2;"),
     C("cluster_part_dropped", "a block's sums are left out", r"int rank = 1; (rank < kCluster)", r"int rank = 2; \1"),
 )  # fmt: skip
 
 LIBRARY = (
-    C("load_same_word", "one word of a vector for all", r"\(elements\) \+ i\), vec", "(elements)), vec"),
-    C("store_same_word", "all words of a vector to one place", r"\(elements\) \+ i, word", "(elements), word"),
+    C("load_same_word", "one word of a vector for all", r"(const unsigned char\*>\(elements\)) \+ i, vec", r"\1, vec"),
+    C("store_same_word", "all words to one place", r"(<unsigned char\*>\(elements\)) \+ i, vec", r"\1, vec"),
     C("split_swapped", "words of an access swapped", r"bits\[2\] = word\.z", "bits[2] = word.y"),
     C("join_swapped", "words of an access swapped", r"make_uint4\(bits\[0\], bits\[1\]", "make_uint4(bits[1], bits[0]"),
     C("bfloat16_bit", "an element's last bit", r"& 0xffff0000u\)", "& 0xfffe0000u)"),

@@ -23,7 +23,7 @@ from normgen.codegen.columns.registers import Registers
 from normgen.codegen.columns.sums import Cells, Finish, Gather, SecondKernel
 from normgen.codegen.module import Param
 from normgen.codegen.printer import Printer
-from normgen.codegen.view import SectionList
+from normgen.codegen.statements import If, Let, Statement
 from normgen.schedule.knobs import Columns as Way
 
 WAYS: dict[Way, tuple[Callable[[Cells, Finish], Gather], Callable[[Cells], Finish]]] = {
@@ -52,37 +52,26 @@ class Columns:
     def params(self) -> list[Param]:
         return self.finish.params() if self.sums else []
 
-    def constants(self) -> list[tuple[str, str, str]]:
+    def constants(self) -> list[Let]:
         if self.sums is None or self.plan.problem.any_cols:
             return []
-        pitch = ("kPitch", str(self.sums.pitch), "columns of a row of float32 sums, padded")
+        pitch = Let("constexpr int kPitch", str(self.sums.pitch), "columns of a row of float32 sums, padded")
         return [pitch, *self.gather.constants(), *self.finish.constants()]
 
-    def prologue(self, out: SectionList) -> None:
-        """Before the row loop. The block's row of sums lies behind the held rows."""
-        if self.sums is None:
-            return
-        row = f"float* column_sums = reinterpret_cast<float*>(dynamic_shared() + {self.plan.slot_bytes});"
-        pointer = [row] if self.sums.in_shared or self.finish.uses_scratch else []
-        if self.sums.in_registers:
-            self.gather.prologue(out)
-            out.lines(*pointer)
-        else:
-            out.lines(*pointer)
-            self.gather.prologue(out)
+    def prologue(self) -> list[Statement]:
+        """Before the row loop. The block's sums lie behind the held rows."""
+        return self.gather.prologue() if self.sums else []
 
-    def elem_lines(self, printer: Printer, site: Site) -> list[str]:
+    def elements(self, printer: Printer, site: Site) -> list[Statement]:
         """What one element adds at a site; a sum that is 0 stays as it starts."""
         if self.sums is None:
             return []
         terms = [(i, term) for i, (_, term) in enumerate(self.plan.program.col_terms) if term != 0]
-        lines = [self.gather.add_line(index, printer.text(term), site) for index, term in terms]
-        return [f"if (active) {line}" if self.plan.idle_rows else line for line in lines]
+        added = [self.gather.add(index, printer.text(term), site) for index, term in terms]
+        return [If("active", (one,), alone=True) for one in added] if self.plan.idle_rows else added
 
-    def epilogue(self, out: SectionList) -> None:
-        if self.sums is not None:
-            self.gather.epilogue(out)
-            self.finish.epilogue(out)
+    def epilogue(self) -> list[Statement]:
+        return [*self.gather.epilogue(), *self.finish.epilogue()] if self.sums else []
 
     def second_kernel(self, name: str) -> SecondKernel | None:
         """The kernel that adds what the blocks left; `name` is that of the first kernel."""

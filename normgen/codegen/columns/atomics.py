@@ -5,7 +5,7 @@ from __future__ import annotations
 from normgen.codegen.access import Site
 from normgen.codegen.columns.sums import Finish, Gather
 from normgen.codegen.module import Param, Source
-from normgen.codegen.view import SectionList
+from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Statement
 from normgen.schedule.plan import TICKET_BYTES
 
 
@@ -14,9 +14,9 @@ class Straight(Gather):
 
     base = "sums"
 
-    def add_line(self, index: int, term: str, site: Site) -> str:
+    def add(self, index: int, term: str, site: Site) -> Statement:
         column = site.at if site.at == "edge" else f"{site.at} + i"
-        return f"atomicAdd({self.base} + {self.cells.start(index)}{column}, {term});"
+        return Do(f"atomicAdd({self.base} + {self.cells.start(index)}{column}, {term})")
 
 
 class SharedRow(Straight):
@@ -24,23 +24,23 @@ class SharedRow(Straight):
 
     base = "column_sums"
 
-    @property
-    def _count(self) -> str:
-        return f"{len(self.cells.names)} * kPitch"
+    def constants(self) -> list[Let]:
+        return [Let("constexpr int kSums", f"{len(self.cells.names)} * kPitch", "cells of a row of sums")]
 
-    def prologue(self, out: SectionList) -> None:
-        out.lines(
-            f"for (int i = threadIdx.x; i < {self._count}; i += kThreads) column_sums[i] = 0.0f;",
-            "__syncthreads();",
-        )
+    def prologue(self) -> list[Statement]:
+        zero = Do("column_sums[i] = 0.0f")
+        return [
+            Let("float* column_sums", f"reinterpret_cast<float*>({self.cells.shared})"),
+            For("for (int i = threadIdx.x; i < kSums; i += kThreads)", (zero,)),
+            Do("__syncthreads()"),
+        ]
 
-    def epilogue(self, out: SectionList) -> None:
-        out.lines(
-            "__syncthreads();",
-            f"for (int cell = threadIdx.x; cell < {self._count}; cell += kThreads) {{",
-            "  atomicAdd(sums + cell, column_sums[cell]);",
-            "}",
-        )
+    def epilogue(self) -> list[Statement]:
+        add = Do("atomicAdd(sums + cell, column_sums[cell])")
+        return [
+            Do("__syncthreads()"),
+            For("for (int cell = threadIdx.x; cell < kSums; cell += kThreads)", (add,)),
+        ]
 
 
 class Ticket(Finish):
@@ -52,26 +52,25 @@ class Ticket(Finish):
             Param(name="sums", ctype="float*", source=Source.WORKSPACE, offset=TICKET_BYTES),
         ]
 
-    def hand_on(self, index: int, cell: str, value: str, *, walker: str) -> str:
-        return f"atomicAdd(sums + {self.cells.start(index)}{cell}, {value});"
+    def hand_on(self, index: int, cell: str, value: str) -> Statement:
+        return Do(f"atomicAdd(sums + {self.cells.start(index)}{cell}, {value})")
 
-    def epilogue(self, out: SectionList) -> None:
+    def epilogue(self) -> list[Statement]:
         cells = self.cells
-        lines = [
-            "// The last block to arrive finishes and leaves the workspace ready for the next call.",
-            "__threadfence();",
-            "__shared__ bool is_last;",
-            "__syncthreads();",
-            "if (threadIdx.x == 0) is_last = atomicAdd(ticket, 1u) + 1 == gridDim.x;",
-            "__syncthreads();",
-            "if (is_last) {",
-            "  __threadfence();",
-            f"  for (int cell = threadIdx.x; cell < {cells.access.cols}; cell += {cells.plan.schedule.threads}) {{",
-            f"    const int column = {cells.column_of_cell};",
-        ]
+        finish: list[Statement] = [Let("const int column", cells.column_of_cell)]
         for index, store in enumerate(cells.stores):
-            name = cells.names[index]
-            lines.append(f"    const float {name}_total = load_cache_global(sums + {cells.start(index)}cell);")
-            lines.append(f"    sums[{cells.start(index)}cell] = 0.0f;")
-            lines += ["    " + line for line in cells.write_lines(store, f"{name}_total")]
-        out.lines(*lines, "  }", "  if (threadIdx.x == 0) *ticket = 0;", "}")
+            name, at = cells.names[index], f"{cells.start(index)}cell"
+            finish.append(Let(f"const float {name}_total", f"__ldcg(sums + {at})"))
+            finish.append(Do(f"sums[{at}] = 0.0f"))
+            finish += cells.write(store, f"{name}_total")
+        each_cell = f"for (int cell = threadIdx.x; cell < {cells.access.cols}; cell += kThreads)"
+        return [
+            Gap(),
+            Comment("The last block to arrive finishes and leaves the workspace ready for the next call."),
+            Do("__shared__ bool is_last"),
+            Do("__threadfence()"),
+            If(
+                "takes_last_ticket(ticket, is_last)",
+                (For(each_cell, tuple(finish)), If("threadIdx.x == 0", (Do("*ticket = 0"),), alone=True)),
+            ),
+        ]

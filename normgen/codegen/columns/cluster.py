@@ -7,30 +7,26 @@ with 8 (layernorm 4096x4096, 8192x768 and 4096x1024, rmsnorm 4096x4096, all bf16
 from __future__ import annotations
 
 from normgen.codegen.columns.registers import Registers
-from normgen.codegen.prelude import environment
-from normgen.codegen.view import SectionList
+from normgen.codegen.statements import Do, Gap, Let, Statement
 
 
 class ClusterRegisters(Registers):
     """cluster_partials: of rows that each block has walked alone."""
 
-    @property
-    def _width(self) -> int:
-        """Columns that a thread adds over a cluster at a time: 16 bytes where rows of sums are whole vectors."""
-        return 4 if self.plan.problem.cols % 4 == 0 else 1
+    def constants(self) -> list[Let]:
+        # 16 bytes at a time where rows of sums are whole vectors
+        width = 4 if self.plan.problem.cols % 4 == 0 else 1
+        return [*super().constants(), Let("constexpr int kSumWidth", str(width), "columns a thread adds at a time")]
 
-    def constants(self) -> list[tuple[str, str, str]]:
-        width = self._width
-        share = f"(kCols + {width} * kCluster - 1) / ({width} * kCluster) * {width}"
-        return [("kStretch", share, "columns that a block of the cluster adds")]
-
-    def combine(self, out: SectionList) -> None:
+    def combine(self) -> list[Statement]:
         """The sums of the row groups wait for those of the cluster."""
-        if self.sums.groups > 1:
-            self.add_groups(out)
-        starts = [self.cells.start(index) for index in range(len(self.cells.names))]
-        template = environment().get_template("cluster_partials.cu.j2")
-        out.lines(*template.render(width=self._width, starts=starts).splitlines())
+        sizes = "kThreads, kCluster, kTensors, kCols, kPitch, kSumWidth"
+        return [
+            *(self.add_groups() if self.sums.groups > 1 else []),
+            Gap(),
+            *self.finish.target("blockIdx.x / kCluster"),
+            Do(f"add_over_cluster<{sizes}>(&group_sums[0][0][0], partial_row)"),
+        ]
 
-    def total_lines(self, index: int, name: str, cells: list[str]) -> list[str]:
-        return [f"  {cells[0]} = {' + '.join(cells)};"]
+    def total(self, index: int, name: str) -> list[Statement]:
+        return [*self.added(index, f"{name}_total"), Do(f"group_sums[0][{index}][cell] = {name}_total")]

@@ -6,20 +6,16 @@ last one adds nearly all (layernorm 4096x4096, 8192x768 and 4096x1024, rmsnorm 4
 
 from __future__ import annotations
 
-from normgen.codegen.columns.partials import partial_row_line
-from normgen.codegen.columns.sums import Finish
+from normgen.codegen.columns.partials import PartialRows
 from normgen.codegen.module import Param, Source
-from normgen.codegen.prelude import environment
-from normgen.codegen.view import SectionList
+from normgen.codegen.statements import Comment, Do, Gap, If, Let, Statement, function
 from normgen.schedule.plan import TICKET_BYTES, last_tile_sums, last_tiles
 
-LAST_TILE_IN_FLIGHT = 8  # partial rows that a thread adds in one trip of its loop
+LAST_TILE_IN_FLIGHT = 8  # partial rows that a thread adds in one trip of its loop (library/last_tile.cuh)
 
 
-class LastTile(Finish):
+class LastTile(PartialRows):
     """partials_last_tile."""
-
-    uses_scratch = True
 
     def params(self) -> list[Param]:
         behind = self.cells.sums.fixed_bytes
@@ -28,29 +24,31 @@ class LastTile(Finish):
             Param(name="partials", ctype="float*", source=Source.WORKSPACE, offset=behind),
         ]
 
-    def constants(self) -> list[tuple[str, str, str]]:
+    def constants(self) -> list[Let]:
         problem = self.cells.plan.problem
         return [
-            ("kRowSums", f"{len(self.cells.names)} * kPitch", "cells of a partial row"),
-            ("kTileSums", str(last_tile_sums(problem)), "of them in a tile"),
-            ("kTiles", str(last_tiles(problem)), ""),
+            Let("constexpr int kTileSums", str(last_tile_sums(problem)), "cells of a tile that one block adds"),
+            Let("constexpr int kTiles", str(last_tiles(problem)), "of a partial row"),
+            Let("constexpr int kTicketWords", str(TICKET_BYTES // 4), "from one tile's ticket to the next"),
         ]
 
-    def hand_on(self, index: int, cell: str, value: str, *, walker: str) -> str:
-        return partial_row_line(self.cells, index, cell, value, walker)
-
-    def epilogue(self, out: SectionList) -> None:
+    def epilogue(self) -> list[Statement]:
         cells = self.cells
-        text = (
-            environment()
-            .get_template("last_tile.cu.j2")
-            .render(
-                ticket_words=TICKET_BYTES // 4,
-                in_flight=LAST_TILE_IN_FLIGHT,
-                partial_rows=f"static_cast<int>({cells.access.walkers})",
-                column=cells.column_of_cell,
-                cells=cells.access.cols,
-                outputs=[cells.write_lines(store, "total") for store in cells.stores],
-            )
-        )
-        out.lines(*text.splitlines())
+        write: list[Statement] = [
+            Let("const int cell", "sum % kPitch"),
+            Let("const int column", cells.column_of_cell),
+            If("cell >= kCols", (Do("return"),), alone=True),
+        ]
+        for index, store in enumerate(cells.stores):
+            of_this = f"sum / kPitch == {index}" if len(cells.stores) > 1 else ""
+            write += [If(of_this, tuple(cells.write(store, "total")))] if of_this else cells.write(store, "total")
+        rows = f"static_cast<int>({cells.access.walkers})"
+        sizes = "kThreads, kTiles, kTileSums, kTensors * kPitch, kTicketWords"
+        return [
+            Gap(),
+            Comment("The last block to arrive at a tile of columns adds the partial rows there."),
+            Do("__shared__ bool is_last"),
+            Let("float* scratch", f"reinterpret_cast<float*>({cells.shared})"),
+            function("write_total", "int sum, float total", write),
+            Do(f"finish_last_tiles<{sizes}>(tickets, is_last, partials, {rows}, scratch, write_total)"),
+        ]

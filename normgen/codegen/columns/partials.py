@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 from normgen.codegen.chain import declare
-from normgen.codegen.columns.sums import Cells, Finish, SecondKernel
+from normgen.codegen.columns.sums import Finish, SecondKernel
 from normgen.codegen.module import Kernel, Launch, Param, Source
+from normgen.codegen.statements import Do, Gap, If, Let, Statement
 from normgen.schedule.knobs import DependentLaunch
 
 FINISH_THREADS = 512
-FINISH_IN_FLIGHT = 12  # partial rows that a thread adds in one trip of its loop
+FINISH_IN_FLIGHT = 12  # partial rows that a thread adds in one trip of its loop (library/partial_rows.cuh)
 FINISH_BLOCKS = 132  # enough blocks to read partial rows with most SMs of a large GPU
 
 
-def partial_row_line(cells: Cells, index: int, cell: str, value: str, walker: str) -> str:
-    """A block's sum of one cell goes to its partial row."""
-    row = f"static_cast<long long>({walker}) * {len(cells.names)} * kPitch"
-    return f"partials[{row} + {cells.start(index)}{cell}] = {value};"
+class PartialRows(Finish):
+    """Every block (or cluster) leaves one row of sums."""
+
+    def target(self, walker: str) -> list[Statement]:
+        row = f"partials + static_cast<long long>({walker}) * kTensors * kPitch"
+        return [Let("float* partial_row", row)]
+
+    def hand_on(self, index: int, cell: str, value: str) -> Statement:
+        return Do(f"partial_row[{self.cells.start(index)}{cell}] = {value}")
 
 
-class TwoKernels(Finish):
+class TwoKernels(PartialRows):
     """partials_two_kernels, and cluster_partials behind the clusters' own sums."""
 
     def params(self) -> list[Param]:
         return [Param(name="partials", ctype="float*", source=Source.WORKSPACE)]
 
-    def hand_on(self, index: int, cell: str, value: str, *, walker: str) -> str:
-        return partial_row_line(self.cells, index, cell, value, walker)
-
-    def second_kernel(self, name: str) -> SecondKernel:
+    def second_kernel(self, name: str) -> SecondKernel | None:
         cells, plan = self.cells, self.cells.plan
         name = f"{name}_finish"
         outputs = [plan.problem.tensor(s.tensor) for s in cells.stores]
@@ -41,21 +44,42 @@ class TwoKernels(Finish):
         columns = next((c for c in (32, 16) if pitch // c * len(outputs) >= FINISH_BLOCKS), 8)
         dependent = launched is not DependentLaunch.OFF
         launch = Launch(threads=FINISH_THREADS, blocks=pitch // columns * len(outputs), dependent=dependent)
-        view: dict[str, object] = {
-            "name": name,
-            "params": params,
-            "cols": plan.problem.cols,
-            "pitch": pitch,
-            "vector": plan.cut.vector,
-            "vectors": plan.cut.vectors,
-            "threads": FINISH_THREADS,
-            "in_flight": FINISH_IN_FLIGHT,
-            "dependent": dependent,
-            "cluster": cluster,
-            "triggers": launched is DependentLaunch.START,
-            "declared": [declare(plan, param) for param in params],
-            "columns": columns,
-            "column": cells.column_of_cell,
-            "outputs": [{"name": s.tensor, "lines": cells.write_lines(s, "total")} for s in cells.stores],
-        }
-        return SecondKernel(kernel=Kernel(name=name, params=tuple(params), launch=launch), view=view)
+        constants = [
+            Let("constexpr int kCols", str(plan.problem.cols)),
+            Let("constexpr int kPitch", str(pitch), "columns of a row of float32 sums, padded"),
+            Let("constexpr int kVector", str(plan.cut.vector)),
+            Let("constexpr int kVectors", str(plan.cut.vectors)),
+            Let("constexpr int kThreads", str(FINISH_THREADS)),
+            Let("constexpr int kTensors", str(len(outputs)), "that are summed over rows"),
+            Let("constexpr int kCells", str(columns), "of a block"),
+        ]
+        several = len(outputs) > 1
+        writes: list[Statement] = [Let("const float total", "total_of_warps(warp_sums, threadIdx.x)")]
+        for index, store in enumerate(cells.stores):
+            write = tuple(cells.write(store, "total"))
+            writes += [If(f"tensor == {index}", write)] if several else write
+        body: list[Statement] = [
+            *constants,
+            Do("__shared__ float warp_sums[kThreads / 32][kCells]"),
+            Gap(),
+        ]
+        if cluster > 1:
+            rows = f"blocks / {cluster}"
+            body.append(Let("const int partial_rows", rows, "the blocks of a cluster fill one together"))
+        body += [
+            Let("const int tensor" if several else "constexpr int tensor", "blockIdx.x % kTensors" if several else "0"),
+            Let("const int cell", "blockIdx.x / kTensors * kCells + threadIdx.x % kCells"),
+        ]
+        body += [Do("dependency_trigger()")] if launched is DependentLaunch.START else []
+        body += [Do("dependency_wait()")] if dependent else []
+        body += [
+            Do("add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums)"),
+            Let("const int column", cells.column_of_cell),
+            If("threadIdx.x < kCells && cell < kCols", tuple(writes)),
+        ]
+        return SecondKernel(
+            kernel=Kernel(name=name, params=tuple(params), launch=launch),
+            comment="Adds the partial rows of the kernel above, cell by cell and always in the same order.",
+            declared=tuple(declare(plan, param) for param in params),
+            body=body,
+        )

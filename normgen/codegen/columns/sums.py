@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from normgen.codegen.access import Access, Site
 from normgen.codegen.module import Kernel, Param
-from normgen.codegen.view import SectionList
+from normgen.codegen.statements import Do, Let, Statement
+from normgen.codegen.transport.transport import Slots
 from normgen.program.ir import Store
 from normgen.schedule.plan import Sums
 
@@ -26,6 +27,7 @@ class Cells:
         self.sums = sums
         self.stores = sums.stores
         self.names = [store.tensor for store in sums.stores]
+        self.shared = Slots(access).behind  # where a block's sums lie in shared memory
 
     def start(self, index: int) -> str:
         """Offset of the sums of column output `index`, ready to be added to a column."""
@@ -39,31 +41,30 @@ class Cells:
         column = "cell % kVectors * kVector + cell / kVectors"
         return f"cell < kVectors * kVector ? {column} : cell" if self.plan.cut.edged else column
 
-    def write_lines(self, store: Store, value: str) -> list[str]:
+    def write(self, store: Store, value: str) -> list[Statement]:
         """Round one column's total to its stored dtype and write (or add) it."""
         tensor = store.tensor
-        ctype = self.access.ctype(tensor)
-        text = f"element(read_default<1>({tensor} + column), 0) + {value}" if store.accumulate else value
+        text = f"element(read<1>({tensor} + column), 0) + {value}" if store.accumulate else value
         return [
-            f"Vec<{ctype}, 1> {tensor}_vec = {{}};",
-            f"const float {tensor}_value[1] = {{{text}}};",
-            f"pack({tensor}_vec, {tensor}_value);",
-            f"write_default({tensor} + column, {tensor}_vec);",
+            Do(f"Vec<{self.access.ctype(tensor)}, 1> {tensor}_vec = {{}}"),
+            Let(f"const float {tensor}_value[1]", f"{{{text}}}"),
+            Do(f"pack({tensor}_vec, {tensor}_value)"),
+            Do(f"write({tensor} + column, {tensor}_vec)"),
         ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SecondKernel:
-    """The kernel that finishes a call, and what its template prints."""
+    """The kernel that finishes a call, and what it does."""
 
     kernel: Kernel
-    view: dict[str, object]
+    comment: str
+    declared: tuple[str, ...]  # parameters
+    body: list[Statement]
 
 
 class Finish:
     """Who adds the sums of all blocks, and what a block hands on. A technique overrides what it does."""
-
-    uses_scratch = False  # whether it needs the block's row of shared memory too
 
     def __init__(self, cells: Cells) -> None:
         self.cells = cells
@@ -72,15 +73,20 @@ class Finish:
         """Its part of the workspace."""
         raise NotImplementedError
 
-    def constants(self) -> list[tuple[str, str, str]]:
+    def constants(self) -> list[Let]:
         return []
 
-    def hand_on(self, index: int, cell: str, value: str, *, walker: str) -> str:
-        """The line that gives a block's sum of one cell away; `walker` is the number of its partial row."""
+    def target(self, walker: str) -> list[Statement]:
+        """What `hand_on` writes to; `walker` is the number of the block's partial row."""
+        return []
+
+    def hand_on(self, index: int, cell: str, value: str) -> Statement:
+        """Give a block's sum of one cell away."""
         raise NotImplementedError
 
-    def epilogue(self, out: SectionList) -> None:
+    def epilogue(self) -> list[Statement]:
         """After the row loop."""
+        return []
 
     def second_kernel(self, name: str) -> SecondKernel | None:
         """The kernel that finishes the call; `name` is that of the first one."""
@@ -97,15 +103,17 @@ class Gather:
         self.sums = cells.sums
         self.finish = finish
 
-    def constants(self) -> list[tuple[str, str, str]]:
+    def constants(self) -> list[Let]:
         return []
 
-    def prologue(self, out: SectionList) -> None:
+    def prologue(self) -> list[Statement]:
         """Before the row loop."""
+        return []
 
-    def add_line(self, index: int, term: str, site: Site) -> str:
+    def add(self, index: int, term: str, site: Site) -> Statement:
         """What one element adds to the sum of column output `index`."""
         raise NotImplementedError
 
-    def epilogue(self, out: SectionList) -> None:
+    def epilogue(self) -> list[Statement]:
         """After the row loop."""
+        return []

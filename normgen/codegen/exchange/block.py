@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 from normgen.codegen.exchange.exchange import Exchange
-from normgen.codegen.view import State
+from normgen.codegen.reductions import State
+from normgen.codegen.statements import Do, Let, Statement
 
 
 class Block(Exchange):
     """More than 32 threads a row, in one block."""
 
+    shuffles = True
     function = "reduce_row"
-    shares_slots = True
     frees_slots = True
 
-    def constants(self) -> list[tuple[str, str, str]]:
-        return [("kWarpsPerRow", "kThreadsPerRow / 32", "")]
+    def constants(self) -> list[Let]:
+        return [Let("constexpr int kWarpsPerRow", "kThreadsPerRow / 32")]
 
-    def slots(self, states: list[State]) -> tuple[str, ...]:
+    def slots(self, states: list[State]) -> list[Statement]:
         twice = "[2]" if self.plan.double_slots else ""
-        return self.declare(states, f"{twice}[{self.plan.schedule.rows_per_block}][kWarpsPerRow]")
+        rows = "[kRowsPerBlock]" if self.plan.idle_rows else ""
+        return self.declare(states, f"{twice}{rows}[kWarpsPerRow]")
 
-    def set_up(self, states: list[State]) -> list[str]:
-        return ["int parity = 0;"] if self.plan.double_slots else []
+    def set_up(self, states: list[State]) -> list[Statement]:
+        return [Do("int parity = 0")] if self.plan.double_slots else []
 
-    def combine(self, state: State, *, is_first: bool) -> list[str]:
-        slots = f"{state.variable}_slots[parity][slot]" if self.plan.double_slots else f"{state.variable}_slots[slot]"
-        own_barrier = ", slot" if self.plan.row_barriers else ""
-        return [f"{state.variable} = {self.tree}<kWarpsPerRow>({state.variable}, {slots}{own_barrier});"]
+    def combine(self, state: State, *, is_first: bool) -> list[Statement]:
+        slots = f"{state.variable}_slots"
+        slots += "[parity]" if self.plan.double_slots else ""
+        slots += "[slot]" if self.plan.idle_rows else ""
+        tree, own = (f"{self.function}_alone", ", slot") if self.plan.row_barriers else (self.function, "")
+        return [Do(f"{state.variable} = {tree}<kWarpsPerRow>({state.variable}, {slots}{own})")]
 
-    def next_row(self) -> list[str]:
-        return ["parity ^= 1;"] if self.plan.double_slots else []
+    def next_row(self) -> list[Statement]:
+        return [Do("parity ^= 1")] if self.plan.double_slots else []

@@ -3,55 +3,53 @@
 from __future__ import annotations
 
 from normgen.codegen.exchange.exchange import STARTED, Exchange
-from normgen.codegen.view import State
+from normgen.codegen.reductions import State
+from normgen.codegen.statements import Do, If, Statement, loop
 
 
 class Cluster(Exchange):
     """A cluster for each row: a cluster barrier around the exchange."""
 
-    function = "reduce_cluster"
+    shuffles = True
     frees_slots = True
 
-    def slots(self, states: list[State]) -> tuple[str, ...]:
+    def slots(self, states: list[State]) -> list[Statement]:
         return self.declare(states, "[kCluster * kWarps]")
 
-    def announce(self) -> list[str]:
-        return [f"cluster_arrive();  // {STARTED}"]
+    def announce(self) -> list[Statement]:
+        return [Do("cluster_arrive()", STARTED)]
 
-    def combine(self, state: State, *, is_first: bool) -> list[str]:
+    def combine(self, state: State, *, is_first: bool) -> list[Statement]:
         variable = state.variable
-        line = f"{variable} = {self.tree}<kWarps, kCluster>({variable}, {variable}_slots);"
-        return ["cluster_wait();", line] if is_first else [line]
+        tree = Do(f"{variable} = reduce_cluster<kWarps, kCluster>({variable}, {variable}_slots)")
+        return [Do("cluster_wait()"), tree] if is_first else [tree]
 
 
 class ClusterWalk(Exchange):
     """Clusters that walk rows: an mbarrier counts the states that arrive, and two sets of slots take turns."""
 
-    function = "exchange_cluster"
+    shuffles = True
     frees_slots = True
 
-    def slots(self, states: list[State]) -> tuple[str, ...]:
-        full = [f"__shared__ unsigned long long {st.variable}_full[2];" for st in states]
-        return (*self.declare(states, "[2][kCluster * kWarps]"), *full)
+    def slots(self, states: list[State]) -> list[Statement]:
+        full = [Do(f"__shared__ unsigned long long {st.variable}_full[2]") for st in states]
+        return [*self.declare(states, "[2][kCluster * kWarps]"), *full]
 
-    def set_up(self, states: list[State]) -> list[str]:
-        barriers = [f"{st.variable}_full + {i}" for st in states for i in range(2)]
+    def set_up(self, states: list[State]) -> list[Statement]:
+        barriers = [loop("i", "2", [Do(f"mbarrier_init(&{st.variable}_full[i], 1)")]) for st in states]
         return [
-            "unsigned trip = 0;",
-            "if (threadIdx.x == 0) {",
-            *(f"  mbarrier_init({barrier}, 1);" for barrier in barriers),
-            "  mbarrier_cluster_fence();",
-            "}",
-            f"cluster_arrive();  // {STARTED}",
+            Do("unsigned trip = 0"),
+            If("threadIdx.x == 0", (*barriers, Do("mbarrier_cluster_fence()"))),
+            Do("cluster_arrive()", STARTED),
         ]
 
-    def settle(self) -> list[str]:
-        return ["cluster_wait();"]
+    def settle(self) -> list[Statement]:
+        return [Do("cluster_wait()")]
 
-    def combine(self, state: State, *, is_first: bool) -> list[str]:
+    def combine(self, state: State, *, is_first: bool) -> list[Statement]:
         variable = state.variable
-        places = f"{variable}_slots[trip % 2], &{variable}_full[trip % 2], trip / 2 % 2"
-        return [f"{variable} = {self.tree}<kWarps, kCluster>({variable}, {places});"]
+        slots = f"{variable}_slots, {variable}_full"
+        return [Do(f"{variable} = exchange_cluster<kWarps, kCluster>({variable}, {slots}, trip)")]
 
-    def next_row(self) -> list[str]:
-        return ["++trip;"]
+    def next_row(self) -> list[Statement]:
+        return [Do("++trip")]

@@ -5,18 +5,16 @@ from __future__ import annotations
 from normgen.codegen.exchange.block import Block
 from normgen.codegen.exchange.lanes import Lanes
 
-HEADERS = ("cooperative_groups.h", "cooperative_groups/reduce.h")
-
 
 class CooperativeLanes(Lanes):
     """Up to 32 threads a row."""
 
     function = "reduce_tile"
-    headers = HEADERS
+    shuffles = False
 
 
 class CooperativeBlock(Block):
     """More than 32 threads a row."""
 
     function = "reduce_tiles"
-    headers = HEADERS
+    shuffles = False

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from normgen.codegen.view import State
-from normgen.schedule.plan import UNEVEN, Plan
+from normgen.codegen.reductions import State
+from normgen.codegen.statements import Do, Let, Statement
+from normgen.schedule.plan import Plan
 
 STARTED = "a block may write to another only once that one has started"
 
@@ -11,50 +12,43 @@ STARTED = "a block may write to another only once that one has started"
 class Exchange:
     """Threads that combine with nobody: a thread owns a row, or the program reduces no row.
 
-    The other techniques override what they do. `function` is the device library's tree, `shares_slots` says that a
-    thread must know which row of its block is its own, `frees_slots` that all threads of a row pass a barrier in each
-    exchange.
+    The other techniques override what they do. `frees_slots` says that all threads of a row pass a barrier in each
+    exchange, `shuffles` that lanes exchange states by shuffles.
     """
 
-    function = ""
-    shares_slots = False
     frees_slots = False
-    headers: tuple[str, ...] = ()  # of CUDA, that its functions need
+    shuffles = False
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
 
-    def constants(self) -> list[tuple[str, str, str]]:
+    def constants(self) -> list[Let]:
         return []
 
-    def slots(self, states: list[State]) -> tuple[str, ...]:
+    def slots(self, states: list[State]) -> list[Statement]:
         """Shared memory."""
-        return ()
+        return []
 
-    def set_up(self, states: list[State]) -> list[str]:
+    def set_up(self, states: list[State]) -> list[Statement]:
         """Before the row loop."""
         return []
 
-    def settle(self) -> list[str]:
+    def settle(self) -> list[Statement]:
         """Before the row loop, after everything else."""
         return []
 
-    def announce(self) -> list[str]:
+    def announce(self) -> list[Statement]:
         """Within a row, before the first look."""
         return []
 
-    def combine(self, state: State, *, is_first: bool) -> list[str]:
+    def combine(self, state: State, *, is_first: bool) -> list[Statement]:
         """The thread's state becomes the row's."""
         return []
 
-    def next_row(self) -> list[str]:
+    def next_row(self) -> list[Statement]:
         """At the end of a row."""
         return []
 
-    @property
-    def tree(self) -> str:
-        """The device library's function that combines states, in its form for their number."""
-        return self.function.replace("_", f"_{UNEVEN}", 1) if self.plan.is_uneven else self.function
-
-    def declare(self, states: list[State], size: str) -> tuple[str, ...]:
-        return tuple(f"__shared__ {st.type} {st.variable}_slots{size};" for st in states)
+    def declare(self, states: list[State], size: str) -> list[Statement]:
+        """A state's slots for each row of a block: an array of `size`."""
+        return [Do(f"__shared__ {st.type} {st.variable}_slots{size}") for st in states]

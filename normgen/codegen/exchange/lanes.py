@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from normgen.codegen.exchange.exchange import Exchange
-from normgen.codegen.view import State
+from normgen.codegen.reductions import State
+from normgen.codegen.statements import Do, Statement
 
 
 class Lanes(Exchange):
     """Up to 32 threads a row."""
 
+    shuffles = True
     function = "reduce_lanes"
 
-    def combine(self, state: State, *, is_first: bool) -> list[str]:
-        return [f"{state.variable} = {self.tree}<kThreadsPerRow>({state.variable});"]
+    def combine(self, state: State, *, is_first: bool) -> list[Statement]:
+        return [Do(f"{state.variable} = {self.function}<kThreadsPerRow>({state.variable})")]

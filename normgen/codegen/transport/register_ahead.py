@@ -3,54 +3,42 @@
 from __future__ import annotations
 
 from normgen.codegen.access import EDGE
-from normgen.codegen.transport.transport import Transport, fetched_pointers, guarded
-from normgen.codegen.view import Loop, SectionList
+from normgen.codegen.statements import Comment, Do, Gap, Statement, function
+from normgen.codegen.transport.transport import Transport, fetch_if, fetch_later, fetched, next_row
+from normgen.codegen.walk import Walk
 from normgen.program.ir import Load
 
 
 class RegisterAhead(Transport):
     """copy = direct with stages = 2."""
 
-    def start_fetching(self, out: SectionList) -> None:
+    def start_fetching(self) -> list[Statement]:
         first = self.access.first_tile
-        out.lines(*self._fetch_lines(), f"if ({first} < rows) fetch({first});")
+        return [Gap(), *self._fetch(), fetch_if("fetch({})", first), Gap()]
 
-    def start(self, out: SectionList) -> None:
+    def start(self) -> list[Statement]:
         """The row that was fetched becomes the present one, and the next is asked for."""
-        held = self.plan.held
-        moves = tuple(f"{h.name}_held[step] = {h.name}_next[step];" for h in held)
-        out.loop(Loop(unroll="#pragma unroll", head=moves))
-        if self.plan.cut.edged:
-            out.lines(*(f"{h.name}_edge = {h.name}_edge_next;" for h in held))
-        following = f"first_row + {self.access.tile_stride}"
-        out.lines(f"if ({following} < rows) fetch({following});")
+        access, held = self.access, self.plan.held
+        moves = [Do(f"{h.name}_held[step] = {h.name}_next[step]") for h in held]
+        edges = [Do(f"{h.name}_edge = {h.name}_edge_next") for h in held if self.plan.cut.edged]
+        later = fetch_later("fetch({})", "next_row", next_row(access))
+        return [*Walk(head=moves, always=True).statements(access), *edges, *later]
 
     def row_value(self, load: Load) -> str:
         return f"{load.name}_next"
 
-    def _fetch_lines(self) -> list[str]:
-        """A lambda that starts the loads of a row tile; its registers are read one trip later."""
+    def _fetch(self) -> list[Statement]:
+        """A function that starts the loads of a row tile; its registers are read one trip later."""
         access, plan = self.access, self.plan
-        lines = [f"{access.vec(h.name)} {h.name}_next[kSteps];" for h in plan.held]
+        registers: list[Statement] = [Do(f"{access.vec(h.name)} {h.name}_next[kSteps]") for h in plan.held]
         if plan.cut.edged:
-            lines += [f"{access.vec(h.name, EDGE)} {h.name}_edge_next = {{}};" for h in plan.held]
-        lines += [f"float {row.name}_next;" for row in plan.fetched_rows]
-        lines += [
-            "// The loads of the next row travel while this one is computed.",
-            "const auto fetch = [&](int first_row) {",
-            f"  const int fetched_row = {access.fetched_row};",
-            *fetched_pointers(access, plan.held),
-        ]
-        lines += [f"  {row.name}_next = {row.name}[fetched_row];" for row in plan.fetched_rows]
+            registers += [Do(f"{access.vec(h.name, EDGE)} {h.name}_edge_next = {{}}") for h in plan.held]
+        registers += [Do(f"float {row.name}_next") for row in plan.fetched_rows]
+        row, _ = access.fetched_row()
+        values = [Do(f"{value.name}_next = {value.name}[{row}]") for value in plan.fetched_rows]
         site = access.vector_site
-        body = [f"{h.name}_next[step] = {access.read_elem(h.name, plan.schedule.load, site)};" for h in plan.held]
-        lines += [
-            "  #pragma unroll",
-            "  for (int step = 0; step < kSteps; ++step) {",
-            "    const int vector = lane + step * kThreadsPerRow;",
-            *("    " + line for line in guarded(access, [*access.column_line(body), *body])),
-            "  }",
-        ]
-        if plan.cut.edged:
-            lines += ["  if (has_edge) {", *("    " + line for line in access.edge_reads("{}_edge_next")), "  }"]
-        return [*lines, "};"]
+        reads = [Do(f"{h.name}_next[step] = {access.read_elem(h.name, plan.schedule.load, site)}") for h in plan.held]
+        walk = Walk(head=reads, edge=access.edge_reads("{}_edge_next"))
+        body = [*fetched(access), *values, *walk.statements(access)]
+        why = "The loads of the next row travel while this one is computed."
+        return [*registers, Comment(why), function("fetch", "int first_row", body)]

@@ -10,47 +10,52 @@ from __future__ import annotations
 from typing import Protocol
 
 from normgen.codegen.access import EDGE, Access
+from normgen.codegen.statements import Comment, Do, Gap, If, Let, Statement, function, loop
 from normgen.codegen.transport.direct import read_row
-from normgen.codegen.transport.transport import Slots, Transport
-from normgen.codegen.view import Loop, SectionList
+from normgen.codegen.transport.transport import Slots, Transport, fetch_if, fetch_later, next_row
+from normgen.codegen.walk import Walk
 from normgen.program.ir import Load
 from normgen.schedule.plan import WARP, Place
+
+EMPTY = "the slots are empty"
 
 
 class Copier(Protocol):
     """One asynchronous copy technique.
 
     elected   "" or the condition of the thread that asks for a row, ready to be joined by &&
-    commit    lines behind the copies of a tile
+    commit    what comes behind the copies of a tile
     proves_arrival  whether readers must pass a barrier before a slot is filled again
     """
 
     slots: Slots
     elected: str
-    commit: tuple[str, ...]
+    commit: tuple[Statement, ...]
     proves_arrival: bool
 
-    def constants(self) -> list[tuple[str, str, str]]: ...
+    def constants(self) -> list[Let]: ...
 
-    def shared_lines(self) -> tuple[str, ...]: ...
+    def shared(self) -> list[Statement]: ...
 
-    def set_up(self, out: SectionList) -> None:
+    def set_up(self) -> list[Statement]:
         """Before the first copy of a ring."""
+        ...
 
-    def fetch_lines(self) -> list[str]:
+    def fetch(self) -> list[Statement]:
         """The function that asks for a row tile."""
         ...
 
-    def copy_row(self, out: SectionList) -> None:
+    def copy_row(self) -> list[Statement]:
         """Without a ring: ask for the only row tile of a block."""
+        ...
 
-    def wait_line(self) -> str: ...
+    def wait(self) -> list[Statement]: ...
 
-    def counters(self) -> list[str]:
+    def counters(self) -> list[Statement]:
         """What counts stages, before the row loop."""
         ...
 
-    def next_stage(self) -> list[str]:
+    def next_stage(self) -> list[Statement]:
         """At the end of a row."""
         ...
 
@@ -65,126 +70,121 @@ class Ring(Transport):
         # Whether the barrier of the first row reduction proves that all threads have emptied the slots.
         self.reduction_frees = reduction_frees
 
-    def constants(self) -> list[tuple[str, str, str]]:
+    def constants(self) -> list[Let]:
         return [*self.slots.constants(), *self.copier.constants()]
 
-    def shared_lines(self) -> tuple[str, ...]:
-        return self.copier.shared_lines()
+    def shared(self) -> list[Statement]:
+        return self.copier.shared()
 
     # ---- before the row loop -----------------------------------------------------------------------------------
 
-    def prologue(self, out: SectionList) -> None:
+    def prologue(self) -> list[Statement]:
         """Barriers, and the first row tiles on their way."""
         if not self.plan.copies_ahead:
-            return
-        self.copier.set_up(out)
-        out.lines(*self.copier.fetch_lines(), *self._row_value_lines(), *self._first_fetches())
+            return []
+        copier = self.copier
+        return [
+            *copier.set_up(),
+            Gap(),
+            *copier.fetch(),
+            *self._fetch_values(),
+            *self._first_fetches(),
+            *copier.counters(),
+            Gap(),
+        ]
 
-    def _row_value_lines(self) -> list[str]:
+    def _fetch_values(self) -> list[Statement]:
         """What a thread needs of the next row beside its vectors waits in registers."""
         if not self._fetches_values:
             return []
         access, plan = self.access, self.plan
         edges = [ld for ld in plan.held if plan.cut.edged]
-        lines = [f"float {r.name}_next;" for r in plan.fetched_rows]
-        lines += [f"{access.vec(ld.name, EDGE)} {ld.name}_edge_next = {{}};" for ld in edges]
-        lines += ["const auto fetch_values = [&](int first_row) {", f"  const int fetched_row = {access.fetched_row};"]
-        lines += [f"  {r.name}_next = {r.name}[fetched_row];" for r in plan.fetched_rows]
+        registers: list[Statement] = [Do(f"float {r.name}_next") for r in plan.fetched_rows]
+        registers += [Do(f"{access.vec(ld.name, EDGE)} {ld.name}_edge_next = {{}}") for ld in edges]
+        row, body = access.fetched_row()
+        body += [Do(f"{r.name}_next = {r.name}[{row}]") for r in plan.fetched_rows]
         if edges:
-            lines += [f"  {access.row_pointer(plan.problem.tensor(ld.name), 'fetched_row')}" for ld in edges]
-            reads = access.edge_reads("{}_edge_next")
-            lines += ["  if (has_edge) {", *("    " + line for line in reads), "  }"]
-        return [*lines, "};"]
+            body += [access.row_pointer(plan.problem.tensor(ld.name), row) for ld in edges]
+            body.append(If("has_edge", access.edge_reads("{}_edge_next")))
+        return [*registers, function("fetch_values", "int first_row", body)]
 
     @property
     def _fetches_values(self) -> bool:
         return self.plan.cut.edged or bool(self.plan.fetched_rows)
 
-    def _first_fetches(self) -> list[str]:
+    def _first_fetches(self) -> list[Statement]:
         first, stride = self.access.first_tile, self.access.tile_stride
-        elected = f"{self.copier.elected} && " if self.copier.elected else ""
-        values = [f"if ({first} < rows) fetch_values({first});"] if self._fetches_values else []
-        counters = self.copier.counters()
+        values = [fetch_if("fetch_values({})", first)] if self._fetches_values else []
+        copier = self.copier
         if not self.plan.is_staged:
-            return [f"if ({elected}{first} < rows) fetch({first});", *self.copier.commit, *values, *counters]
-        return [
-            "#pragma unroll 1",
-            "for (int stage = 0; stage < kStages; ++stage) {",
-            f"  const int first_row = {first} + stage * {stride};",
-            f"  if ({elected}first_row < rows) fetch(first_row, stage);",
-            *("  " + line for line in self.copier.commit),
-            "}",
-            *values,
-            *counters,
+            return [fetch_if("fetch({})", first, copier.elected), *copier.commit, *values]
+        tile = [
+            Let("const int first_row", f"{first} + stage * {stride}"),
+            fetch_if("fetch({}, stage)", "first_row", copier.elected),
+            *copier.commit,
         ]
+        return [loop("stage", "kStages", tile, unroll="#pragma unroll 1"), *values]
 
     # ---- within a row ------------------------------------------------------------------------------------------
 
-    def start(self, out: SectionList) -> None:
+    def start(self) -> list[Statement]:
         """Ask for what no copy is under way for: with one row tile a block, for all of it."""
         if self.plan.copies_ahead:
-            self._next_values(out)
-            return
-        self.copier.copy_row(out)
-        read_row(self, out)
+            return self._next_values()
+        return [*self.copier.copy_row(), *read_row(self)]
 
     def row_value(self, load: Load) -> str:
         return f"{load.name}_next" if self.plan.copies_ahead else super().row_value(load)
 
-    def _next_values(self, out: SectionList) -> None:
+    def _next_values(self) -> list[Statement]:
         """The next row's values are asked for as soon as this row's have been taken."""
         if not self._fetches_values:
-            return
-        following = f"first_row + {self.access.tile_stride}"
-        edges = [f"{ld.name}_edge = {ld.name}_edge_next;" for ld in self.plan.held if self.plan.cut.edged]
-        out.lines(*edges, f"if ({following} < rows) fetch_values({following});")
+            return []
+        edges = [Do(f"{ld.name}_edge = {ld.name}_edge_next") for ld in self.plan.held if self.plan.cut.edged]
+        return [*edges, *fetch_later("fetch_values({})", "next_row", next_row(self.access))]
 
-    def arrive(self, out: SectionList) -> None:
+    def arrive(self) -> list[Statement]:
         """Wait for this row; rows that are held in registers leave their slots."""
-        out.lines(self.copier.wait_line())
+        wait = [Gap(), *self.copier.wait()]
         if self.plan.places != (Place.REGISTERS,):
-            return
-        out.loop(Loop(unroll="#pragma unroll", guard=self.access.guard, head=self.slots.reads()))
+            return wait
+        leave = [*wait, *Walk(head=self.slots.reads()).statements(self.access)]
         if not self.copier.proves_arrival:
-            out.lines(*self._refill())
-        elif not self.reduction_frees:
-            out.lines(*self._release(), *self._refill())
+            return [*leave, *self._refill()]
+        return leave if self.reduction_frees else [*leave, *self._release(), *self._refill()]
 
-    def after_first_look(self, out: SectionList) -> None:
+    def after_first_look(self) -> list[Statement]:
         in_registers = self.plan.places == (Place.REGISTERS,)
-        if self.plan.copies_ahead and self.copier.proves_arrival and in_registers and self.reduction_frees:
-            out.lines("// Every thread of the row has passed a barrier since it read its slots.", *self._refill())
+        if not (self.plan.copies_ahead and self.copier.proves_arrival and in_registers and self.reduction_frees):
+            return []
+        return [Comment("Every thread of the row has passed a barrier since it read its slots."), *self._refill()]
 
-    def after_last_look(self, out: SectionList) -> None:
+    def after_last_look(self) -> list[Statement]:
         if not self.plan.copies_ahead:
-            return
+            return []
+        refill: list[Statement] = []
         if self.plan.places == (Place.SHARED,):
-            out.lines(*(self._release() if self.copier.proves_arrival else []), *self._refill())
-        out.lines(*self.copier.next_stage())
+            refill = [*(self._release() if self.copier.proves_arrival else []), *self._refill()]
+        return [*refill, *self.copier.next_stage()]
 
-    def _release(self) -> list[str]:
+    def _release(self) -> list[Statement]:
         """The barrier between the last read of a slot and the copy that fills it again."""
-        why = "  // the slots are empty"
         threads = self.plan.schedule.threads_per_row
         if threads == 1:
             return []
         if threads <= WARP:
-            return ["__syncwarp();" + why]
+            return [Do("__syncwarp()", EMPTY)]
         if self.plan.row_barriers:
-            return ["named_barrier(1 + slot, kThreadsPerRow);" + why]
-        return ["__syncthreads();" + why]
+            return [Do("named_barrier(1 + slot, kThreadsPerRow)", EMPTY)]
+        return [Do("__syncthreads()", EMPTY)]
 
-    def _refill(self) -> list[str]:
-        staged = self.plan.is_staged
-        ahead = f"first_row + {'kStages * ' if staged else ''}{self.access.tile_stride}"
-        elected = f"{self.copier.elected} && " if self.copier.elected else ""
-        return [
-            f"if ({elected}{ahead} < rows) fetch({ahead}{', stage' if staged else ''});",
-            *self.copier.commit,
-        ]
+    def _refill(self) -> list[Statement]:
+        """The slots get the row tile that is `stages` trips ahead."""
+        ahead = f"first_row + kStages * {self.access.tile_stride}"
+        call, row = ("fetch({}, stage)", ahead) if self.plan.is_staged else ("fetch({})", next_row(self.access))
+        return [*fetch_later(call, "refill_row", row, self.copier.elected), *self.copier.commit]
 
 
-def fetch_head(access: Access, who: str) -> list[str]:
-    """The first lines of a `fetch` function."""
-    parameters = "int first_row, int stage" if access.plan.is_staged else "int first_row"
-    return [who, f"const auto fetch = [&]({parameters}) {{", f"  const int fetched_row = {access.fetched_row};"]
+def fetch_parameters(access: Access) -> str:
+    """The parameters of a `fetch` function."""
+    return "int first_row, int stage" if access.plan.is_staged else "int first_row"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from normgen.codegen.access import EDGE, Access
-from normgen.codegen.view import SectionList
+from normgen.codegen.statements import Do, If, Let, Statement
 from normgen.program.ir import Load
 from normgen.schedule.plan import Place
 
@@ -11,7 +13,7 @@ from normgen.schedule.plan import Place
 class Transport:
     """One way for a row to reach its threads. A technique overrides what it does; the rest is nothing.
 
-    A kernel calls in this order: `constants`, `shared_lines`, `pointer_lines`, `prologue`; then for each row `start`,
+    A kernel calls in this order: `constants`, `shared`, `pointers`, `prologue`; then for each row `start`,
     `arrive` (a hybrid row's rest within its first look), `after_first_look`, `after_last_look`.
     """
 
@@ -20,32 +22,36 @@ class Transport:
         self.plan = access.plan
         self.slots = Slots(access)
 
-    def constants(self) -> list[tuple[str, str, str]]:
+    def constants(self) -> list[Let]:
         return self.slots.constants()
 
-    def shared_lines(self) -> tuple[str, ...]:
-        return ()
+    def shared(self) -> list[Statement]:
+        return []
 
-    def pointer_lines(self) -> list[str]:
-        return self.slots.pointer_lines()
+    def pointers(self) -> list[Statement]:
+        return self.slots.pointers()
 
-    def prologue(self, out: SectionList) -> None:
+    def prologue(self) -> list[Statement]:
         """Before the row loop."""
+        return []
 
-    def start_fetching(self, out: SectionList) -> None:
+    def start_fetching(self) -> list[Statement]:
         """Before the row loop, after everything that other parts set up: the first row to registers."""
+        return []
 
-    def start(self, out: SectionList) -> None:
+    def start(self) -> list[Statement]:
         """The row is asked for, or read."""
+        return []
 
-    def arrive(self, out: SectionList) -> None:
+    def arrive(self) -> list[Statement]:
         """The row, or the part of it that waits in shared memory, is there."""
+        return []
 
-    def after_first_look(self, out: SectionList) -> None:
-        pass
+    def after_first_look(self) -> list[Statement]:
+        return []
 
-    def after_last_look(self, out: SectionList) -> None:
-        pass
+    def after_last_look(self) -> list[Statement]:
+        return []
 
     def row_value(self, load: Load) -> str:
         """The text of a value of the row that is read with it."""
@@ -81,47 +87,71 @@ class Slots:
         step = f"(stage * kSteps + {self.step})" if staged else self.step
         return f"{tensor}_shared + ({step} * kThreads + threadIdx.x) * kVector"
 
-    def pointer_lines(self) -> list[str]:
-        if not self.plan.slot_bytes:
-            return []
-        lines, offset = [], "0"
+    def _starts(self) -> Iterator[tuple[str, str]]:
+        """(tensor, start of its slots), one behind another; last ("", what lies behind them all)."""
         stages = "kStages * " if self.plan.is_staged else ""
-        for load in self.plan.held:
-            ctype = self.access.ctype(load.name)
-            lines.append(f"{ctype}* {load.name}_shared = reinterpret_cast<{ctype}*>(dynamic_shared() + {offset});")
-            offset += f" + {stages}{self.steps} * kThreads * kVector * static_cast<int>(sizeof({ctype}))"
-        return lines
+        start = "dynamic_shared()"
+        for load in self.plan.held if self.plan.slot_bytes else ():
+            yield load.name, start
+            start = f"{load.name}_shared + {stages}{self.steps} * kThreads * kVector"
+        yield "", start
 
-    def constants(self) -> list[tuple[str, str, str]]:
-        rows = []
+    def pointers(self) -> list[Statement]:
+        *starts, _ = self._starts()
+        found: list[Statement] = []
+        for tensor, start in starts:
+            ctype = self.access.ctype(tensor)
+            found.append(Let(f"{ctype}* {tensor}_shared", f"reinterpret_cast<{ctype}*>({start})"))
+        return found
+
+    @property
+    def behind(self) -> str:
+        """The start of what a block keeps in shared memory beside its slots."""
+        return list(self._starts())[-1][1]
+
+    def constants(self) -> list[Let]:
+        found = []
         if self.plan.is_staged:
-            rows.append(("kStages", str(self.plan.schedule.stages), "row tiles in shared memory"))
+            stages = str(self.plan.schedule.stages)
+            found.append(Let("constexpr int kStages", stages, "row tiles in shared memory"))
         if self.plan.is_hybrid:
-            rows.append(("kHeldSteps", str(self.plan.held_steps), "of them in registers"))
-            rows.append(("kSlotSteps", "kSteps - kHeldSteps", "and in shared memory"))
-        return rows
+            found.append(Let("constexpr int kHeldSteps", str(self.plan.held_steps), "vectors of a thread in registers"))
+            found.append(Let("constexpr int kSlotSteps", "kSteps - kHeldSteps", "and in shared memory"))
+        return found
 
-    def reads(self) -> tuple[str, ...]:
+    def reads(self) -> list[Statement]:
         """A thread's vectors from its slots to its registers."""
-        return tuple(f"{ld.name}_held[step] = read_default<kVector>({self.of(ld.name)});" for ld in self.plan.held)
+        return [Do(f"{ld.name}_held[step] = read<kVector>({self.of(ld.name)})") for ld in self.plan.held]
 
 
-def holders(access: Access) -> list[str]:
+def holders(access: Access) -> list[Statement]:
     """Where a row waits within a thread."""
     plan = access.plan
     if Place.REGISTERS in plan.places and plan.held:
         return access.declarations(plan.held, "kHeldSteps" if plan.is_hybrid else "kSteps")
     if Place.SHARED in plan.places and plan.cut.edged:
-        return [f"{access.vec(h.name, EDGE)} {h.name}_edge = {{}};" for h in plan.held]
+        return [Do(f"{access.vec(h.name, EDGE)} {h.name}_edge = {{}}") for h in plan.held]
     return []
 
 
-def guarded(access: Access, body: list[str]) -> list[str]:
-    """The body of a loop over a thread's vectors, behind the guard if there is one."""
-    return [f"if ({access.guard}) {{", *("  " + line for line in body), "}"] if access.guard else body
+def fetched(access: Access) -> list[Statement]:
+    """Within a function that fetches the tile that starts at first_row: the row, and where it starts in each tensor."""
+    row, found = access.fetched_row()
+    starts = [access.row_pointer(access.plan.problem.tensor(load.name), row) for load in access.plan.held]
+    return [*found, *starts]
 
 
-def fetched_pointers(access: Access, loads: tuple[Load, ...]) -> list[str]:
-    """Within a function that fetches a row: its index and the starts of its tensors."""
-    problem = access.plan.problem
-    return [f"  {access.row_pointer(problem.tensor(load.name), 'fetched_row')}" for load in loads]
+def fetch_if(call: str, row: str, elected: str = "") -> Statement:
+    """Ask for the row tile that starts at `row`, if there is one; where one thread does that, `elected` is it."""
+    condition = f"{elected} && {row} < rows" if elected else f"{row} < rows"
+    return If(condition, (Do(call.format(row)),), alone=True)
+
+
+def fetch_later(call: str, name: str, row: str, elected: str = "") -> list[Statement]:
+    """Ask for the row tile that starts at `row`, called `name`, if there is one. It may lie past the largest int."""
+    return [Let(f"const unsigned {name}", row), fetch_if(call, name, elected)]
+
+
+def next_row(access: Access) -> str:
+    """The start of the row tile behind this one."""
+    return f"first_row + {access.tile_stride}"

@@ -53,21 +53,37 @@ NORMGEN_INLINE unsigned atomicAdd(unsigned* target, unsigned value) { return nor
 #define NORMGEN_STORE(name)             \
   template <typename Word>              \
   NORMGEN_INLINE void name(Word* to, Word value) { *to = value; }
-NORMGEN_LOAD(load_default)
-NORMGEN_LOAD(load_streaming)
-NORMGEN_LOAD(load_cache_global)
-NORMGEN_LOAD(load_no_allocate)
-NORMGEN_LOAD(load_evict_first)
-NORMGEN_LOAD(load_evict_last)
-NORMGEN_STORE(store_default)
-NORMGEN_STORE(store_streaming)
-NORMGEN_STORE(store_cache_global)
-NORMGEN_STORE(store_evict_first)
 NORMGEN_LOAD(__ldg)
 NORMGEN_LOAD(__ldcs)
 NORMGEN_LOAD(__ldcg)
 NORMGEN_STORE(__stcs)
 NORMGEN_STORE(__stcg)
+// Cache hints in inline PTX: one access of 1, 2, 4, 8 or 16 bytes, to and from registers of 32 bits.
+template <int kBytes> struct NormgenWord { using type = uint4; };
+template <> struct NormgenWord<8> { using type = uint2; };
+template <> struct NormgenWord<4> { using type = unsigned; };
+template <> struct NormgenWord<2> { using type = unsigned short; };
+template <> struct NormgenWord<1> { using type = unsigned char; };
+#define NORMGEN_HINT(name)                                                   \
+  struct name {                                                              \
+    template <int kBytes>                                                    \
+    NORMGEN_INLINE void load(const void* address, unsigned* bits) {          \
+      using Word = typename NormgenWord<kBytes>::type;                       \
+      const Word word = *static_cast<const Word*>(address);                  \
+      bits[0] = 0;                                                           \
+      __builtin_memcpy(bits, &word, kBytes);                                 \
+    }                                                                        \
+    template <int kBytes>                                                    \
+    NORMGEN_INLINE void store(void* address, const unsigned* bits) {         \
+      using Word = typename NormgenWord<kBytes>::type;                       \
+      Word word;                                                             \
+      __builtin_memcpy(&word, bits, kBytes);                                 \
+      *static_cast<Word*>(address) = word;                                   \
+    }                                                                        \
+  };
+NORMGEN_HINT(NoAllocate)
+NORMGEN_HINT(EvictFirst)
+NORMGEN_HINT(EvictLast)
 
 NORMGEN_INLINE unsigned char* dynamic_shared() { return normgen_cpu_dynamic_shared(); }
 
@@ -88,10 +104,8 @@ NORMGEN_INLINE void mbarrier_wait(unsigned long long* mbarrier, unsigned parity)
 NORMGEN_INLINE void bulk_load(void* shared, const void* global, unsigned bytes, unsigned long long* mbarrier) {
   normgen_cpu_bulk_load(shared, global, bytes, mbarrier);
 }
-NORMGEN_INLINE void bulk_load_evict_first(void* shared, const void* global, unsigned bytes, unsigned long long* mbarrier) {
-  bulk_load(shared, global, bytes, mbarrier);
-}
-NORMGEN_INLINE void bulk_load_evict_last(void* shared, const void* global, unsigned bytes, unsigned long long* mbarrier) {
+template <typename Hint>
+NORMGEN_INLINE void bulk_load_by(void* shared, const void* global, unsigned bytes, unsigned long long* mbarrier) {
   bulk_load(shared, global, bytes, mbarrier);
 }
 

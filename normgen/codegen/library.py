@@ -1,0 +1,89 @@
+"""The device library: `library/*.cuh`, CUDA C that reads and compiles by itself, included by need.
+
+A file includes the files that it calls. What a kernel needs follows from the identifiers that its statements read.
+Files with inline PTX are hardware: the CPU executor has functions of the same names in their place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+_INCLUDE = re.compile(r'^#include "(\w+)\.cuh"\n', re.MULTILINE)
+_HEADER = re.compile(r"^#include <([^>]+)>\n", re.MULTILINE)
+_FUNCTION = re.compile(r"^__(?:device|host)__[^(\n]*?(\w+)\(", re.MULTILINE)
+_TYPE = re.compile(r"^(?:template <[^\n]*>\s)?(?:struct|using) (\w+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class File:
+    """One file of the library, without its include lines.
+
+    needs    the files that it includes, in their order
+    headers  the headers of CUDA that it includes
+    defines  the functions and types that it defines
+    """
+
+    name: str
+    text: str
+    needs: tuple[str, ...]
+    headers: tuple[str, ...]
+    defines: frozenset[str]
+
+    @property
+    def is_hardware(self) -> bool:
+        """Whether only a GPU runs it: inline PTX, or shared memory whose size the launch decides."""
+        return "asm" in self.text or "extern __shared__" in self.text
+
+
+@cache
+def files() -> dict[str, File]:
+    """The library by file name without `.cuh`."""
+    folder = resources.files("normgen.codegen") / "library"
+    texts = {p.name.removesuffix(".cuh"): p.read_text(encoding="utf-8") for p in folder.iterdir()}
+    return {name: _file(name, texts[name]) for name in sorted(texts) if not name.startswith((".", "_"))}
+
+
+def _file(name: str, text: str) -> File:
+    body = _HEADER.sub("", _INCLUDE.sub("", text.removeprefix("#pragma once\n")))
+    return File(
+        name=name,
+        text=body.strip("\n") + "\n",
+        needs=tuple(_INCLUDE.findall(text)),
+        headers=tuple(_HEADER.findall(text)),
+        defines=frozenset((*_FUNCTION.findall(body), *_TYPE.findall(body))),
+    )
+
+
+@cache
+def _homes() -> dict[str, str]:
+    """The file of each function and type: of overloads the first, of a stored type that of its name."""
+    found: dict[str, str] = {}
+    for file in in_order(files().values()):
+        for defined in file.defines:
+            found.setdefault(defined, file.name)
+    return found | {name: name for name in files() if name in found}
+
+
+def needed(identifiers: Iterable[str]) -> list[File]:
+    """The files that define these functions and types, and those that they include, each behind what it needs."""
+    homes = _homes()
+    return in_order(files()[homes[name]] for name in identifiers if name in homes)
+
+
+def in_order(wanted: Iterable[File]) -> list[File]:
+    """The files and those that they include, each behind what it needs; hardware first."""
+    ordered: dict[str, File] = {}
+
+    def add(file: File) -> None:
+        if file.name not in ordered:
+            for other in file.needs:
+                add(files()[other])
+            ordered[file.name] = file
+
+    for file in sorted(wanted, key=lambda file: file.name):
+        add(file)
+    return sorted(ordered.values(), key=lambda file: not file.is_hardware)

@@ -1,0 +1,11 @@
+#pragma once
+
+// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
+__device__ __forceinline__ void dependency_wait() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// ... and let the kernel behind this one start as soon as blocks leave room.
+__device__ __forceinline__ void dependency_trigger() {
+  asm volatile("griddepcontrol.launch_dependents;");
+}

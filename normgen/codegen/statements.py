@@ -1,0 +1,235 @@
+"""The statements of a kernel. A statement knows which identifiers it reads; nothing searches finished text.
+
+    Comment   // words
+    Let       a constant or variable that is declared with its value; dropped where nobody reads it
+    Do        any other declaration, assignment or call
+    For       a loop, or a lambda
+    If        a branch
+    Struct    a type with its functions
+    Gap       a blank line
+
+`pruned` drops what nobody reads, `text_of` prints. An expression is text in which names of the spec are marked
+(spelling.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from normgen.codegen.spelling import unmarked
+
+WIDTH = 120
+_IDENTIFIER = re.compile(r"\w*þ\w+?!\w*|[A-Za-z_]\w*")
+
+
+def identifiers(text: str) -> frozenset[str]:
+    """The identifiers of an expression."""
+    return frozenset(_IDENTIFIER.findall(text))
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A blank line; several of them, and one at the start or end of a block, are none."""
+
+
+@dataclass(frozen=True)
+class Comment:
+    text: str
+
+
+@dataclass(frozen=True)
+class Let:
+    """`declaration` = `value`; without side effects."""
+
+    declaration: str
+    value: str
+    comment: str = ""
+
+    @cached_property
+    def name(self) -> str:
+        return str(_IDENTIFIER.findall(self.declaration.split("[")[0])[-1])
+
+    @cached_property
+    def reads(self) -> frozenset[str]:
+        return identifiers(f"{self.declaration} {self.value}") - {self.name}
+
+    @property
+    def text(self) -> str:
+        return f"{self.declaration} = {self.value};"
+
+
+@dataclass(frozen=True)
+class Do:
+    """One statement, its semicolon left out."""
+
+    expression: str
+    comment: str = ""
+
+    @cached_property
+    def reads(self) -> frozenset[str]:
+        return identifiers(self.expression)
+
+    @property
+    def text(self) -> str:
+        return f"{self.expression};"
+
+
+@dataclass(frozen=True)
+class For:
+    """`head` { body } `tail`; with `unroll`, behind that line."""
+
+    head: str
+    body: tuple[Statement, ...]
+    unroll: str = ""
+    tail: str = ""
+
+    @cached_property
+    def reads(self) -> frozenset[str]:
+        return identifiers(self.head) | reads_of(self.body)
+
+
+@dataclass(frozen=True)
+class If:
+    """`if (condition)`; with `alone`, a single statement on the same line."""
+
+    condition: str
+    body: tuple[Statement, ...]
+    alone: bool = False
+
+    @cached_property
+    def reads(self) -> frozenset[str]:
+        return identifiers(self.condition) | reads_of(self.body)
+
+
+@dataclass(frozen=True)
+class Struct:
+    """Lines of a type with its functions."""
+
+    lines: tuple[str, ...]
+
+    @cached_property
+    def reads(self) -> frozenset[str]:
+        return identifiers("\n".join(self.lines))
+
+
+Statement = Gap | Comment | Let | Do | For | If | Struct
+
+
+def loop(variable: str, bound: str, body: Sequence[Statement], *, first: str = "0", unroll: str = "") -> For:
+    """`for (int i = 0; i < bound; ++i)`."""
+    head = f"for (int {variable} = {first}; {variable} < {bound}; ++{variable})"
+    return For(head, tuple(body), unroll)
+
+
+def function(name: str, parameters: str, body: Sequence[Statement]) -> For:
+    """A lambda within the kernel."""
+    return For(f"const auto {name} = [&]({parameters})", tuple(body), tail=";")
+
+
+def when(condition: str, *body: Statement) -> tuple[Statement, ...]:
+    """The statements, behind the condition if there is one."""
+    return (If(condition, body),) if condition else body
+
+
+def reads_of(statements: Iterable[Statement]) -> frozenset[str]:
+    """Identifiers that the statements read, those of variables they declare themselves among them."""
+    return frozenset().union(*(s.reads for s in statements if not isinstance(s, Gap | Comment)))
+
+
+def pruned(statements: Sequence[Statement], read_later: frozenset[str] = frozenset()) -> tuple[Statement, ...]:
+    """The statements without variables that nobody reads, and without loops and branches that do nothing."""
+    kept: list[Statement] = []
+    read = set(read_later)
+    for statement in reversed(statements):
+        match statement:
+            case Gap() | Comment():
+                kept.append(statement)
+                continue
+            case Let() if statement.name not in read:
+                continue
+            case For() | If():
+                body = pruned(statement.body)
+                if not body and not (isinstance(statement, For) and statement.tail):
+                    continue
+                statement = replace(statement, body=body)
+        kept.append(statement)
+        read |= statement.reads
+    return tuple(reversed(kept))
+
+
+def text_of(statements: Sequence[Statement], indent: int = 0) -> str:
+    """The statements as text, each line with its end; none crosses the right margin if it can be broken."""
+    return "".join(f"{line}\n" for line in _lines(statements, " " * indent))
+
+
+def _lines(statements: Sequence[Statement], indent: str) -> list[str]:
+    lines: list[str] = []
+    for statement in statements:
+        if isinstance(statement, Gap):
+            if lines and lines[-1]:
+                lines.append("")
+            continue
+        lines += _statement_lines(statement, indent)
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def _statement_lines(statement: Statement, indent: str) -> Iterator[str]:
+    match statement:
+        case Comment():
+            yield from broken(f"{indent}// {statement.text}", "// ")
+        case Let() | Do():
+            yield from _with_comment(indent, statement.text, statement.comment)
+        case If() if statement.alone:
+            [inner] = statement.body
+            yield from broken(f"{indent}if ({statement.condition}) {text_of([inner]).strip()}", "    ")
+        case For() | If():
+            unroll = statement.unroll if isinstance(statement, For) else ""
+            if unroll:
+                yield f"{indent}{unroll}"
+            head = statement.head if isinstance(statement, For) else f"if ({statement.condition})"
+            yield from broken(f"{indent}{head} {{", "    ")
+            yield from _lines(statement.body, indent + "  ")
+            yield f"{indent}}}{statement.tail if isinstance(statement, For) else ''}"
+        case Struct():
+            yield from (f"{indent}{line}" for line in statement.lines)
+
+
+def _with_comment(indent: str, text: str, comment: str) -> list[str]:
+    if not comment:
+        return broken(indent + text, "    ")
+    line = f"{indent}{text}  // {comment}"
+    return [line] if len(unmarked(line)) <= WIDTH else [f"{indent}// {comment}", *broken(indent + text, "    ")]
+
+
+def broken(line: str, further: str) -> list[str]:
+    """The line, in several where it is too long: at the outermost comma or operator, as late as may be."""
+    indent = line[: len(line) - len(line.lstrip())]
+    lines = []
+    while len(unmarked(line)) > WIDTH:
+        at = _break(line, len(indent) + 4)
+        if at is None:
+            break
+        lines.append(line[:at].rstrip())
+        line = indent + further + line[at:].lstrip()
+    return [*lines, line]
+
+
+def _break(line: str, least: int) -> int | None:
+    comment = line.lstrip().startswith("//")
+    depth, best, weakest = 0, None, (1 << 30, False)
+    for at, char in enumerate(line):
+        if at > WIDTH and len(unmarked(line[:at])) > WIDTH:
+            break
+        opens_template = char == "<" and line[at - 1].isalnum() and line[at + 1 : at + 2].strip() not in ("", "=", "<")
+        closes_template = char == ">" and line[at - 1] not in " ->"
+        depth += (char in "([{" or opens_template) - (char in ")]}" or closes_template)
+        binds = (depth, line[at - 1] not in ",;")
+        can = char == " " and (comment or line[at - 1] in ",;=+&|?" or line[at - 2 : at] in (" -", " *", " :"))
+        if at > least and can and (comment or binds <= weakest):
+            best, weakest = at, binds
+    return best

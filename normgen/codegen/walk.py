@@ -1,0 +1,62 @@
+"""One walk of a thread over its vectors of the row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from normgen.codegen.access import Access, Span
+from normgen.codegen.statements import Comment, Gap, If, Let, Statement, loop, when
+
+Statements = Sequence[Statement]
+UNROLL = "#pragma unroll"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Walk:
+    """What a thread does in one walk.
+
+    head    once per vector, before its elements (reads)
+    peek    once per element, in a pass before that of `elem`
+    move    once per vector, between the two
+    elem    once per element
+    tail    once per vector, after its elements (writes)
+    edge    once after the loop, by the lanes that own an element outside of the whole vectors
+    span    the steps that it walks
+    also    a further condition of each step
+    always  whether steps without a vector are walked, too
+    """
+
+    comment: str = ""
+    head: Statements = ()
+    peek: Statements = ()
+    move: Statements = ()
+    elem: Statements = ()
+    tail: Statements = ()
+    edge: Statements = ()
+    also: str = ""
+    always: bool = False
+    span: Span | None = field(default=None)
+
+    @property
+    def inner(self) -> list[Statement]:
+        """What is done at one site: a vector's statements."""
+        elements = [loop("i", "kVector", part, unroll=UNROLL) if part else None for part in (self.peek, self.elem)]
+        peek, elem = ([found] if found else [] for found in elements)
+        return [*self.head, *peek, *self.move, *elem, *self.tail]
+
+    def statements(self, access: Access) -> list[Statement]:
+        """The loop, and behind it the edge."""
+        if not (self.head or self.elem or self.tail):
+            return []
+        inner = self.inner
+        if access.plan.cut.shifted:
+            inner.insert(0, Let("const int column", "head + vector * kVector"))
+        guard = " && ".join(condition for condition in (access.guard, self.also) if condition and not self.always)
+        body = [Let("const int vector", "lane + step * kThreadsPerRow"), *when(guard, *inner)]
+        span = self.span
+        first, last = (span.first, span.last or access.steps) if span else ("0", access.steps)
+        walk = loop("step", last, body, first=first, unroll=span.unroll if span else UNROLL)
+        comment = [Comment(self.comment)] if self.comment else []
+        edge = [If("has_edge", tuple(self.edge))] if self.edge else []
+        return [Gap(), *comment, walk, *edge, Gap()]

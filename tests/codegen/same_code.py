@@ -1,0 +1,83 @@
+"""Whether a change of emitted text changes machine code.
+
+    python -m tests.codegen.same_code write FILE      the machine code of today, case by case
+    python -m tests.codegen.same_code compare FILE    which cases have other code than those of FILE
+
+The cases are those of digests.py: every shipped record, and random schedules that cover all knobs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from normgen.codegen.module import Module
+from normgen.cuda.compiler import compile_module
+from normgen.errors import CompileError
+from normgen.pipeline import emit
+from normgen.schedule.schedule import Schedule
+from tests.codegen.digests import Case, kept, problem_asked
+from tests.mutation.machine_code import ARCH, sections
+
+# Notes for the launch (.nv.info) hold numbers of symbols, which any function of the text shifts.
+INSTRUCTIONS = (".text.", ".nv.constant", ".nv.shared.")
+
+
+def code_of(module: Module) -> dict[str, str]:
+    """Of each kernel: a digest of its instructions, and one of its constants and the size of its shared memory."""
+    found: dict[str, tuple[list[bytes], list[bytes]]] = {}
+    for name, size, content in sections(compile_module(module, ARCH).data):
+        if not name.startswith(INSTRUCTIONS):
+            continue
+        number = next((i for i, k in reversed(list(enumerate(module.kernels))) if k.name in name), -1)
+        plain = name.replace(module.kernels[number].name, f"kernel_{number}") if number >= 0 else name
+        kinds = found.setdefault(f"kernel_{number}", ([], []))
+        kinds[0 if name.startswith(".text.") else 1].append(f"{plain} {size} ".encode() + content)
+    return {
+        kernel: " ".join(hashlib.sha256(b"".join(sorted(kind))).hexdigest()[:16] for kind in kinds)
+        for kernel, kinds in sorted(found.items())
+        if kernel != "kernel_-1"
+    }
+
+
+def code_of_case(case: Case) -> dict[str, str]:
+    question, knobs, *_ = case
+    try:
+        return code_of(emit(problem_asked(question), Schedule(**knobs)))
+    except CompileError as error:
+        return {"refused": str(error.received)}
+
+
+def codes(cases: list[Case]) -> Iterator[dict[str, str]]:
+    with ProcessPoolExecutor() as pool:
+        for number, code in enumerate(pool.map(code_of_case, cases, chunksize=4), start=1):
+            if number % 50 == 0:
+                print(f"{number} of {len(cases)}", file=sys.stderr, flush=True)
+            yield code
+
+
+def main(words: list[str]) -> int:
+    """0 if nothing differs."""
+    what, file = words[0], Path(words[1])
+    every = int(words[2]) if len(words) > 2 else 1
+    if what == "write":
+        cases = kept()
+        lines = [json.dumps([*case[:2], code]) for case, code in zip(cases, codes(cases), strict=True)]
+        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return 0
+    before = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()][::every]
+    other = []
+    for (question, knobs, old), new in zip(before, codes([b[:2] for b in before]), strict=True):
+        if old != new:
+            other.append(f"{question['op']} {question['direction']} {question['shape']} {knobs}: {old} {new}")
+    print(*other, sep="\n")
+    print(f"{len(before) - len(other)} of {len(before)} kernels have the same machine code")
+    return 1 if other else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

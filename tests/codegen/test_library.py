@@ -1,0 +1,91 @@
+"""The device library: every file compiles by itself, and is included by need."""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from normgen.codegen.library import files, in_order, needed
+from normgen.codegen.module import Module
+from normgen.codegen.statements import identifiers
+from normgen.cuda import nvrtc
+from normgen.cuda.compiler import compile_module
+from normgen.cuda.nvrtc import header_folders
+from normgen.errors import NormgenError
+from normgen.schedule.knobs import Load, Store
+
+FOLDER = Path(str(resources.files("normgen.codegen") / "library"))
+OVERLOADED = {"element", "pack"}  # one of each for a stored type
+SHIM = Path(str(resources.files("normgen.cpu") / "shim" / "include"))
+
+
+def nvrtc_loads() -> bool:
+    try:
+        return nvrtc.version() > (0, 0)
+    except NormgenError:
+        return False
+
+
+@pytest.mark.skipif(not nvrtc_loads(), reason="NVRTC does not load on this machine")
+@pytest.mark.parametrize("name", files())
+def test_a_file_compiles_by_itself(name: str) -> None:
+    module = Module(instructions="", text=f'#include "{name}.cuh"\n', kernels=())
+    headers = [f"--include-path={folder}" for folder in (FOLDER, *header_folders())]
+    assert "error" not in compile_module(module, 90, options=headers).log
+
+
+@pytest.mark.parametrize("name", files())
+def test_a_file_reads_well_and_names_all_that_it_needs(name: str) -> None:
+    text = (FOLDER / f"{name}.cuh").read_text(encoding="utf-8")
+    assert text.startswith("#pragma once\n\n")
+    assert text.endswith("\n")
+    assert all(len(line) <= 120 and line == line.rstrip() for line in text.splitlines())
+    file = files()[name]
+    assert file.defines
+    assert "//" in file.text or name.endswith("_bits"), "what it is for"
+    within = {defined for other in in_order([file]) for defined in other.defines}
+    elsewhere = {defined for other in files().values() for defined in other.defines} - within
+    # `State` and `Hint` are what a caller brings; a word of a comment is none of the code's
+    assert not identifiers(re.sub(r"//.*", "", file.text)) & elsewhere
+
+
+def test_no_name_is_defined_twice() -> None:
+    defined = [name for file in files().values() for name in file.defines if name not in OVERLOADED]
+    assert len(defined) == len(set(defined))
+    assert {file.name for file in needed(OVERLOADED)} == {"words", "default", "vec"}
+
+
+def test_what_is_needed_comes_with_what_that_needs_and_nothing_else() -> None:
+    names = [file.name for file in needed({"reduce_row", "int", "kVector"})]
+    assert names == ["reduce_lanes", "share_of_slots", "reduce_row"]
+    assert {file.name for file in needed({"bfloat16"})} == {"bfloat16", "bfloat16_bits", "vec", "default", "words"}
+    assert needed({"threadIdx", "x_row"}) == []
+
+
+def test_hardware_comes_first_and_every_file_behind_those_it_includes() -> None:
+    ordered = in_order(files().values())
+    assert len(ordered) == len(files())
+    kinds = [file.is_hardware for file in ordered]
+    assert kinds == sorted(kinds, reverse=True)
+    places = {file.name: place for place, file in enumerate(ordered)}
+    assert all(places[other] < places[file.name] for file in ordered for other in file.needs)
+
+
+def test_the_executor_has_every_function_of_the_hardware() -> None:
+    shim = "\n".join(path.read_text(encoding="utf-8") for path in sorted(SHIM.glob("*.h")))
+    called = {name for file in files().values() if not file.is_hardware for name in identifiers(file.text)}
+    kernels = {"dependency_wait", "dependency_trigger", "mbarrier_init", "mbarrier_wait", "bulk_load", "bulk_load_by"}
+    for file in files().values():
+        if file.is_hardware:
+            for name in file.defines & (called | kernels):
+                assert re.search(rf"\b{name}\b", shim), name
+
+
+@pytest.mark.parametrize("hint", sorted({h.value for h in (*Load, *Store)}))
+def test_every_cache_hint_is_a_type_of_its_file(hint: str) -> None:
+    kind = "".join(word.capitalize() for word in hint.split("_"))
+    [*_, file] = needed({kind})
+    assert (file.name, file.defines) == (hint, {kind})

@@ -1,0 +1,118 @@
+"""Statements: what they read, what is dropped because nobody reads it, and where long lines are broken."""
+
+from __future__ import annotations
+
+import pytest
+
+from normgen.codegen.statements import (
+    WIDTH,
+    Comment,
+    Do,
+    Gap,
+    If,
+    Let,
+    Statement,
+    function,
+    identifiers,
+    loop,
+    pruned,
+    reads_of,
+    text_of,
+    when,
+)
+
+
+def test_an_expression_reads_its_identifiers_marked_names_among_them() -> None:
+    found = identifiers("row_þmean! + þx!_row[2] * kCols, a != b, 1.0f * 0x7fu")
+    assert found >= {"row_þmean!", "þx!_row", "kCols", "a", "b"}
+    assert not any(name[0].isdigit() for name in found)
+
+
+def test_what_nobody_reads_is_dropped_with_what_only_that_reads() -> None:
+    used, first, second = (
+        Let("const int row", "first + slot"),
+        Let("constexpr int kA", "2"),
+        Let("constexpr int kB", "2 * kA"),
+    )
+    statements: list[Statement] = [first, second, used, Do("write(row)")]
+    assert pruned(statements) == (used, Do("write(row)"))
+    assert pruned([*statements, Do("f(kB)")]) == (*statements, Do("f(kB)"))
+    assert pruned([first, second], frozenset({"kB"})) == (first, second)
+
+
+def test_a_variable_does_not_keep_itself() -> None:
+    assert pruned([Let("const int i", "i + 1"), Do("f()")]) == (Do("f()"),)
+
+
+def test_a_variable_that_a_nested_block_reads_is_kept_and_an_empty_block_is_not() -> None:
+    outer, inner = Let("const int vector", "lane"), Let("const int column", "head")
+    nested = loop("step", "kSteps", [If("vector < kVectors", (inner, Do("f(vector)")))])
+    kept, walk = pruned([outer, nested])
+    assert kept == outer
+    assert "column" not in text_of([walk])
+    assert pruned([loop("step", "kSteps", [If("has_edge", (inner,))])]) == ()
+
+
+def test_a_function_that_does_nothing_stays_because_it_is_called() -> None:
+    fetch = function("fetch", "int row", [Let("const int column", "head")])
+    assert text_of(pruned([fetch, Do("fetch(0)")])) == "const auto fetch = [&](int row) {\n};\nfetch(0);\n"
+
+
+def test_an_array_is_known_by_its_name() -> None:
+    assert Let("const float þx!_value[1]", "{total}").name == "þx!_value"
+    assert Let("float (*sums)[kTensors][kPitch]", "behind").reads == {"float", "kTensors", "kPitch", "behind"}
+
+
+def test_reads_of_a_block_are_those_of_its_statements() -> None:
+    assert reads_of([Comment("not read"), Gap(), *when("a < b", Do("c()"))]) == {"a", "b", "c"}
+    assert when("", Do("c()")) == (Do("c()"),)
+
+
+PRINTED = """\
+const int row = blockIdx.x;  // one block a row
+
+// look
+#pragma unroll
+for (int i = 0; i < kVector; ++i) {
+  if (active) write(i);
+}
+"""
+
+
+def test_statements_print_as_they_would_be_written() -> None:
+    active = If("active", (Do("write(i)"),), alone=True)
+    body: list[Statement] = [
+        Gap(),
+        Let("const int row", "blockIdx.x", "one block a row"),
+        Gap(),
+        Gap(),
+        Comment("look"),
+        loop("i", "kVector", [active, Gap()], unroll="#pragma unroll"),
+        Gap(),
+    ]
+    assert text_of(body) == PRINTED
+
+
+LONG = {
+    "at the last comma of the outermost call": (
+        f"bulk_load(x_shared + f({'a' * 40}, b), {'b' * 40}, count * sizeof(bfloat16), &arrived[stage], phase)",
+        ",\n      count * sizeof(bfloat16), &arrived[stage], phase);\n",
+    ),
+    "at an operator where there is no comma": (f"x = {'a' * 70} + {'b' * 40} * c", " +\n    "),
+    "not within the arguments of a template": (f"y = {'f' * 80}<kThreads, kTiles, kRows>(a, bbbbbbbbbb)", ">(a,\n"),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_long_line_is_broken(name: str) -> None:
+    expression, at = LONG[name]
+    text = text_of([Do(expression)], 2)
+    assert at in text
+    assert all(len(line) <= WIDTH for line in text.splitlines())
+    assert "".join(text.split()) == "".join(f"{expression};".split())
+
+
+def test_marks_do_not_make_a_line_long() -> None:
+    line = f"y = {' + '.join(['þx!'] * 28)}"
+    assert len(line) > WIDTH > len(line.replace("þ", "").replace("!", ""))
+    assert text_of([Do(line)]).count("\n") == 1
