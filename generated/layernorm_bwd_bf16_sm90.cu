@@ -466,23 +466,30 @@ __device__ __forceinline__ bool takes_last_ticket(unsigned* ticket, bool& is_las
 }
 
 // What a tuned shape is: the sizes and hints of its kernel.
-struct Cols256_bc23 { static constexpr int kCols = 256, kThreads = 512, kThreadsPerRow = 16, kRowsPerBlock = 32,
-    kVector = 8, kGroups = 16, kCells = 8; using Load = Default; using Store = Default; };
-struct Cols768_0f0b { static constexpr int kCols = 768, kThreads = 128, kThreadsPerRow = 32, kRowsPerBlock = 4,
-    kVector = 8, kGroups = 4, kCells = 8; using Load = EvictLast; using Store = Default; };
-struct Cols1023_443e { static constexpr int kCols = 1023, kThreads = 256, kThreadsPerRow = 64, kRowsPerBlock = 4,
-    kVector = 4, kGroups = 4, kCells = 8; using Load = Default; using Store = Streaming; };
-struct Cols1024_de1b { static constexpr int kCols = 1024, kThreads = 256, kThreadsPerRow = 64, kRowsPerBlock = 4,
-    kVector = 8, kGroups = 4, kCells = 8; using Load = Default; using Store = Default; };
-struct Cols4096_97dd { static constexpr int kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 8,
-    kStages = 2, kCells = 32; using Load = EvictLast; using Store = Default; };
-struct Cols8192_0b05 { static constexpr int kCols = 8192, kThreads = 512, kThreadsPerRow = 512, kVector = 8,
-    kStages = 4, kCells = 32; using Load = EvictLast; using Store = Default; };
-struct Cols16384_6467 { static constexpr int kCols = 16384, kThreads = 256, kCluster = 2, kVector = 8, kStages = 3,
-    kCells = 32; using Load = EvictLast; using Store = Default; };
-struct AnyCols_63d8 { static constexpr int kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1;
+struct Cols256_939e { enum :
+    int { kCols = 256, kThreads = 512, kThreadsPerRow = 16, kRowsPerBlock = 32, kVector = 8, kGroups = 16, kCells = 8 };
     using Load = Default; using Store = Default; };
-struct AnyCols_f316 { static constexpr int kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256;
+struct Cols768_3282 { enum :
+    int { kCols = 768, kThreads = 128, kThreadsPerRow = 32, kRowsPerBlock = 4, kVector = 8, kGroups = 4, kCells = 8 };
+    using Load = EvictLast; using Store = Default; };
+struct Cols1023_c72e { enum :
+    int { kCols = 1023, kThreads = 256, kThreadsPerRow = 64, kRowsPerBlock = 4, kVector = 4, kGroups = 4, kCells = 8 };
+    using Load = Default; using Store = Streaming; };
+struct Cols1024_c955 { enum :
+    int { kCols = 1024, kThreads = 256, kThreadsPerRow = 64, kRowsPerBlock = 4, kVector = 8, kGroups = 4, kCells = 8 };
+    using Load = Default; using Store = Default; };
+struct Cols4096_3d26 { enum :
+    int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kStages = 2, kCells = 32 };
+    using Load = EvictLast; using Store = Default; };
+struct Cols8192_aea5 { enum :
+    int { kCols = 8192, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kStages = 4, kCells = 32 };
+    using Load = EvictLast; using Store = Default; };
+struct Cols16384_d4a3 { enum :
+    int { kCols = 16384, kThreads = 256, kCluster = 2, kVector = 8, kStages = 3, kCells = 32 }; using Load = EvictLast;
+    using Store = Default; };
+struct AnyCols_d376 { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 };
+    using Load = Default; using Store = Default; };
+struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
     using Load = Default; using Store = Default; };
 
 // layernorm backward: lanes of a warp own a row, rows lie side by side in a block; it is read once.
@@ -2599,24 +2606,24 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_warp_per_row_feca_Cols256_bc23{512, 32, 1, 1, 32768, 0, 1, 1, true};
-inline constexpr Launch kLaunch_warp_per_row_feca_finish_Cols256_bc23{512, 1, 1, 0, 0, 64, 1, 0, true};
-inline constexpr Launch kLaunch_warp_per_row_cba6_Cols768_0f0b{128, 4, 1, 3, 24576, 0, 1, 1, true};
-inline constexpr Launch kLaunch_warp_per_row_cba6_finish_Cols768_0f0b{512, 1, 1, 0, 0, 192, 1, 0, true};
-inline constexpr Launch kLaunch_block_per_row_e920_Cols1023_443e{256, 4, 1, 2, 32768, 0, 1, 1, true};
-inline constexpr Launch kLaunch_block_per_row_e920_finish_Cols1023_443e{512, 1, 1, 0, 0, 256, 1, 0, true};
-inline constexpr Launch kLaunch_block_per_row_8660_Cols1024_de1b{256, 4, 1, 2, 32768, 0, 1, 1, true};
-inline constexpr Launch kLaunch_block_per_row_8660_finish_Cols1024_de1b{512, 1, 1, 0, 0, 256, 1, 0, true};
-inline constexpr Launch kLaunch_block_per_row_6fea_Cols4096_97dd{256, 1, 1, 2, 32768, 0, 1, 1, true};
-inline constexpr Launch kLaunch_block_per_row_6fea_finish_Cols4096_97dd{512, 1, 1, 0, 0, 256, 1, 0, true};
-inline constexpr Launch kLaunch_block_per_row_1917_Cols8192_0b05{512, 1, 1, 1, 131072, 0, 1, 1, false};
-inline constexpr Launch kLaunch_block_per_row_1917_finish_Cols8192_0b05{512, 1, 1, 0, 0, 512, 1, 0, true};
-inline constexpr Launch kLaunch_cluster_per_row_ff0d_Cols16384_6467{256, 1, 2, 1, 98304, 0, 1, 1, true};
-inline constexpr Launch kLaunch_cluster_per_row_ff0d_finish_Cols16384_6467{512, 1, 1, 0, 0, 1024, 1, 0, true};
-inline constexpr Launch kLaunch_any_cols_block_per_row_4eea_AnyCols_63d8{256, 1, 1, 0, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_b2ef_AnyCols_63d8{256, 1, 1, 0, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_622b_AnyCols_63d8{256, 1, 1, 0, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_3cba_AnyCols_f316{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_warp_per_row_feca_Cols256_939e{512, 32, 1, 1, 32768, 0, 1, 1, true};
+inline constexpr Launch kLaunch_warp_per_row_feca_finish_Cols256_939e{512, 1, 1, 0, 0, 64, 1, 0, true};
+inline constexpr Launch kLaunch_warp_per_row_cba6_Cols768_3282{128, 4, 1, 3, 24576, 0, 1, 1, true};
+inline constexpr Launch kLaunch_warp_per_row_cba6_finish_Cols768_3282{512, 1, 1, 0, 0, 192, 1, 0, true};
+inline constexpr Launch kLaunch_block_per_row_e920_Cols1023_c72e{256, 4, 1, 2, 32768, 0, 1, 1, true};
+inline constexpr Launch kLaunch_block_per_row_e920_finish_Cols1023_c72e{512, 1, 1, 0, 0, 256, 1, 0, true};
+inline constexpr Launch kLaunch_block_per_row_8660_Cols1024_c955{256, 4, 1, 2, 32768, 0, 1, 1, true};
+inline constexpr Launch kLaunch_block_per_row_8660_finish_Cols1024_c955{512, 1, 1, 0, 0, 256, 1, 0, true};
+inline constexpr Launch kLaunch_block_per_row_6fea_Cols4096_3d26{256, 1, 1, 2, 32768, 0, 1, 1, true};
+inline constexpr Launch kLaunch_block_per_row_6fea_finish_Cols4096_3d26{512, 1, 1, 0, 0, 256, 1, 0, true};
+inline constexpr Launch kLaunch_block_per_row_1917_Cols8192_aea5{512, 1, 1, 1, 131072, 0, 1, 1, false};
+inline constexpr Launch kLaunch_block_per_row_1917_finish_Cols8192_aea5{512, 1, 1, 0, 0, 512, 1, 0, true};
+inline constexpr Launch kLaunch_cluster_per_row_ff0d_Cols16384_d4a3{256, 1, 2, 1, 98304, 0, 1, 1, true};
+inline constexpr Launch kLaunch_cluster_per_row_ff0d_finish_Cols16384_d4a3{512, 1, 1, 0, 0, 1024, 1, 0, true};
+inline constexpr Launch kLaunch_any_cols_block_per_row_4eea_AnyCols_d376{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_b2ef_AnyCols_d376{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_622b_AnyCols_d376{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_3cba_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -2781,37 +2788,37 @@ inline std::size_t layernorm_bwd_bf16_workspace_bytes(int rows, int cols) {
   std::size_t most = 128 + 8 * static_cast<std::size_t>(cols);
   int blocks = 0;
   if (cols == 256) {
-    if (k::grid(k::kLaunch_warp_per_row_feca_Cols256_bc23, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_warp_per_row_feca_Cols256_939e, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 2048 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 768) {
-    if (k::grid(k::kLaunch_warp_per_row_cba6_Cols768_0f0b, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_warp_per_row_cba6_Cols768_3282, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 6144 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 1023) {
-    if (k::grid(k::kLaunch_block_per_row_e920_Cols1023_443e, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_block_per_row_e920_Cols1023_c72e, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 8192 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 1024) {
-    if (k::grid(k::kLaunch_block_per_row_8660_Cols1024_de1b, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_block_per_row_8660_Cols1024_c955, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 8192 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 4096) {
-    if (k::grid(k::kLaunch_block_per_row_6fea_Cols4096_97dd, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_block_per_row_6fea_Cols4096_3d26, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 32768 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 8192) {
-    if (k::grid(k::kLaunch_block_per_row_1917_Cols8192_0b05, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_block_per_row_1917_Cols8192_aea5, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 65536 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 16384) {
-    if (k::grid(k::kLaunch_cluster_per_row_ff0d_Cols16384_6467, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_cluster_per_row_ff0d_Cols16384_d4a3, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 65536 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
@@ -2844,118 +2851,118 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent, alike)) {
     case 0:  // 262144 x 256
-      status = k::grid(k::kLaunch_warp_per_row_feca_Cols256_bc23, rows, &blocks);
+      status = k::grid(k::kLaunch_warp_per_row_feca_Cols256_939e, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::layernorm_bwd_bf16_warp_per_row_feca<k::Cols256_bc23>,
-          k::kLaunch_warp_per_row_feca_Cols256_bc23, blocks, stream,
+          k::layernorm_bwd_bf16_warp_per_row_feca<k::Cols256_939e>,
+          k::kLaunch_warp_per_row_feca_Cols256_939e, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_bwd_bf16_warp_per_row_feca_finish<k::Cols256_bc23>,
-          k::kLaunch_warp_per_row_feca_finish_Cols256_bc23, k::kLaunch_warp_per_row_feca_finish_Cols256_bc23.blocks, stream,
+          k::layernorm_bwd_bf16_warp_per_row_feca_finish<k::Cols256_939e>,
+          k::kLaunch_warp_per_row_feca_finish_Cols256_939e, k::kLaunch_warp_per_row_feca_finish_Cols256_939e.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     case 1:  // 8192 x 768
-      status = k::grid(k::kLaunch_warp_per_row_cba6_Cols768_0f0b, rows, &blocks);
+      status = k::grid(k::kLaunch_warp_per_row_cba6_Cols768_3282, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::layernorm_bwd_bf16_warp_per_row_cba6<k::Cols768_0f0b>,
-          k::kLaunch_warp_per_row_cba6_Cols768_0f0b, blocks, stream,
+          k::layernorm_bwd_bf16_warp_per_row_cba6<k::Cols768_3282>,
+          k::kLaunch_warp_per_row_cba6_Cols768_3282, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_bwd_bf16_warp_per_row_cba6_finish<k::Cols768_0f0b>,
-          k::kLaunch_warp_per_row_cba6_finish_Cols768_0f0b, k::kLaunch_warp_per_row_cba6_finish_Cols768_0f0b.blocks, stream,
+          k::layernorm_bwd_bf16_warp_per_row_cba6_finish<k::Cols768_3282>,
+          k::kLaunch_warp_per_row_cba6_finish_Cols768_3282, k::kLaunch_warp_per_row_cba6_finish_Cols768_3282.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     case 2:  // 8192 x 1023
-      status = k::grid(k::kLaunch_block_per_row_e920_Cols1023_443e, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_e920_Cols1023_c72e, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::layernorm_bwd_bf16_block_per_row_e920<k::Cols1023_443e>,
-          k::kLaunch_block_per_row_e920_Cols1023_443e, blocks, stream,
+          k::layernorm_bwd_bf16_block_per_row_e920<k::Cols1023_c72e>,
+          k::kLaunch_block_per_row_e920_Cols1023_c72e, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_bwd_bf16_block_per_row_e920_finish<k::Cols1023_443e>,
-          k::kLaunch_block_per_row_e920_finish_Cols1023_443e, k::kLaunch_block_per_row_e920_finish_Cols1023_443e.blocks, stream,
+          k::layernorm_bwd_bf16_block_per_row_e920_finish<k::Cols1023_c72e>,
+          k::kLaunch_block_per_row_e920_finish_Cols1023_c72e, k::kLaunch_block_per_row_e920_finish_Cols1023_c72e.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     case 3:
     case 4:  // 4096 x 1024, 32768 x 1024
-      status = k::grid(k::kLaunch_block_per_row_8660_Cols1024_de1b, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_8660_Cols1024_c955, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::layernorm_bwd_bf16_block_per_row_8660<k::Cols1024_de1b>,
-          k::kLaunch_block_per_row_8660_Cols1024_de1b, blocks, stream,
+          k::layernorm_bwd_bf16_block_per_row_8660<k::Cols1024_c955>,
+          k::kLaunch_block_per_row_8660_Cols1024_c955, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_bwd_bf16_block_per_row_8660_finish<k::Cols1024_de1b>,
-          k::kLaunch_block_per_row_8660_finish_Cols1024_de1b, k::kLaunch_block_per_row_8660_finish_Cols1024_de1b.blocks, stream,
+          k::layernorm_bwd_bf16_block_per_row_8660_finish<k::Cols1024_c955>,
+          k::kLaunch_block_per_row_8660_finish_Cols1024_c955, k::kLaunch_block_per_row_8660_finish_Cols1024_c955.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     case 5:  // 4096 x 4096
-      status = k::grid(k::kLaunch_block_per_row_6fea_Cols4096_97dd, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_6fea_Cols4096_3d26, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::layernorm_bwd_bf16_block_per_row_6fea<k::Cols4096_97dd>,
-          k::kLaunch_block_per_row_6fea_Cols4096_97dd, blocks, stream,
+          k::layernorm_bwd_bf16_block_per_row_6fea<k::Cols4096_3d26>,
+          k::kLaunch_block_per_row_6fea_Cols4096_3d26, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_bwd_bf16_block_per_row_6fea_finish<k::Cols4096_97dd>,
-          k::kLaunch_block_per_row_6fea_finish_Cols4096_97dd, k::kLaunch_block_per_row_6fea_finish_Cols4096_97dd.blocks, stream,
+          k::layernorm_bwd_bf16_block_per_row_6fea_finish<k::Cols4096_3d26>,
+          k::kLaunch_block_per_row_6fea_finish_Cols4096_3d26, k::kLaunch_block_per_row_6fea_finish_Cols4096_3d26.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     case 6:  // 16384 x 8192
-      status = k::grid(k::kLaunch_block_per_row_1917_Cols8192_0b05, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_1917_Cols8192_aea5, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::layernorm_bwd_bf16_block_per_row_1917<k::Cols8192_0b05>,
-          k::kLaunch_block_per_row_1917_Cols8192_0b05, blocks, stream,
+          k::layernorm_bwd_bf16_block_per_row_1917<k::Cols8192_aea5>,
+          k::kLaunch_block_per_row_1917_Cols8192_aea5, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_bwd_bf16_block_per_row_1917_finish<k::Cols8192_0b05>,
-          k::kLaunch_block_per_row_1917_finish_Cols8192_0b05, k::kLaunch_block_per_row_1917_finish_Cols8192_0b05.blocks, stream,
+          k::layernorm_bwd_bf16_block_per_row_1917_finish<k::Cols8192_aea5>,
+          k::kLaunch_block_per_row_1917_finish_Cols8192_aea5, k::kLaunch_block_per_row_1917_finish_Cols8192_aea5.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     case 7:  // 2048 x 16384
-      status = k::grid(k::kLaunch_cluster_per_row_ff0d_Cols16384_6467, rows, &blocks);
+      status = k::grid(k::kLaunch_cluster_per_row_ff0d_Cols16384_d4a3, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::layernorm_bwd_bf16_cluster_per_row_ff0d<k::Cols16384_6467>, k::kLaunch_cluster_per_row_ff0d_Cols16384_6467, &blocks);
+      status = k::fit_clusters(k::layernorm_bwd_bf16_cluster_per_row_ff0d<k::Cols16384_d4a3>, k::kLaunch_cluster_per_row_ff0d_Cols16384_d4a3, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::layernorm_bwd_bf16_cluster_per_row_ff0d<k::Cols16384_6467>,
-          k::kLaunch_cluster_per_row_ff0d_Cols16384_6467, blocks, stream,
+          k::layernorm_bwd_bf16_cluster_per_row_ff0d<k::Cols16384_d4a3>,
+          k::kLaunch_cluster_per_row_ff0d_Cols16384_d4a3, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_bwd_bf16_cluster_per_row_ff0d_finish<k::Cols16384_6467>,
-          k::kLaunch_cluster_per_row_ff0d_finish_Cols16384_6467, k::kLaunch_cluster_per_row_ff0d_finish_Cols16384_6467.blocks, stream,
+          k::layernorm_bwd_bf16_cluster_per_row_ff0d_finish<k::Cols16384_d4a3>,
+          k::kLaunch_cluster_per_row_ff0d_finish_Cols16384_d4a3, k::kLaunch_cluster_per_row_ff0d_finish_Cols16384_d4a3.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     default:
@@ -2965,11 +2972,11 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
     case 0u:
       status = cudaMemsetAsync(workspace, 0, 128 + 8 * static_cast<std::size_t>(cols), stream);
       if (status != cudaSuccess) return status;
-      status = k::grid(k::kLaunch_any_cols_block_per_row_4eea_AnyCols_63d8, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_4eea_AnyCols_d376, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_bwd_bf16_any_cols_block_per_row_4eea<k::AnyCols_63d8>,
-          k::kLaunch_any_cols_block_per_row_4eea_AnyCols_63d8, blocks, stream,
+          k::layernorm_bwd_bf16_any_cols_block_per_row_4eea<k::AnyCols_d376>,
+          k::kLaunch_any_cols_block_per_row_4eea_AnyCols_d376, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
@@ -2977,32 +2984,32 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
     case 1u:  // without weight
       status = cudaMemsetAsync(workspace, 0, 128 + 4 * static_cast<std::size_t>(cols), stream);
       if (status != cudaSuccess) return status;
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_b2ef_AnyCols_63d8, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_b2ef_AnyCols_d376, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_bwd_bf16_any_cols_without_weight_block_per_row_b2ef<k::AnyCols_63d8>,
-          k::kLaunch_any_cols_without_weight_block_per_row_b2ef_AnyCols_63d8, blocks, stream,
+          k::layernorm_bwd_bf16_any_cols_without_weight_block_per_row_b2ef<k::AnyCols_d376>,
+          k::kLaunch_any_cols_without_weight_block_per_row_b2ef_AnyCols_d376, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dbias),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x), mean, rstd, dx_pitch,
           dy_pitch, x_pitch, rows, cols, eps, k::at<unsigned>(workspace, 0), k::at<float>(workspace, 128));
     case 2u:  // without bias
       status = cudaMemsetAsync(workspace, 0, 128 + 4 * static_cast<std::size_t>(cols), stream);
       if (status != cudaSuccess) return status;
-      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_622b_AnyCols_63d8, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_622b_AnyCols_d376, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_bwd_bf16_any_cols_without_bias_block_per_row_622b<k::AnyCols_63d8>,
-          k::kLaunch_any_cols_without_bias_block_per_row_622b_AnyCols_63d8, blocks, stream,
+          k::layernorm_bwd_bf16_any_cols_without_bias_block_per_row_622b<k::AnyCols_d376>,
+          k::kLaunch_any_cols_without_bias_block_per_row_622b_AnyCols_d376, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps,
           k::at<unsigned>(workspace, 0), k::at<float>(workspace, 128));
     default:  // without weight and bias
-      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_3cba_AnyCols_f316, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_3cba_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_3cba<k::AnyCols_f316>,
-          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_3cba_AnyCols_f316, blocks, stream,
+          k::layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_3cba<k::AnyCols_1448>,
+          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_3cba_AnyCols_1448, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps);
   }

@@ -213,11 +213,12 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
 }
 
 // What a tuned shape is: the sizes and hints of its kernel.
-struct Cols768_0aef { static constexpr int kCols = 768, kThreads = 512, kThreadsPerRow = 64, kRowsPerBlock = 8,
-    kVector = 2, kGroups = 8, kCells = 8; using Load = Default; using Store = Default; };
-struct AnyCols_63d8 { static constexpr int kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1;
+struct Cols768_bbf4 { enum :
+    int { kCols = 768, kThreads = 512, kThreadsPerRow = 64, kRowsPerBlock = 8, kVector = 2, kGroups = 8, kCells = 8 };
     using Load = Default; using Store = Default; };
-struct AnyCols_f316 { static constexpr int kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256;
+struct AnyCols_d376 { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 };
+    using Load = Default; using Store = Default; };
+struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
     using Load = Default; using Store = Default; };
 
 // layernorm backward: the threads of some warps own a row, rows lie side by side in a block; it is read once.
@@ -919,12 +920,12 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_block_per_row_58fb_Cols768_0aef{512, 8, 1, 1, 49152, 0, 1, 1, true};
-inline constexpr Launch kLaunch_block_per_row_58fb_finish_Cols768_0aef{512, 1, 1, 0, 0, 192, 1, 0, true};
-inline constexpr Launch kLaunch_any_cols_block_per_row_1ab6_AnyCols_63d8{256, 1, 1, 0, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_8dc7_AnyCols_63d8{256, 1, 1, 0, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_ceaf_AnyCols_63d8{256, 1, 1, 0, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_df08_AnyCols_f316{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_block_per_row_58fb_Cols768_bbf4{512, 8, 1, 1, 49152, 0, 1, 1, true};
+inline constexpr Launch kLaunch_block_per_row_58fb_finish_Cols768_bbf4{512, 1, 1, 0, 0, 192, 1, 0, true};
+inline constexpr Launch kLaunch_any_cols_block_per_row_1ab6_AnyCols_d376{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_8dc7_AnyCols_d376{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_ceaf_AnyCols_d376{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_df08_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -1052,7 +1053,7 @@ inline std::size_t layernorm_bwd_f32_workspace_bytes(int rows, int cols) {
   std::size_t most = 128 + 8 * static_cast<std::size_t>(cols);
   int blocks = 0;
   if (cols == 768) {
-    if (k::grid(k::kLaunch_block_per_row_58fb_Cols768_0aef, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_block_per_row_58fb_Cols768_bbf4, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 6144 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
@@ -1083,17 +1084,17 @@ inline cudaError_t layernorm_bwd_f32_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 768
-      status = k::grid(k::kLaunch_block_per_row_58fb_Cols768_0aef, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_58fb_Cols768_bbf4, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::layernorm_bwd_f32_block_per_row_58fb<k::Cols768_0aef>,
-          k::kLaunch_block_per_row_58fb_Cols768_0aef, blocks, stream,
+          k::layernorm_bwd_f32_block_per_row_58fb<k::Cols768_bbf4>,
+          k::kLaunch_block_per_row_58fb_Cols768_bbf4, blocks, stream,
           dx, dweight, dbias, dy, x, weight, mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_bwd_f32_block_per_row_58fb_finish<k::Cols768_0aef>,
-          k::kLaunch_block_per_row_58fb_finish_Cols768_0aef, k::kLaunch_block_per_row_58fb_finish_Cols768_0aef.blocks, stream,
+          k::layernorm_bwd_f32_block_per_row_58fb_finish<k::Cols768_bbf4>,
+          k::kLaunch_block_per_row_58fb_finish_Cols768_bbf4, k::kLaunch_block_per_row_58fb_finish_Cols768_bbf4.blocks, stream,
           dweight, dbias, k::at<float>(workspace, 0), blocks);
     default:
       break;
@@ -1102,39 +1103,39 @@ inline cudaError_t layernorm_bwd_f32_pitched(
     case 0u:
       status = cudaMemsetAsync(workspace, 0, 128 + 8 * static_cast<std::size_t>(cols), stream);
       if (status != cudaSuccess) return status;
-      status = k::grid(k::kLaunch_any_cols_block_per_row_1ab6_AnyCols_63d8, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_1ab6_AnyCols_d376, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_bwd_f32_any_cols_block_per_row_1ab6<k::AnyCols_63d8>,
-          k::kLaunch_any_cols_block_per_row_1ab6_AnyCols_63d8, blocks, stream,
+          k::layernorm_bwd_f32_any_cols_block_per_row_1ab6<k::AnyCols_d376>,
+          k::kLaunch_any_cols_block_per_row_1ab6_AnyCols_d376, blocks, stream,
           dx, dweight, dbias, dy, x, weight, mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps,
           k::at<unsigned>(workspace, 0), k::at<float>(workspace, 128));
     case 1u:  // without weight
       status = cudaMemsetAsync(workspace, 0, 128 + 4 * static_cast<std::size_t>(cols), stream);
       if (status != cudaSuccess) return status;
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_8dc7_AnyCols_63d8, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_8dc7_AnyCols_d376, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_bwd_f32_any_cols_without_weight_block_per_row_8dc7<k::AnyCols_63d8>,
-          k::kLaunch_any_cols_without_weight_block_per_row_8dc7_AnyCols_63d8, blocks, stream,
+          k::layernorm_bwd_f32_any_cols_without_weight_block_per_row_8dc7<k::AnyCols_d376>,
+          k::kLaunch_any_cols_without_weight_block_per_row_8dc7_AnyCols_d376, blocks, stream,
           dx, dbias, dy, x, mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps, k::at<unsigned>(workspace, 0),
           k::at<float>(workspace, 128));
     case 2u:  // without bias
       status = cudaMemsetAsync(workspace, 0, 128 + 4 * static_cast<std::size_t>(cols), stream);
       if (status != cudaSuccess) return status;
-      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_ceaf_AnyCols_63d8, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_ceaf_AnyCols_d376, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_bwd_f32_any_cols_without_bias_block_per_row_ceaf<k::AnyCols_63d8>,
-          k::kLaunch_any_cols_without_bias_block_per_row_ceaf_AnyCols_63d8, blocks, stream,
+          k::layernorm_bwd_f32_any_cols_without_bias_block_per_row_ceaf<k::AnyCols_d376>,
+          k::kLaunch_any_cols_without_bias_block_per_row_ceaf_AnyCols_d376, blocks, stream,
           dx, dweight, dy, x, weight, mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps,
           k::at<unsigned>(workspace, 0), k::at<float>(workspace, 128));
     default:  // without weight and bias
-      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_df08_AnyCols_f316, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_df08_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_df08<k::AnyCols_f316>,
-          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_df08_AnyCols_f316, blocks, stream,
+          k::layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_df08<k::AnyCols_1448>,
+          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_df08_AnyCols_1448, blocks, stream,
           dx, dy, x, mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps);
   }
 }

@@ -486,33 +486,33 @@ struct Streaming {
 };
 
 // What a tuned shape is: the sizes and hints of its kernel.
-struct Cols768_78d6 { static constexpr int kCols = 768, kThreadsPerRow = 32, kVector = 4, kThreads = 32;
+struct Cols768_b55b { enum : int { kCols = 768, kThreadsPerRow = 32, kVector = 4, kThreads = 32 }; using Load = Default;
+    using Store = Default; };
+struct Cols1000_406b { enum : int { kCols = 1000, kThreadsPerRow = 32, kRowsPerBlock = 2, kVector = 8, kThreads = 64 };
     using Load = Default; using Store = Default; };
-struct Cols1000_8e3b { static constexpr int kCols = 1000, kThreadsPerRow = 32, kRowsPerBlock = 2, kVector = 8,
-    kThreads = 64; using Load = Default; using Store = Default; };
-struct Cols1000_eb06 { static constexpr int kCols = 1000, kThreadsPerRow = 64, kRowsPerBlock = 2, kVector = 8,
-    kThreads = 128; using Load = NoAllocate; using Store = Streaming; };
-struct Cols1023_a2d5 { static constexpr int kCols = 1023, kThreadsPerRow = 32, kVector = 4, kThreads = 32;
-    using Load = EvictLast; using Store = Default; };
-struct Cols3072_e938 { static constexpr int kCols = 3072, kThreadsPerRow = 128, kVector = 8, kThreads = 128;
+struct Cols1000_9920 { enum : int { kCols = 1000, kThreadsPerRow = 64, kRowsPerBlock = 2, kVector = 8, kThreads = 128 };
     using Load = NoAllocate; using Store = Streaming; };
-struct Cols4096_4e54 { static constexpr int kCols = 4096, kThreadsPerRow = 256, kVector = 4, kThreads = 256;
-    using Load = Default; using Store = Default; };
-struct Cols4096_5ab4 { static constexpr int kCols = 4096, kThreadsPerRow = 128, kVector = 4, kThreads = 128;
-    using Load = Default; using Store = Default; };
-struct Cols4097_93bb { static constexpr int kCols = 4097, kThreadsPerRow = 256, kVector = 8, kThreads = 256;
+struct Cols1023_cdd4 { enum : int { kCols = 1023, kThreadsPerRow = 32, kVector = 4, kThreads = 32 };
     using Load = EvictLast; using Store = Default; };
-struct Cols6144_a1ed { static constexpr int kCols = 6144, kThreadsPerRow = 256, kVector = 8, kThreads = 256;
+struct Cols3072_4b59 { enum : int { kCols = 3072, kThreadsPerRow = 128, kVector = 8, kThreads = 128 };
     using Load = NoAllocate; using Store = Streaming; };
-struct Cols8192_c782 { static constexpr int kCols = 8192, kThreadsPerRow = 256, kVector = 8, kThreads = 256;
+struct Cols4096_800d { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 4, kThreads = 256 };
+    using Load = Default; using Store = Default; };
+struct Cols4096_e51c { enum : int { kCols = 4096, kThreadsPerRow = 128, kVector = 4, kThreads = 128 };
+    using Load = Default; using Store = Default; };
+struct Cols4097_c551 { enum : int { kCols = 4097, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
+    using Load = EvictLast; using Store = Default; };
+struct Cols6144_d1b4 { enum : int { kCols = 6144, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
+    using Load = NoAllocate; using Store = Streaming; };
+struct Cols8192_8f71 { enum : int { kCols = 8192, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
     using Load = NoAllocate; using Store = Default; };
-struct Cols8192_4fb9 { static constexpr int kCols = 8192, kThreadsPerRow = 256, kVector = 8, kThreads = 256;
+struct Cols8192_533a { enum : int { kCols = 8192, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
     using Load = EvictLast; using Store = Default; };
-struct Cols16384_d6e9 { static constexpr int kCols = 16384, kThreads = 128, kCluster = 4, kVector = 4;
+struct Cols16384_5ce5 { enum : int { kCols = 16384, kThreads = 128, kCluster = 4, kVector = 4 };
     using Load = NoAllocate; using Store = Streaming; };
-struct Cols65536_a2a6 { static constexpr int kCols = 65536, kThreads = 256, kCluster = 8, kVector = 8, kStages = 2;
+struct Cols65536_475b { enum : int { kCols = 65536, kThreads = 256, kCluster = 8, kVector = 8, kStages = 2 };
     using Load = EvictLast; using Store = Default; };
-struct AnyCols_f316 { static constexpr int kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256;
+struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
     using Load = Default; using Store = Default; };
 
 // layernorm forward: lanes of a warp own a row; it is read once.
@@ -2463,23 +2463,23 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_warp_per_row_4442_Cols768_78d6{32, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_warp_per_row_b089_Cols1000_8e3b{64, 2, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_block_per_row_587c_Cols1000_eb06{128, 2, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_warp_per_row_5514_Cols1023_a2d5{32, 1, 1, 16, 0, 0, 4, 0, true};
-inline constexpr Launch kLaunch_block_per_row_41be_Cols3072_e938{128, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_mean_without_rstd_block_per_row_3679_Cols4096_4e54{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_block_per_row_41be_Cols4096_5ab4{128, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_block_per_row_f56e_Cols4097_93bb{256, 1, 1, 4, 0, 0, 8, 0, true};
-inline constexpr Launch kLaunch_block_per_row_b52b_Cols6144_a1ed{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_mean_without_rstd_block_per_row_3679_Cols8192_c782{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_block_per_row_b52b_Cols8192_4fb9{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_mean_without_rstd_cluster_per_row_79e7_Cols16384_d6e9{128, 1, 4, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_cluster_per_row_b2e0_Cols65536_a2a6{256, 1, 8, 4, 32768, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_f882_AnyCols_f316{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_9e0f_AnyCols_f316{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_731f_AnyCols_f316{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_180c_AnyCols_f316{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_warp_per_row_4442_Cols768_b55b{32, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_warp_per_row_b089_Cols1000_406b{64, 2, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_block_per_row_587c_Cols1000_9920{128, 2, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_warp_per_row_5514_Cols1023_cdd4{32, 1, 1, 16, 0, 0, 4, 0, true};
+inline constexpr Launch kLaunch_block_per_row_41be_Cols3072_4b59{128, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_mean_without_rstd_block_per_row_3679_Cols4096_800d{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_block_per_row_41be_Cols4096_e51c{128, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_block_per_row_f56e_Cols4097_c551{256, 1, 1, 4, 0, 0, 8, 0, true};
+inline constexpr Launch kLaunch_block_per_row_b52b_Cols6144_d1b4{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_mean_without_rstd_block_per_row_3679_Cols8192_8f71{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_block_per_row_b52b_Cols8192_533a{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_mean_without_rstd_cluster_per_row_79e7_Cols16384_5ce5{128, 1, 4, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_cluster_per_row_b2e0_Cols65536_475b{256, 1, 8, 4, 32768, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_block_per_row_f882_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_9e0f_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_731f_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_180c_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -2660,122 +2660,122 @@ inline cudaError_t layernorm_fwd_bf16_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent, alike)) {
     case 0:  // 8192 x 768
-      status = k::grid(k::kLaunch_warp_per_row_4442_Cols768_78d6, rows, &blocks);
+      status = k::grid(k::kLaunch_warp_per_row_4442_Cols768_b55b, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_warp_per_row_4442<k::Cols768_78d6>,
-          k::kLaunch_warp_per_row_4442_Cols768_78d6, blocks, stream,
+          k::layernorm_fwd_bf16_warp_per_row_4442<k::Cols768_b55b>,
+          k::kLaunch_warp_per_row_4442_Cols768_b55b, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 1:  // 8192 x 1000
-      status = k::grid(k::kLaunch_warp_per_row_b089_Cols1000_8e3b, rows, &blocks);
+      status = k::grid(k::kLaunch_warp_per_row_b089_Cols1000_406b, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_warp_per_row_b089<k::Cols1000_8e3b>,
-          k::kLaunch_warp_per_row_b089_Cols1000_8e3b, blocks, stream,
+          k::layernorm_fwd_bf16_warp_per_row_b089<k::Cols1000_406b>,
+          k::kLaunch_warp_per_row_b089_Cols1000_406b, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 2:  // 16384 x 1000
-      status = k::grid(k::kLaunch_block_per_row_587c_Cols1000_eb06, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_587c_Cols1000_9920, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_block_per_row_587c<k::Cols1000_eb06>,
-          k::kLaunch_block_per_row_587c_Cols1000_eb06, blocks, stream,
+          k::layernorm_fwd_bf16_block_per_row_587c<k::Cols1000_9920>,
+          k::kLaunch_block_per_row_587c_Cols1000_9920, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 3:  // 16384 x 1023
-      status = k::grid(k::kLaunch_warp_per_row_5514_Cols1023_a2d5, rows, &blocks);
+      status = k::grid(k::kLaunch_warp_per_row_5514_Cols1023_cdd4, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_warp_per_row_5514<k::Cols1023_a2d5>,
-          k::kLaunch_warp_per_row_5514_Cols1023_a2d5, blocks, stream,
+          k::layernorm_fwd_bf16_warp_per_row_5514<k::Cols1023_cdd4>,
+          k::kLaunch_warp_per_row_5514_Cols1023_cdd4, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 4:  // 4096 x 3072
-      status = k::grid(k::kLaunch_block_per_row_41be_Cols3072_e938, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_41be_Cols3072_4b59, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_block_per_row_41be<k::Cols3072_e938>,
-          k::kLaunch_block_per_row_41be_Cols3072_e938, blocks, stream,
+          k::layernorm_fwd_bf16_block_per_row_41be<k::Cols3072_4b59>,
+          k::kLaunch_block_per_row_41be_Cols3072_4b59, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 5:
     case 6:  // 1 x 4096, 64 x 4096
-      status = k::grid(k::kLaunch_without_mean_without_rstd_block_per_row_3679_Cols4096_4e54, rows, &blocks);
+      status = k::grid(k::kLaunch_without_mean_without_rstd_block_per_row_3679_Cols4096_800d, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_without_mean_without_rstd_block_per_row_3679<k::Cols4096_4e54>,
-          k::kLaunch_without_mean_without_rstd_block_per_row_3679_Cols4096_4e54, blocks, stream,
+          k::layernorm_fwd_bf16_without_mean_without_rstd_block_per_row_3679<k::Cols4096_800d>,
+          k::kLaunch_without_mean_without_rstd_block_per_row_3679_Cols4096_800d, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 7:  // 4096 x 4096
-      status = k::grid(k::kLaunch_block_per_row_41be_Cols4096_5ab4, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_41be_Cols4096_e51c, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_block_per_row_41be<k::Cols4096_5ab4>,
-          k::kLaunch_block_per_row_41be_Cols4096_5ab4, blocks, stream,
+          k::layernorm_fwd_bf16_block_per_row_41be<k::Cols4096_e51c>,
+          k::kLaunch_block_per_row_41be_Cols4096_e51c, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 8:  // 8192 x 4097
-      status = k::grid(k::kLaunch_block_per_row_f56e_Cols4097_93bb, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_f56e_Cols4097_c551, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_block_per_row_f56e<k::Cols4097_93bb>,
-          k::kLaunch_block_per_row_f56e_Cols4097_93bb, blocks, stream,
+          k::layernorm_fwd_bf16_block_per_row_f56e<k::Cols4097_c551>,
+          k::kLaunch_block_per_row_f56e_Cols4097_c551, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 9:  // 4096 x 6144
-      status = k::grid(k::kLaunch_block_per_row_b52b_Cols6144_a1ed, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_b52b_Cols6144_d1b4, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_block_per_row_b52b<k::Cols6144_a1ed>,
-          k::kLaunch_block_per_row_b52b_Cols6144_a1ed, blocks, stream,
+          k::layernorm_fwd_bf16_block_per_row_b52b<k::Cols6144_d1b4>,
+          k::kLaunch_block_per_row_b52b_Cols6144_d1b4, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 10:  // 16 x 8192
-      status = k::grid(k::kLaunch_without_mean_without_rstd_block_per_row_3679_Cols8192_c782, rows, &blocks);
+      status = k::grid(k::kLaunch_without_mean_without_rstd_block_per_row_3679_Cols8192_8f71, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_without_mean_without_rstd_block_per_row_3679<k::Cols8192_c782>,
-          k::kLaunch_without_mean_without_rstd_block_per_row_3679_Cols8192_c782, blocks, stream,
+          k::layernorm_fwd_bf16_without_mean_without_rstd_block_per_row_3679<k::Cols8192_8f71>,
+          k::kLaunch_without_mean_without_rstd_block_per_row_3679_Cols8192_8f71, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 11:  // 16384 x 8192
-      status = k::grid(k::kLaunch_block_per_row_b52b_Cols8192_4fb9, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_b52b_Cols8192_533a, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_block_per_row_b52b<k::Cols8192_4fb9>,
-          k::kLaunch_block_per_row_b52b_Cols8192_4fb9, blocks, stream,
+          k::layernorm_fwd_bf16_block_per_row_b52b<k::Cols8192_533a>,
+          k::kLaunch_block_per_row_b52b_Cols8192_533a, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 12:  // 4 x 16384
-      status = k::grid(k::kLaunch_without_mean_without_rstd_cluster_per_row_79e7_Cols16384_d6e9, rows, &blocks);
+      status = k::grid(k::kLaunch_without_mean_without_rstd_cluster_per_row_79e7_Cols16384_5ce5, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_without_mean_without_rstd_cluster_per_row_79e7<k::Cols16384_d6e9>,
-          k::kLaunch_without_mean_without_rstd_cluster_per_row_79e7_Cols16384_d6e9, blocks, stream,
+          k::layernorm_fwd_bf16_without_mean_without_rstd_cluster_per_row_79e7<k::Cols16384_5ce5>,
+          k::kLaunch_without_mean_without_rstd_cluster_per_row_79e7_Cols16384_5ce5, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 13:  // 2048 x 65536
-      status = k::grid(k::kLaunch_cluster_per_row_b2e0_Cols65536_a2a6, rows, &blocks);
+      status = k::grid(k::kLaunch_cluster_per_row_b2e0_Cols65536_475b, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::layernorm_fwd_bf16_cluster_per_row_b2e0<k::Cols65536_a2a6>, k::kLaunch_cluster_per_row_b2e0_Cols65536_a2a6, &blocks);
+      status = k::fit_clusters(k::layernorm_fwd_bf16_cluster_per_row_b2e0<k::Cols65536_475b>, k::kLaunch_cluster_per_row_b2e0_Cols65536_475b, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_cluster_per_row_b2e0<k::Cols65536_a2a6>,
-          k::kLaunch_cluster_per_row_b2e0_Cols65536_a2a6, blocks, stream,
+          k::layernorm_fwd_bf16_cluster_per_row_b2e0<k::Cols65536_475b>,
+          k::kLaunch_cluster_per_row_b2e0_Cols65536_475b, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
@@ -2784,36 +2784,36 @@ inline cudaError_t layernorm_fwd_bf16_pitched(
   }
   switch (absent & k::kCompiledOut) {  // the general kernel
     case 0u:
-      status = k::grid(k::kLaunch_any_cols_block_per_row_f882_AnyCols_f316, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_f882_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_any_cols_block_per_row_f882<k::AnyCols_f316>,
-          k::kLaunch_any_cols_block_per_row_f882_AnyCols_f316, blocks, stream,
+          k::layernorm_fwd_bf16_any_cols_block_per_row_f882<k::AnyCols_1448>,
+          k::kLaunch_any_cols_block_per_row_f882_AnyCols_1448, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, cols, eps);
     case 1u:  // without weight
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_9e0f_AnyCols_f316, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_9e0f_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_any_cols_without_weight_block_per_row_9e0f<k::AnyCols_f316>,
-          k::kLaunch_any_cols_without_weight_block_per_row_9e0f_AnyCols_f316, blocks, stream,
+          k::layernorm_fwd_bf16_any_cols_without_weight_block_per_row_9e0f<k::AnyCols_1448>,
+          k::kLaunch_any_cols_without_weight_block_per_row_9e0f_AnyCols_1448, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(bias), y_pitch, x_pitch, rows, cols, eps);
     case 2u:  // without bias
-      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_731f_AnyCols_f316, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_731f_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_any_cols_without_bias_block_per_row_731f<k::AnyCols_f316>,
-          k::kLaunch_any_cols_without_bias_block_per_row_731f_AnyCols_f316, blocks, stream,
+          k::layernorm_fwd_bf16_any_cols_without_bias_block_per_row_731f<k::AnyCols_1448>,
+          k::kLaunch_any_cols_without_bias_block_per_row_731f_AnyCols_1448, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, cols, eps);
     default:  // without weight and bias
-      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_180c_AnyCols_f316, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_180c_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_180c<k::AnyCols_f316>,
-          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_180c_AnyCols_f316, blocks, stream,
+          k::layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_180c<k::AnyCols_1448>,
+          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_180c_AnyCols_1448, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch,
           rows, cols, eps);
   }

@@ -237,9 +237,9 @@ struct Streaming {
 };
 
 // What a tuned shape is: the sizes and hints of its kernel.
-struct Cols4096_a752 { static constexpr int kCols = 4096, kThreadsPerRow = 256, kVector = 4, kThreads = 256;
+struct Cols4096_16da { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 4, kThreads = 256 };
     using Load = NoAllocate; using Store = Streaming; };
-struct AnyCols_f316 { static constexpr int kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256;
+struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
     using Load = Default; using Store = Default; };
 
 // layernorm forward: a block owns a row; it is read once.
@@ -839,11 +839,11 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_block_per_row_4a5c_Cols4096_a752{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_any_cols_block_per_row_e868_AnyCols_f316{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_7594_AnyCols_f316{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_428b_AnyCols_f316{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_180c_AnyCols_f316{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_block_per_row_4a5c_Cols4096_16da{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_any_cols_block_per_row_e868_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_7594_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_428b_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_180c_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -979,11 +979,11 @@ inline cudaError_t layernorm_fwd_bf16_weight_f32_bias_f32_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 4096
-      status = k::grid(k::kLaunch_block_per_row_4a5c_Cols4096_a752, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_4a5c_Cols4096_16da, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_block_per_row_4a5c<k::Cols4096_a752>,
-          k::kLaunch_block_per_row_4a5c_Cols4096_a752, blocks, stream,
+          k::layernorm_fwd_bf16_block_per_row_4a5c<k::Cols4096_16da>,
+          k::kLaunch_block_per_row_4a5c_Cols4096_16da, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x), weight, bias,
           y_pitch, x_pitch, rows, eps);
     default:
@@ -991,35 +991,35 @@ inline cudaError_t layernorm_fwd_bf16_weight_f32_bias_f32_pitched(
   }
   switch (absent & k::kCompiledOut) {  // the general kernel
     case 0u:
-      status = k::grid(k::kLaunch_any_cols_block_per_row_e868_AnyCols_f316, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_e868_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_any_cols_block_per_row_e868<k::AnyCols_f316>,
-          k::kLaunch_any_cols_block_per_row_e868_AnyCols_f316, blocks, stream,
+          k::layernorm_fwd_bf16_any_cols_block_per_row_e868<k::AnyCols_1448>,
+          k::kLaunch_any_cols_block_per_row_e868_AnyCols_1448, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x), weight, bias,
           y_pitch, x_pitch, rows, cols, eps);
     case 1u:  // without weight
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_7594_AnyCols_f316, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_7594_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_any_cols_without_weight_block_per_row_7594<k::AnyCols_f316>,
-          k::kLaunch_any_cols_without_weight_block_per_row_7594_AnyCols_f316, blocks, stream,
+          k::layernorm_fwd_bf16_any_cols_without_weight_block_per_row_7594<k::AnyCols_1448>,
+          k::kLaunch_any_cols_without_weight_block_per_row_7594_AnyCols_1448, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x), bias, y_pitch,
           x_pitch, rows, cols, eps);
     case 2u:  // without bias
-      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_428b_AnyCols_f316, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_428b_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_any_cols_without_bias_block_per_row_428b<k::AnyCols_f316>,
-          k::kLaunch_any_cols_without_bias_block_per_row_428b_AnyCols_f316, blocks, stream,
+          k::layernorm_fwd_bf16_any_cols_without_bias_block_per_row_428b<k::AnyCols_1448>,
+          k::kLaunch_any_cols_without_bias_block_per_row_428b_AnyCols_1448, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x), weight, y_pitch,
           x_pitch, rows, cols, eps);
     default:  // without weight and bias
-      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_180c_AnyCols_f316, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_180c_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_180c<k::AnyCols_f316>,
-          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_180c_AnyCols_f316, blocks, stream,
+          k::layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_180c<k::AnyCols_1448>,
+          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_180c_AnyCols_1448, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch,
           rows, cols, eps);
   }

@@ -229,11 +229,11 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
 }
 
 // What a tuned shape is: the sizes and hints of its kernel.
-struct Cols768_9160 { static constexpr int kCols = 768, kThreadsPerRow = 64, kRowsPerBlock = 2, kVector = 4,
-    kThreads = 128; using Load = NoAllocate; using Store = Streaming; };
-struct Cols1024_9bb7 { static constexpr int kCols = 1024, kThreadsPerRow = 64, kRowsPerBlock = 4, kVector = 4,
-    kThreads = 256; using Load = EvictLast; using Store = Default; };
-struct AnyCols_f316 { static constexpr int kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256;
+struct Cols768_d3d0 { enum : int { kCols = 768, kThreadsPerRow = 64, kRowsPerBlock = 2, kVector = 4, kThreads = 128 };
+    using Load = NoAllocate; using Store = Streaming; };
+struct Cols1024_e9de { enum : int { kCols = 1024, kThreadsPerRow = 64, kRowsPerBlock = 4, kVector = 4, kThreads = 256 };
+    using Load = EvictLast; using Store = Default; };
+struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
     using Load = Default; using Store = Default; };
 
 // layernorm forward: the threads of some warps own a row, rows lie side by side in a block; it is read once.
@@ -845,12 +845,12 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_block_per_row_eba1_Cols768_9160{128, 2, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_block_per_row_eba1_Cols1024_9bb7{256, 4, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_any_cols_block_per_row_8029_AnyCols_f316{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_e87b_AnyCols_f316{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_6925_AnyCols_f316{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_058f_AnyCols_f316{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_block_per_row_eba1_Cols768_d3d0{128, 2, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_block_per_row_eba1_Cols1024_e9de{256, 4, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_any_cols_block_per_row_8029_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_e87b_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_6925_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_058f_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -987,50 +987,50 @@ inline cudaError_t layernorm_fwd_f32_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 768
-      status = k::grid(k::kLaunch_block_per_row_eba1_Cols768_9160, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_eba1_Cols768_d3d0, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_f32_block_per_row_eba1<k::Cols768_9160>,
-          k::kLaunch_block_per_row_eba1_Cols768_9160, blocks, stream,
+          k::layernorm_fwd_f32_block_per_row_eba1<k::Cols768_d3d0>,
+          k::kLaunch_block_per_row_eba1_Cols768_d3d0, blocks, stream,
           y, mean, rstd, x, weight, bias, y_pitch, x_pitch, rows, eps);
     case 1:  // 32768 x 1024
-      status = k::grid(k::kLaunch_block_per_row_eba1_Cols1024_9bb7, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_eba1_Cols1024_e9de, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_f32_block_per_row_eba1<k::Cols1024_9bb7>,
-          k::kLaunch_block_per_row_eba1_Cols1024_9bb7, blocks, stream,
+          k::layernorm_fwd_f32_block_per_row_eba1<k::Cols1024_e9de>,
+          k::kLaunch_block_per_row_eba1_Cols1024_e9de, blocks, stream,
           y, mean, rstd, x, weight, bias, y_pitch, x_pitch, rows, eps);
     default:
       break;
   }
   switch (absent & k::kCompiledOut) {  // the general kernel
     case 0u:
-      status = k::grid(k::kLaunch_any_cols_block_per_row_8029_AnyCols_f316, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_8029_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_f32_any_cols_block_per_row_8029<k::AnyCols_f316>,
-          k::kLaunch_any_cols_block_per_row_8029_AnyCols_f316, blocks, stream,
+          k::layernorm_fwd_f32_any_cols_block_per_row_8029<k::AnyCols_1448>,
+          k::kLaunch_any_cols_block_per_row_8029_AnyCols_1448, blocks, stream,
           y, mean, rstd, x, weight, bias, y_pitch, x_pitch, rows, cols, eps);
     case 1u:  // without weight
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_e87b_AnyCols_f316, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_e87b_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_f32_any_cols_without_weight_block_per_row_e87b<k::AnyCols_f316>,
-          k::kLaunch_any_cols_without_weight_block_per_row_e87b_AnyCols_f316, blocks, stream,
+          k::layernorm_fwd_f32_any_cols_without_weight_block_per_row_e87b<k::AnyCols_1448>,
+          k::kLaunch_any_cols_without_weight_block_per_row_e87b_AnyCols_1448, blocks, stream,
           y, mean, rstd, x, bias, y_pitch, x_pitch, rows, cols, eps);
     case 2u:  // without bias
-      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_6925_AnyCols_f316, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_6925_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_f32_any_cols_without_bias_block_per_row_6925<k::AnyCols_f316>,
-          k::kLaunch_any_cols_without_bias_block_per_row_6925_AnyCols_f316, blocks, stream,
+          k::layernorm_fwd_f32_any_cols_without_bias_block_per_row_6925<k::AnyCols_1448>,
+          k::kLaunch_any_cols_without_bias_block_per_row_6925_AnyCols_1448, blocks, stream,
           y, mean, rstd, x, weight, y_pitch, x_pitch, rows, cols, eps);
     default:  // without weight and bias
-      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_058f_AnyCols_f316, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_058f_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_f32_any_cols_without_bias_without_weight_block_per_row_058f<k::AnyCols_f316>,
-          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_058f_AnyCols_f316, blocks, stream,
+          k::layernorm_fwd_f32_any_cols_without_bias_without_weight_block_per_row_058f<k::AnyCols_1448>,
+          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_058f_AnyCols_1448, blocks, stream,
           y, mean, rstd, x, y_pitch, x_pitch, rows, cols, eps);
   }
 }

@@ -300,9 +300,10 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
 }
 
 // What a tuned shape is: the sizes and hints of its kernel.
-struct Cols151936_8d8d { static constexpr int kCols = 151936, kThreads = 1024, kThreadsPerRow = 1024, kVector = 8,
-    kHeldSteps = 7; using Load = EvictLast; using Store = Default; };
-struct AnyCols_f316 { static constexpr int kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256;
+struct Cols151936_ea6d { enum :
+    int { kCols = 151936, kThreads = 1024, kThreadsPerRow = 1024, kVector = 8, kHeldSteps = 7 }; using Load = EvictLast;
+    using Store = Default; };
+struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
     using Load = Default; using Store = Default; };
 
 // log_softmax forward: a block owns a row; it is read once.
@@ -575,8 +576,8 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_block_per_row_b67e_Cols151936_8d8d{1024, 1, 1, 0, 196608, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_38fa_AnyCols_f316{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_block_per_row_b67e_Cols151936_ea6d{1024, 1, 1, 0, 196608, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_block_per_row_38fa_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -707,20 +708,20 @@ inline cudaError_t log_softmax_fwd_bf16_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 4096 x 151936
-      status = k::grid(k::kLaunch_block_per_row_b67e_Cols151936_8d8d, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_b67e_Cols151936_ea6d, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::log_softmax_fwd_bf16_block_per_row_b67e<k::Cols151936_8d8d>,
-          k::kLaunch_block_per_row_b67e_Cols151936_8d8d, blocks, stream,
+          k::log_softmax_fwd_bf16_block_per_row_b67e<k::Cols151936_ea6d>,
+          k::kLaunch_block_per_row_b67e_Cols151936_ea6d, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
     default:
       break;
   }
-  status = k::grid(k::kLaunch_any_cols_block_per_row_38fa_AnyCols_f316, rows, &blocks);
+  status = k::grid(k::kLaunch_any_cols_block_per_row_38fa_AnyCols_1448, rows, &blocks);
   if (status != cudaSuccess) return status;
   return k::launch(
-      k::log_softmax_fwd_bf16_any_cols_block_per_row_38fa<k::AnyCols_f316>,
-      k::kLaunch_any_cols_block_per_row_38fa_AnyCols_f316, blocks, stream,
+      k::log_softmax_fwd_bf16_any_cols_block_per_row_38fa<k::AnyCols_1448>,
+      k::kLaunch_any_cols_block_per_row_38fa_AnyCols_1448, blocks, stream,
       reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows, cols);
 }
 

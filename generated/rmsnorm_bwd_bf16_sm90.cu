@@ -473,25 +473,32 @@ __device__ __forceinline__ bool takes_last_ticket(unsigned* ticket, bool& is_las
 }
 
 // What a tuned shape is: the sizes and hints of its kernel.
-struct Cols128_5c25 { static constexpr int kCols = 128, kThreads = 256, kThreadsPerRow = 8, kRowsPerBlock = 32,
-    kVector = 8, kGroups = 8, kCells = 8; using Load = Default; using Store = Default; };
-struct Cols128_6c3c { static constexpr int kCols = 128, kThreads = 256, kThreadsPerRow = 8, kRowsPerBlock = 32,
-    kVector = 4, kGroups = 8, kCells = 8; using Load = EvictLast; using Store = Default; };
-struct Cols768_d3c3 { static constexpr int kCols = 768, kThreads = 512, kThreadsPerRow = 32, kRowsPerBlock = 16,
-    kVector = 8, kGroups = 16, kCells = 8; using Load = Default; using Store = Default; };
-struct Cols1024_e829 { static constexpr int kCols = 1024, kThreads = 256, kThreadsPerRow = 64, kRowsPerBlock = 4,
-    kVector = 4, kGroups = 4, kCells = 8; using Load = Default; using Store = Default; };
-struct Cols4096_4161 { static constexpr int kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 8,
-    kStages = 2, kCells = 16; using Store = Default; };
-struct Cols4097_33bc { static constexpr int kCols = 4097, kThreads = 512, kThreadsPerRow = 256, kRowsPerBlock = 2,
-    kVector = 4, kGroups = 2, kCells = 16; using Load = Default; using Store = Default; };
-struct Cols8192_bd12 { static constexpr int kCols = 8192, kThreads = 512, kThreadsPerRow = 512, kVector = 8,
-    kStages = 2, kCells = 32; using Store = Default; };
-struct Cols32768_fc0c { static constexpr int kCols = 32768, kThreads = 256, kCluster = 8, kVector = 8, kCells = 32;
-    using Load = EvictLast; using Store = Default; };
-struct AnyCols_63d8 { static constexpr int kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1;
+struct Cols128_3688 { enum :
+    int { kCols = 128, kThreads = 256, kThreadsPerRow = 8, kRowsPerBlock = 32, kVector = 8, kGroups = 8, kCells = 8 };
     using Load = Default; using Store = Default; };
-struct AnyCols_f316 { static constexpr int kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256;
+struct Cols128_ab0a { enum :
+    int { kCols = 128, kThreads = 256, kThreadsPerRow = 8, kRowsPerBlock = 32, kVector = 4, kGroups = 8, kCells = 8 };
+    using Load = EvictLast; using Store = Default; };
+struct Cols768_d4ab { enum :
+    int { kCols = 768, kThreads = 512, kThreadsPerRow = 32, kRowsPerBlock = 16, kVector = 8, kGroups = 16, kCells = 8 };
+    using Load = Default; using Store = Default; };
+struct Cols1024_2002 { enum :
+    int { kCols = 1024, kThreads = 256, kThreadsPerRow = 64, kRowsPerBlock = 4, kVector = 4, kGroups = 4, kCells = 8 };
+    using Load = Default; using Store = Default; };
+struct Cols4096_f168 { enum :
+    int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kStages = 2, kCells = 16 };
+    using Store = Default; };
+struct Cols4097_0326 { enum :
+    int { kCols = 4097, kThreads = 512, kThreadsPerRow = 256, kRowsPerBlock = 2, kVector = 4, kGroups = 2,
+    kCells = 16 }; using Load = Default; using Store = Default; };
+struct Cols8192_36c3 { enum :
+    int { kCols = 8192, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kStages = 2, kCells = 32 };
+    using Store = Default; };
+struct Cols32768_9864 { enum : int { kCols = 32768, kThreads = 256, kCluster = 8, kVector = 8, kCells = 32 };
+    using Load = EvictLast; using Store = Default; };
+struct AnyCols_d376 { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 };
+    using Load = Default; using Store = Default; };
+struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
     using Load = Default; using Store = Default; };
 
 // rmsnorm backward: lanes of a warp own a row, rows lie side by side in a block; it is read once.
@@ -2278,24 +2285,24 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_warp_per_row_0284_Cols128_5c25{256, 32, 1, 3, 4096, 0, 1, 1, true};
-inline constexpr Launch kLaunch_warp_per_row_0284_finish_Cols128_5c25{512, 1, 1, 0, 0, 16, 1, 0, true};
-inline constexpr Launch kLaunch_warp_per_row_fd82_Cols128_6c3c{256, 32, 1, 3, 4096, 0, 1, 1, false};
-inline constexpr Launch kLaunch_warp_per_row_fd82_finish_Cols128_6c3c{512, 1, 1, 0, 0, 16, 1, 0, true};
-inline constexpr Launch kLaunch_warp_per_row_183a_Cols768_d3c3{512, 16, 1, 1, 49152, 0, 1, 1, true};
-inline constexpr Launch kLaunch_warp_per_row_183a_finish_Cols768_d3c3{512, 1, 1, 0, 0, 96, 1, 0, true};
-inline constexpr Launch kLaunch_block_per_row_b336_Cols1024_e829{256, 4, 1, 2, 16384, 0, 1, 1, true};
-inline constexpr Launch kLaunch_block_per_row_b336_finish_Cols1024_e829{512, 1, 1, 0, 0, 128, 1, 0, true};
-inline constexpr Launch kLaunch_block_per_row_483c_Cols4096_4161{256, 1, 1, 2, 32768, 0, 1, 1, true};
-inline constexpr Launch kLaunch_block_per_row_483c_finish_Cols4096_4161{512, 1, 1, 0, 0, 256, 1, 0, true};
-inline constexpr Launch kLaunch_block_per_row_4e91_Cols4097_33bc{512, 2, 1, 1, 33024, 0, 2, 1, true};
-inline constexpr Launch kLaunch_block_per_row_4e91_finish_Cols4097_33bc{512, 1, 1, 0, 0, 258, 1, 0, true};
-inline constexpr Launch kLaunch_block_per_row_e5bf_Cols8192_bd12{512, 1, 1, 1, 65536, 0, 1, 1, true};
-inline constexpr Launch kLaunch_block_per_row_e5bf_finish_Cols8192_bd12{512, 1, 1, 0, 0, 256, 1, 0, true};
-inline constexpr Launch kLaunch_cluster_per_row_a0cc_Cols32768_fc0c{256, 1, 8, 3, 0, 0, 1, 1, true};
-inline constexpr Launch kLaunch_cluster_per_row_a0cc_finish_Cols32768_fc0c{512, 1, 1, 0, 0, 1024, 1, 0, true};
-inline constexpr Launch kLaunch_any_cols_block_per_row_b7dd_AnyCols_63d8{256, 1, 1, 0, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_fea7_AnyCols_f316{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_warp_per_row_0284_Cols128_3688{256, 32, 1, 3, 4096, 0, 1, 1, true};
+inline constexpr Launch kLaunch_warp_per_row_0284_finish_Cols128_3688{512, 1, 1, 0, 0, 16, 1, 0, true};
+inline constexpr Launch kLaunch_warp_per_row_fd82_Cols128_ab0a{256, 32, 1, 3, 4096, 0, 1, 1, false};
+inline constexpr Launch kLaunch_warp_per_row_fd82_finish_Cols128_ab0a{512, 1, 1, 0, 0, 16, 1, 0, true};
+inline constexpr Launch kLaunch_warp_per_row_183a_Cols768_d4ab{512, 16, 1, 1, 49152, 0, 1, 1, true};
+inline constexpr Launch kLaunch_warp_per_row_183a_finish_Cols768_d4ab{512, 1, 1, 0, 0, 96, 1, 0, true};
+inline constexpr Launch kLaunch_block_per_row_b336_Cols1024_2002{256, 4, 1, 2, 16384, 0, 1, 1, true};
+inline constexpr Launch kLaunch_block_per_row_b336_finish_Cols1024_2002{512, 1, 1, 0, 0, 128, 1, 0, true};
+inline constexpr Launch kLaunch_block_per_row_483c_Cols4096_f168{256, 1, 1, 2, 32768, 0, 1, 1, true};
+inline constexpr Launch kLaunch_block_per_row_483c_finish_Cols4096_f168{512, 1, 1, 0, 0, 256, 1, 0, true};
+inline constexpr Launch kLaunch_block_per_row_4e91_Cols4097_0326{512, 2, 1, 1, 33024, 0, 2, 1, true};
+inline constexpr Launch kLaunch_block_per_row_4e91_finish_Cols4097_0326{512, 1, 1, 0, 0, 258, 1, 0, true};
+inline constexpr Launch kLaunch_block_per_row_e5bf_Cols8192_36c3{512, 1, 1, 1, 65536, 0, 1, 1, true};
+inline constexpr Launch kLaunch_block_per_row_e5bf_finish_Cols8192_36c3{512, 1, 1, 0, 0, 256, 1, 0, true};
+inline constexpr Launch kLaunch_cluster_per_row_a0cc_Cols32768_9864{256, 1, 8, 3, 0, 0, 1, 1, true};
+inline constexpr Launch kLaunch_cluster_per_row_a0cc_finish_Cols32768_9864{512, 1, 1, 0, 0, 1024, 1, 0, true};
+inline constexpr Launch kLaunch_any_cols_block_per_row_b7dd_AnyCols_d376{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_fea7_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -2460,42 +2467,42 @@ inline std::size_t rmsnorm_bwd_bf16_workspace_bytes(int rows, int cols) {
   std::size_t most = 128 + 4 * static_cast<std::size_t>(cols);
   int blocks = 0;
   if (cols == 128) {
-    if (k::grid(k::kLaunch_warp_per_row_0284_Cols128_5c25, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_warp_per_row_0284_Cols128_3688, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 512 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 128) {
-    if (k::grid(k::kLaunch_warp_per_row_fd82_Cols128_6c3c, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_warp_per_row_fd82_Cols128_ab0a, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 512 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 768) {
-    if (k::grid(k::kLaunch_warp_per_row_183a_Cols768_d3c3, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_warp_per_row_183a_Cols768_d4ab, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 3072 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 1024) {
-    if (k::grid(k::kLaunch_block_per_row_b336_Cols1024_e829, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_block_per_row_b336_Cols1024_2002, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 4096 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 4096) {
-    if (k::grid(k::kLaunch_block_per_row_483c_Cols4096_4161, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_block_per_row_483c_Cols4096_f168, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 16384 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 4097) {
-    if (k::grid(k::kLaunch_block_per_row_4e91_Cols4097_33bc, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_block_per_row_4e91_Cols4097_0326, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 16512 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 8192) {
-    if (k::grid(k::kLaunch_block_per_row_e5bf_Cols8192_bd12, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_block_per_row_e5bf_Cols8192_36c3, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 32768 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 32768) {
-    if (k::grid(k::kLaunch_cluster_per_row_a0cc_Cols32768_fc0c, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_cluster_per_row_a0cc_Cols32768_9864, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 16384 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
@@ -2525,126 +2532,126 @@ inline cudaError_t rmsnorm_bwd_bf16_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent, alike)) {
     case 0:  // 65536 x 128
-      status = k::grid(k::kLaunch_warp_per_row_0284_Cols128_5c25, rows, &blocks);
+      status = k::grid(k::kLaunch_warp_per_row_0284_Cols128_3688, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::rmsnorm_bwd_bf16_warp_per_row_0284<k::Cols128_5c25>,
-          k::kLaunch_warp_per_row_0284_Cols128_5c25, blocks, stream,
+          k::rmsnorm_bwd_bf16_warp_per_row_0284<k::Cols128_3688>,
+          k::kLaunch_warp_per_row_0284_Cols128_3688, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_bwd_bf16_warp_per_row_0284_finish<k::Cols128_5c25>,
-          k::kLaunch_warp_per_row_0284_finish_Cols128_5c25, k::kLaunch_warp_per_row_0284_finish_Cols128_5c25.blocks, stream,
+          k::rmsnorm_bwd_bf16_warp_per_row_0284_finish<k::Cols128_3688>,
+          k::kLaunch_warp_per_row_0284_finish_Cols128_3688, k::kLaunch_warp_per_row_0284_finish_Cols128_3688.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 1:  // 1048576 x 128
-      status = k::grid(k::kLaunch_warp_per_row_fd82_Cols128_6c3c, rows, &blocks);
+      status = k::grid(k::kLaunch_warp_per_row_fd82_Cols128_ab0a, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::rmsnorm_bwd_bf16_warp_per_row_fd82<k::Cols128_6c3c>,
-          k::kLaunch_warp_per_row_fd82_Cols128_6c3c, blocks, stream,
+          k::rmsnorm_bwd_bf16_warp_per_row_fd82<k::Cols128_ab0a>,
+          k::kLaunch_warp_per_row_fd82_Cols128_ab0a, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_bwd_bf16_warp_per_row_fd82_finish<k::Cols128_6c3c>,
-          k::kLaunch_warp_per_row_fd82_finish_Cols128_6c3c, k::kLaunch_warp_per_row_fd82_finish_Cols128_6c3c.blocks, stream,
+          k::rmsnorm_bwd_bf16_warp_per_row_fd82_finish<k::Cols128_ab0a>,
+          k::kLaunch_warp_per_row_fd82_finish_Cols128_ab0a, k::kLaunch_warp_per_row_fd82_finish_Cols128_ab0a.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 2:  // 8192 x 768
-      status = k::grid(k::kLaunch_warp_per_row_183a_Cols768_d3c3, rows, &blocks);
+      status = k::grid(k::kLaunch_warp_per_row_183a_Cols768_d4ab, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::rmsnorm_bwd_bf16_warp_per_row_183a<k::Cols768_d3c3>,
-          k::kLaunch_warp_per_row_183a_Cols768_d3c3, blocks, stream,
+          k::rmsnorm_bwd_bf16_warp_per_row_183a<k::Cols768_d4ab>,
+          k::kLaunch_warp_per_row_183a_Cols768_d4ab, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_bwd_bf16_warp_per_row_183a_finish<k::Cols768_d3c3>,
-          k::kLaunch_warp_per_row_183a_finish_Cols768_d3c3, k::kLaunch_warp_per_row_183a_finish_Cols768_d3c3.blocks, stream,
+          k::rmsnorm_bwd_bf16_warp_per_row_183a_finish<k::Cols768_d4ab>,
+          k::kLaunch_warp_per_row_183a_finish_Cols768_d4ab, k::kLaunch_warp_per_row_183a_finish_Cols768_d4ab.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 3:  // 65536 x 1024
-      status = k::grid(k::kLaunch_block_per_row_b336_Cols1024_e829, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_b336_Cols1024_2002, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::rmsnorm_bwd_bf16_block_per_row_b336<k::Cols1024_e829>,
-          k::kLaunch_block_per_row_b336_Cols1024_e829, blocks, stream,
+          k::rmsnorm_bwd_bf16_block_per_row_b336<k::Cols1024_2002>,
+          k::kLaunch_block_per_row_b336_Cols1024_2002, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_bwd_bf16_block_per_row_b336_finish<k::Cols1024_e829>,
-          k::kLaunch_block_per_row_b336_finish_Cols1024_e829, k::kLaunch_block_per_row_b336_finish_Cols1024_e829.blocks, stream,
+          k::rmsnorm_bwd_bf16_block_per_row_b336_finish<k::Cols1024_2002>,
+          k::kLaunch_block_per_row_b336_finish_Cols1024_2002, k::kLaunch_block_per_row_b336_finish_Cols1024_2002.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 4:  // 4096 x 4096
-      status = k::grid(k::kLaunch_block_per_row_483c_Cols4096_4161, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_483c_Cols4096_f168, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::rmsnorm_bwd_bf16_block_per_row_483c<k::Cols4096_4161>,
-          k::kLaunch_block_per_row_483c_Cols4096_4161, blocks, stream,
+          k::rmsnorm_bwd_bf16_block_per_row_483c<k::Cols4096_f168>,
+          k::kLaunch_block_per_row_483c_Cols4096_f168, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_bwd_bf16_block_per_row_483c_finish<k::Cols4096_4161>,
-          k::kLaunch_block_per_row_483c_finish_Cols4096_4161, k::kLaunch_block_per_row_483c_finish_Cols4096_4161.blocks, stream,
+          k::rmsnorm_bwd_bf16_block_per_row_483c_finish<k::Cols4096_f168>,
+          k::kLaunch_block_per_row_483c_finish_Cols4096_f168, k::kLaunch_block_per_row_483c_finish_Cols4096_f168.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 5:  // 4096 x 4097
-      status = k::grid(k::kLaunch_block_per_row_4e91_Cols4097_33bc, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_4e91_Cols4097_0326, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::rmsnorm_bwd_bf16_block_per_row_4e91<k::Cols4097_33bc>,
-          k::kLaunch_block_per_row_4e91_Cols4097_33bc, blocks, stream,
+          k::rmsnorm_bwd_bf16_block_per_row_4e91<k::Cols4097_0326>,
+          k::kLaunch_block_per_row_4e91_Cols4097_0326, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_bwd_bf16_block_per_row_4e91_finish<k::Cols4097_33bc>,
-          k::kLaunch_block_per_row_4e91_finish_Cols4097_33bc, k::kLaunch_block_per_row_4e91_finish_Cols4097_33bc.blocks, stream,
+          k::rmsnorm_bwd_bf16_block_per_row_4e91_finish<k::Cols4097_0326>,
+          k::kLaunch_block_per_row_4e91_finish_Cols4097_0326, k::kLaunch_block_per_row_4e91_finish_Cols4097_0326.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 6:  // 16384 x 8192
-      status = k::grid(k::kLaunch_block_per_row_e5bf_Cols8192_bd12, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_e5bf_Cols8192_36c3, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::rmsnorm_bwd_bf16_block_per_row_e5bf<k::Cols8192_bd12>,
-          k::kLaunch_block_per_row_e5bf_Cols8192_bd12, blocks, stream,
+          k::rmsnorm_bwd_bf16_block_per_row_e5bf<k::Cols8192_36c3>,
+          k::kLaunch_block_per_row_e5bf_Cols8192_36c3, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_bwd_bf16_block_per_row_e5bf_finish<k::Cols8192_bd12>,
-          k::kLaunch_block_per_row_e5bf_finish_Cols8192_bd12, k::kLaunch_block_per_row_e5bf_finish_Cols8192_bd12.blocks, stream,
+          k::rmsnorm_bwd_bf16_block_per_row_e5bf_finish<k::Cols8192_36c3>,
+          k::kLaunch_block_per_row_e5bf_finish_Cols8192_36c3, k::kLaunch_block_per_row_e5bf_finish_Cols8192_36c3.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 7:  // 2048 x 32768
-      status = k::grid(k::kLaunch_cluster_per_row_a0cc_Cols32768_fc0c, rows, &blocks);
+      status = k::grid(k::kLaunch_cluster_per_row_a0cc_Cols32768_9864, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::rmsnorm_bwd_bf16_cluster_per_row_a0cc<k::Cols32768_fc0c>, k::kLaunch_cluster_per_row_a0cc_Cols32768_fc0c, &blocks);
+      status = k::fit_clusters(k::rmsnorm_bwd_bf16_cluster_per_row_a0cc<k::Cols32768_9864>, k::kLaunch_cluster_per_row_a0cc_Cols32768_9864, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::rmsnorm_bwd_bf16_cluster_per_row_a0cc<k::Cols32768_fc0c>,
-          k::kLaunch_cluster_per_row_a0cc_Cols32768_fc0c, blocks, stream,
+          k::rmsnorm_bwd_bf16_cluster_per_row_a0cc<k::Cols32768_9864>,
+          k::kLaunch_cluster_per_row_a0cc_Cols32768_9864, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_bwd_bf16_cluster_per_row_a0cc_finish<k::Cols32768_fc0c>,
-          k::kLaunch_cluster_per_row_a0cc_finish_Cols32768_fc0c, k::kLaunch_cluster_per_row_a0cc_finish_Cols32768_fc0c.blocks, stream,
+          k::rmsnorm_bwd_bf16_cluster_per_row_a0cc_finish<k::Cols32768_9864>,
+          k::kLaunch_cluster_per_row_a0cc_finish_Cols32768_9864, k::kLaunch_cluster_per_row_a0cc_finish_Cols32768_9864.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     default:
       break;
@@ -2653,21 +2660,21 @@ inline cudaError_t rmsnorm_bwd_bf16_pitched(
     case 0u:
       status = cudaMemsetAsync(workspace, 0, 128 + 4 * static_cast<std::size_t>(cols), stream);
       if (status != cudaSuccess) return status;
-      status = k::grid(k::kLaunch_any_cols_block_per_row_b7dd_AnyCols_63d8, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_b7dd_AnyCols_d376, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_bwd_bf16_any_cols_block_per_row_b7dd<k::AnyCols_63d8>,
-          k::kLaunch_any_cols_block_per_row_b7dd_AnyCols_63d8, blocks, stream,
+          k::rmsnorm_bwd_bf16_any_cols_block_per_row_b7dd<k::AnyCols_d376>,
+          k::kLaunch_any_cols_block_per_row_b7dd_AnyCols_d376, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps,
           k::at<unsigned>(workspace, 0), k::at<float>(workspace, 128));
     default:  // without weight
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_fea7_AnyCols_f316, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_fea7_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_fea7<k::AnyCols_f316>,
-          k::kLaunch_any_cols_without_weight_block_per_row_fea7_AnyCols_f316, blocks, stream,
+          k::rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_fea7<k::AnyCols_1448>,
+          k::kLaunch_any_cols_without_weight_block_per_row_fea7_AnyCols_1448, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps);
   }

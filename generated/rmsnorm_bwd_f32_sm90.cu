@@ -319,11 +319,11 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
 }
 
 // What a tuned shape is: the sizes and hints of its kernel.
-struct Cols4096_3dc8 { static constexpr int kCols = 4096, kThreads = 128, kCluster = 2, kVector = 4, kCells = 16;
+struct Cols4096_f775 { enum : int { kCols = 4096, kThreads = 128, kCluster = 2, kVector = 4, kCells = 16 };
     using Load = EvictLast; using Store = Default; };
-struct AnyCols_63d8 { static constexpr int kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1;
+struct AnyCols_d376 { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 };
     using Load = Default; using Store = Default; };
-struct AnyCols_f316 { static constexpr int kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256;
+struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
     using Load = Default; using Store = Default; };
 
 // rmsnorm backward: the blocks of a cluster own a row; it is read once.
@@ -741,10 +741,10 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_cluster_per_row_3e4b_Cols4096_3dc8{128, 1, 2, 3, 0, 0, 1, 1, true};
-inline constexpr Launch kLaunch_cluster_per_row_3e4b_finish_Cols4096_3dc8{512, 1, 1, 0, 0, 256, 1, 0, true};
-inline constexpr Launch kLaunch_any_cols_block_per_row_cf9e_AnyCols_63d8{256, 1, 1, 0, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_84b4_AnyCols_f316{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_cluster_per_row_3e4b_Cols4096_f775{128, 1, 2, 3, 0, 0, 1, 1, true};
+inline constexpr Launch kLaunch_cluster_per_row_3e4b_finish_Cols4096_f775{512, 1, 1, 0, 0, 256, 1, 0, true};
+inline constexpr Launch kLaunch_any_cols_block_per_row_cf9e_AnyCols_d376{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_84b4_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -902,7 +902,7 @@ inline std::size_t rmsnorm_bwd_f32_workspace_bytes(int rows, int cols) {
   std::size_t most = 128 + 4 * static_cast<std::size_t>(cols);
   int blocks = 0;
   if (cols == 4096) {
-    if (k::grid(k::kLaunch_cluster_per_row_3e4b_Cols4096_3dc8, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_cluster_per_row_3e4b_Cols4096_f775, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 8192 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
@@ -931,18 +931,18 @@ inline cudaError_t rmsnorm_bwd_f32_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 4096
-      status = k::grid(k::kLaunch_cluster_per_row_3e4b_Cols4096_3dc8, rows, &blocks);
+      status = k::grid(k::kLaunch_cluster_per_row_3e4b_Cols4096_f775, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::rmsnorm_bwd_f32_cluster_per_row_3e4b<k::Cols4096_3dc8>, k::kLaunch_cluster_per_row_3e4b_Cols4096_3dc8, &blocks);
+      status = k::fit_clusters(k::rmsnorm_bwd_f32_cluster_per_row_3e4b<k::Cols4096_f775>, k::kLaunch_cluster_per_row_3e4b_Cols4096_f775, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::rmsnorm_bwd_f32_cluster_per_row_3e4b<k::Cols4096_3dc8>,
-          k::kLaunch_cluster_per_row_3e4b_Cols4096_3dc8, blocks, stream,
+          k::rmsnorm_bwd_f32_cluster_per_row_3e4b<k::Cols4096_f775>,
+          k::kLaunch_cluster_per_row_3e4b_Cols4096_f775, blocks, stream,
           dx, dweight, dy, x, weight, rstd, dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_bwd_f32_cluster_per_row_3e4b_finish<k::Cols4096_3dc8>,
-          k::kLaunch_cluster_per_row_3e4b_finish_Cols4096_3dc8, k::kLaunch_cluster_per_row_3e4b_finish_Cols4096_3dc8.blocks, stream,
+          k::rmsnorm_bwd_f32_cluster_per_row_3e4b_finish<k::Cols4096_f775>,
+          k::kLaunch_cluster_per_row_3e4b_finish_Cols4096_f775, k::kLaunch_cluster_per_row_3e4b_finish_Cols4096_f775.blocks, stream,
           dweight, k::at<float>(workspace, 0), blocks);
     default:
       break;
@@ -951,19 +951,19 @@ inline cudaError_t rmsnorm_bwd_f32_pitched(
     case 0u:
       status = cudaMemsetAsync(workspace, 0, 128 + 4 * static_cast<std::size_t>(cols), stream);
       if (status != cudaSuccess) return status;
-      status = k::grid(k::kLaunch_any_cols_block_per_row_cf9e_AnyCols_63d8, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_cf9e_AnyCols_d376, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_bwd_f32_any_cols_block_per_row_cf9e<k::AnyCols_63d8>,
-          k::kLaunch_any_cols_block_per_row_cf9e_AnyCols_63d8, blocks, stream,
+          k::rmsnorm_bwd_f32_any_cols_block_per_row_cf9e<k::AnyCols_d376>,
+          k::kLaunch_any_cols_block_per_row_cf9e_AnyCols_d376, blocks, stream,
           dx, dweight, dy, x, weight, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps,
           k::at<unsigned>(workspace, 0), k::at<float>(workspace, 128));
     default:  // without weight
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_84b4_AnyCols_f316, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_84b4_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_84b4<k::AnyCols_f316>,
-          k::kLaunch_any_cols_without_weight_block_per_row_84b4_AnyCols_f316, blocks, stream,
+          k::rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_84b4<k::AnyCols_1448>,
+          k::kLaunch_any_cols_without_weight_block_per_row_84b4_AnyCols_1448, blocks, stream,
           dx, dy, x, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps);
   }
 }

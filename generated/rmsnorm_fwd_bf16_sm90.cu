@@ -510,51 +510,51 @@ struct Streaming {
 };
 
 // What a tuned shape is: the sizes and hints of its kernel.
-struct Cols64_c4ee { static constexpr int kCols = 64, kThreadsPerRow = 8, kRowsPerBlock = 16, kVector = 4,
-    kThreads = 128; using Load = Default; using Store = Streaming; };
-struct Cols128_ff60 { static constexpr int kCols = 128, kThreadsPerRow = 8, kRowsPerBlock = 32, kVector = 8,
-    kThreads = 256; using Load = EvictLast; using Store = Streaming; };
-struct Cols128_51ce { static constexpr int kCols = 128, kThreadsPerRow = 16, kRowsPerBlock = 8, kVector = 8,
-    kThreads = 128; using Load = Default; using Store = Default; };
-struct Cols256_791f { static constexpr int kCols = 256, kThreadsPerRow = 8, kRowsPerBlock = 8, kVector = 8,
-    kThreads = 64; using Load = EvictLast; using Store = Default; };
-struct Cols2048_fda6 { static constexpr int kCols = 2048, kThreadsPerRow = 256, kVector = 4, kThreads = 256;
-    using Load = Default; using Store = Default; };
-struct Cols4095_e1a0 { static constexpr int kCols = 4095, kThreadsPerRow = 128, kVector = 8, kThreads = 128;
-    using Load = EvictLast; using Store = Default; };
-struct Cols4096_4e54 { static constexpr int kCols = 4096, kThreadsPerRow = 256, kVector = 4, kThreads = 256;
-    using Load = Default; using Store = Default; };
-struct Cols4096_bdc8 { static constexpr int kCols = 4096, kThreadsPerRow = 256, kVector = 4, kThreads = 256;
-    using Load = NoAllocate; using Store = Default; };
-struct Cols4096_0ba0 { static constexpr int kCols = 4096, kThreadsPerRow = 256, kVector = 8, kThreads = 256;
-    using Load = Default; using Store = Default; };
-struct Cols4096_eefd { static constexpr int kCols = 4096, kThreadsPerRow = 256, kVector = 8, kThreads = 256;
-    using Load = NoAllocate; using Store = Streaming; };
-struct Cols5120_4cfb { static constexpr int kCols = 5120, kThreadsPerRow = 256, kVector = 8, kThreads = 256;
-    using Load = EvictLast; using Store = Default; };
-struct Cols7168_7b24 { static constexpr int kCols = 7168, kThreadsPerRow = 512, kVector = 4, kThreads = 512;
-    using Load = Default; using Store = Default; };
-struct Cols7168_95ec { static constexpr int kCols = 7168, kThreadsPerRow = 256, kVector = 4, kThreads = 256;
-    using Load = Default; using Store = Default; };
-struct Cols8191_efb6 { static constexpr int kCols = 8191, kThreadsPerRow = 256, kVector = 8, kThreads = 256;
-    using Load = EvictLast; using Store = Default; };
-struct Cols8192_0d36 { static constexpr int kCols = 8192, kThreadsPerRow = 512, kVector = 4, kThreads = 512;
-    using Load = Default; using Store = Default; };
-struct Cols8192_a739 { static constexpr int kCols = 8192, kThreadsPerRow = 1024, kVector = 4, kThreads = 1024;
-    using Load = Default; using Store = Default; };
-struct Cols8192_4c04 { static constexpr int kCols = 8192, kThreadsPerRow = 128, kVector = 8, kThreads = 128;
-    using Load = EvictLast; using Store = Default; };
-struct Cols16384_d302 { static constexpr int kCols = 16384, kThreads = 1024, kCluster = 4, kVector = 4;
-    using Load = Default; using Store = Default; };
-struct Cols16384_f829 { static constexpr int kCols = 16384, kThreadsPerRow = 1024, kVector = 8, kThreads = 1024;
-    using Load = Default; using Store = Default; };
-struct Cols16384_2d16 { static constexpr int kCols = 16384, kThreadsPerRow = 512, kVector = 4, kThreads = 512;
+struct Cols64_8bc9 { enum : int { kCols = 64, kThreadsPerRow = 8, kRowsPerBlock = 16, kVector = 4, kThreads = 128 };
+    using Load = Default; using Store = Streaming; };
+struct Cols128_e548 { enum : int { kCols = 128, kThreadsPerRow = 8, kRowsPerBlock = 32, kVector = 8, kThreads = 256 };
     using Load = EvictLast; using Store = Streaming; };
-struct Cols32768_5e1a { static constexpr int kCols = 32768, kThreads = 1024, kThreadsPerRow = 1024, kVector = 4,
-    kUnroll = 4; using Load = EvictLast; using Store = Default; };
-struct Cols131072_a108 { static constexpr int kCols = 131072, kThreads = 128, kCluster = 8, kVector = 8, kStages = 2;
+struct Cols128_6ced { enum : int { kCols = 128, kThreadsPerRow = 16, kRowsPerBlock = 8, kVector = 8, kThreads = 128 };
+    using Load = Default; using Store = Default; };
+struct Cols256_0552 { enum : int { kCols = 256, kThreadsPerRow = 8, kRowsPerBlock = 8, kVector = 8, kThreads = 64 };
     using Load = EvictLast; using Store = Default; };
-struct AnyCols_f316 { static constexpr int kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256;
+struct Cols2048_8d33 { enum : int { kCols = 2048, kThreadsPerRow = 256, kVector = 4, kThreads = 256 };
+    using Load = Default; using Store = Default; };
+struct Cols4095_d742 { enum : int { kCols = 4095, kThreadsPerRow = 128, kVector = 8, kThreads = 128 };
+    using Load = EvictLast; using Store = Default; };
+struct Cols4096_800d { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 4, kThreads = 256 };
+    using Load = Default; using Store = Default; };
+struct Cols4096_a8c0 { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 4, kThreads = 256 };
+    using Load = NoAllocate; using Store = Default; };
+struct Cols4096_b878 { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
+    using Load = Default; using Store = Default; };
+struct Cols4096_d387 { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
+    using Load = NoAllocate; using Store = Streaming; };
+struct Cols5120_136c { enum : int { kCols = 5120, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
+    using Load = EvictLast; using Store = Default; };
+struct Cols7168_e377 { enum : int { kCols = 7168, kThreadsPerRow = 512, kVector = 4, kThreads = 512 };
+    using Load = Default; using Store = Default; };
+struct Cols7168_5014 { enum : int { kCols = 7168, kThreadsPerRow = 256, kVector = 4, kThreads = 256 };
+    using Load = Default; using Store = Default; };
+struct Cols8191_8b30 { enum : int { kCols = 8191, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
+    using Load = EvictLast; using Store = Default; };
+struct Cols8192_6602 { enum : int { kCols = 8192, kThreadsPerRow = 512, kVector = 4, kThreads = 512 };
+    using Load = Default; using Store = Default; };
+struct Cols8192_9de5 { enum : int { kCols = 8192, kThreadsPerRow = 1024, kVector = 4, kThreads = 1024 };
+    using Load = Default; using Store = Default; };
+struct Cols8192_ee86 { enum : int { kCols = 8192, kThreadsPerRow = 128, kVector = 8, kThreads = 128 };
+    using Load = EvictLast; using Store = Default; };
+struct Cols16384_b0fc { enum : int { kCols = 16384, kThreads = 1024, kCluster = 4, kVector = 4 }; using Load = Default;
+    using Store = Default; };
+struct Cols16384_c34f { enum : int { kCols = 16384, kThreadsPerRow = 1024, kVector = 8, kThreads = 1024 };
+    using Load = Default; using Store = Default; };
+struct Cols16384_9457 { enum : int { kCols = 16384, kThreadsPerRow = 512, kVector = 4, kThreads = 512 };
+    using Load = EvictLast; using Store = Streaming; };
+struct Cols32768_8b8c { enum : int { kCols = 32768, kThreads = 1024, kThreadsPerRow = 1024, kVector = 4, kUnroll = 4 };
+    using Load = EvictLast; using Store = Default; };
+struct Cols131072_d544 { enum : int { kCols = 131072, kThreads = 128, kCluster = 8, kVector = 8, kStages = 2 };
+    using Load = EvictLast; using Store = Default; };
+struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
     using Load = Default; using Store = Default; };
 
 // rmsnorm forward: lanes of a warp own a row, rows lie side by side in a block; it is read once.
@@ -1911,31 +1911,31 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_without_rstd_warp_per_row_c2fa_Cols64_c4ee{128, 16, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_without_rstd_warp_per_row_d9e1_Cols128_ff60{256, 32, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_rstd_warp_per_row_c2fa_Cols128_51ce{128, 8, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_without_rstd_warp_per_row_d9e1_Cols256_791f{64, 8, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols2048_fda6{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_rstd_block_per_row_8162_Cols4095_e1a0{128, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols4096_4e54{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols4096_bdc8{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols4096_0ba0{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols4096_eefd{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_rstd_block_per_row_2679_Cols4096_eefd{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_without_rstd_block_per_row_df31_Cols5120_4cfb{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_rstd_block_per_row_df31_Cols7168_7b24{512, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols7168_95ec{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_rstd_block_per_row_7a6b_Cols8191_efb6{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols8192_0d36{512, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols8192_a739{1024, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols8192_4c04{128, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_rstd_cluster_per_row_fff1_Cols16384_d302{1024, 1, 4, 1, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_rstd_block_per_row_8156_Cols16384_f829{1024, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols16384_2d16{512, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_rstd_block_per_row_fa88_Cols32768_5e1a{1024, 1, 1, 0, 65536, 0, 1, 0, false};
-inline constexpr Launch kLaunch_without_rstd_cluster_per_row_7738_Cols131072_a108{128, 1, 8, 8, 65536, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_5f71_AnyCols_f316{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_04b3_AnyCols_f316{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_without_rstd_warp_per_row_c2fa_Cols64_8bc9{128, 16, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_without_rstd_warp_per_row_d9e1_Cols128_e548{256, 32, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_warp_per_row_c2fa_Cols128_6ced{128, 8, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_without_rstd_warp_per_row_d9e1_Cols256_0552{64, 8, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols2048_8d33{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_8162_Cols4095_d742{128, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols4096_800d{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols4096_a8c0{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols4096_b878{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols4096_d387{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_2679_Cols4096_d387{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_df31_Cols5120_136c{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_df31_Cols7168_e377{512, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols7168_5014{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_7a6b_Cols8191_8b30{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols8192_6602{512, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols8192_9de5{1024, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols8192_ee86{128, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_cluster_per_row_fff1_Cols16384_b0fc{1024, 1, 4, 1, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_8156_Cols16384_c34f{1024, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols16384_9457{512, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_fa88_Cols32768_8b8c{1024, 1, 1, 0, 65536, 0, 1, 0, false};
+inline constexpr Launch kLaunch_without_rstd_cluster_per_row_7738_Cols131072_d544{128, 1, 8, 8, 65536, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_block_per_row_5f71_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_04b3_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -2125,195 +2125,195 @@ inline cudaError_t rmsnorm_fwd_bf16_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent, alike)) {
     case 0:  // 524288 x 64
-      status = k::grid(k::kLaunch_without_rstd_warp_per_row_c2fa_Cols64_c4ee, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_warp_per_row_c2fa_Cols64_8bc9, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_warp_per_row_c2fa<k::Cols64_c4ee>,
-          k::kLaunch_without_rstd_warp_per_row_c2fa_Cols64_c4ee, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_warp_per_row_c2fa<k::Cols64_8bc9>,
+          k::kLaunch_without_rstd_warp_per_row_c2fa_Cols64_8bc9, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 1:  // 65536 x 128
-      status = k::grid(k::kLaunch_without_rstd_warp_per_row_d9e1_Cols128_ff60, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_warp_per_row_d9e1_Cols128_e548, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_warp_per_row_d9e1<k::Cols128_ff60>,
-          k::kLaunch_without_rstd_warp_per_row_d9e1_Cols128_ff60, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_warp_per_row_d9e1<k::Cols128_e548>,
+          k::kLaunch_without_rstd_warp_per_row_d9e1_Cols128_e548, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 2:  // 262144 x 128
-      status = k::grid(k::kLaunch_without_rstd_warp_per_row_c2fa_Cols128_51ce, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_warp_per_row_c2fa_Cols128_6ced, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_warp_per_row_c2fa<k::Cols128_51ce>,
-          k::kLaunch_without_rstd_warp_per_row_c2fa_Cols128_51ce, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_warp_per_row_c2fa<k::Cols128_6ced>,
+          k::kLaunch_without_rstd_warp_per_row_c2fa_Cols128_6ced, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 3:  // 32768 x 256
-      status = k::grid(k::kLaunch_without_rstd_warp_per_row_d9e1_Cols256_791f, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_warp_per_row_d9e1_Cols256_0552, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_warp_per_row_d9e1<k::Cols256_791f>,
-          k::kLaunch_without_rstd_warp_per_row_d9e1_Cols256_791f, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_warp_per_row_d9e1<k::Cols256_0552>,
+          k::kLaunch_without_rstd_warp_per_row_d9e1_Cols256_0552, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 4:
     case 5:  // 1 x 2048, 64 x 2048
-      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols2048_fda6, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols2048_8d33, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols2048_fda6>,
-          k::kLaunch_without_rstd_block_per_row_4c63_Cols2048_fda6, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols2048_8d33>,
+          k::kLaunch_without_rstd_block_per_row_4c63_Cols2048_8d33, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 6:  // 16384 x 4095
-      status = k::grid(k::kLaunch_without_rstd_block_per_row_8162_Cols4095_e1a0, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_8162_Cols4095_d742, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_8162<k::Cols4095_e1a0>,
-          k::kLaunch_without_rstd_block_per_row_8162_Cols4095_e1a0, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_8162<k::Cols4095_d742>,
+          k::kLaunch_without_rstd_block_per_row_8162_Cols4095_d742, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 7:
     case 9:  // 1 x 4096, 16 x 4096
-      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols4096_4e54, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols4096_800d, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols4096_4e54>,
-          k::kLaunch_without_rstd_block_per_row_4c63_Cols4096_4e54, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols4096_800d>,
+          k::kLaunch_without_rstd_block_per_row_4c63_Cols4096_800d, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 8:  // 8 x 4096
-      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols4096_bdc8, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols4096_a8c0, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols4096_bdc8>,
-          k::kLaunch_without_rstd_block_per_row_4c63_Cols4096_bdc8, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols4096_a8c0>,
+          k::kLaunch_without_rstd_block_per_row_4c63_Cols4096_a8c0, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 10:  // 4096 x 4096
-      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols4096_0ba0, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols4096_b878, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols4096_0ba0>,
-          k::kLaunch_without_rstd_block_per_row_4c63_Cols4096_0ba0, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols4096_b878>,
+          k::kLaunch_without_rstd_block_per_row_4c63_Cols4096_b878, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 11:  // 8192 x 4096
-      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols4096_eefd, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols4096_d387, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols4096_eefd>,
-          k::kLaunch_without_rstd_block_per_row_4c63_Cols4096_eefd, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols4096_d387>,
+          k::kLaunch_without_rstd_block_per_row_4c63_Cols4096_d387, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 12:  // 8192 x 4096
-      status = k::grid(k::kLaunch_without_rstd_block_per_row_2679_Cols4096_eefd, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_2679_Cols4096_d387, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_2679<k::Cols4096_eefd>,
-          k::kLaunch_without_rstd_block_per_row_2679_Cols4096_eefd, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_2679<k::Cols4096_d387>,
+          k::kLaunch_without_rstd_block_per_row_2679_Cols4096_d387, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 13:
     case 14:  // 32 x 5120, 2048 x 5120
-      status = k::grid(k::kLaunch_without_rstd_block_per_row_df31_Cols5120_4cfb, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_df31_Cols5120_136c, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_df31<k::Cols5120_4cfb>,
-          k::kLaunch_without_rstd_block_per_row_df31_Cols5120_4cfb, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_df31<k::Cols5120_136c>,
+          k::kLaunch_without_rstd_block_per_row_df31_Cols5120_136c, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 15:  // 1 x 7168
-      status = k::grid(k::kLaunch_without_rstd_block_per_row_df31_Cols7168_7b24, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_df31_Cols7168_e377, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_df31<k::Cols7168_7b24>,
-          k::kLaunch_without_rstd_block_per_row_df31_Cols7168_7b24, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_df31<k::Cols7168_e377>,
+          k::kLaunch_without_rstd_block_per_row_df31_Cols7168_e377, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 16:  // 8192 x 7168
-      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols7168_95ec, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols7168_5014, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols7168_95ec>,
-          k::kLaunch_without_rstd_block_per_row_4c63_Cols7168_95ec, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols7168_5014>,
+          k::kLaunch_without_rstd_block_per_row_4c63_Cols7168_5014, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 17:  // 8192 x 8191
-      status = k::grid(k::kLaunch_without_rstd_block_per_row_7a6b_Cols8191_efb6, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_7a6b_Cols8191_8b30, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_7a6b<k::Cols8191_efb6>,
-          k::kLaunch_without_rstd_block_per_row_7a6b_Cols8191_efb6, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_7a6b<k::Cols8191_8b30>,
+          k::kLaunch_without_rstd_block_per_row_7a6b_Cols8191_8b30, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 18:  // 1 x 8192
-      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols8192_0d36, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols8192_6602, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols8192_0d36>,
-          k::kLaunch_without_rstd_block_per_row_4c63_Cols8192_0d36, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols8192_6602>,
+          k::kLaunch_without_rstd_block_per_row_4c63_Cols8192_6602, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 19:
     case 20:  // 16 x 8192, 64 x 8192
-      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols8192_a739, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols8192_9de5, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols8192_a739>,
-          k::kLaunch_without_rstd_block_per_row_4c63_Cols8192_a739, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols8192_9de5>,
+          k::kLaunch_without_rstd_block_per_row_4c63_Cols8192_9de5, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 21:  // 16384 x 8192
-      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols8192_4c04, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols8192_ee86, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols8192_4c04>,
-          k::kLaunch_without_rstd_block_per_row_4c63_Cols8192_4c04, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols8192_ee86>,
+          k::kLaunch_without_rstd_block_per_row_4c63_Cols8192_ee86, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 22:  // 1 x 16384
-      status = k::grid(k::kLaunch_without_rstd_cluster_per_row_fff1_Cols16384_d302, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_cluster_per_row_fff1_Cols16384_b0fc, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::rmsnorm_fwd_bf16_without_rstd_cluster_per_row_fff1<k::Cols16384_d302>, k::kLaunch_without_rstd_cluster_per_row_fff1_Cols16384_d302, &blocks);
+      status = k::fit_clusters(k::rmsnorm_fwd_bf16_without_rstd_cluster_per_row_fff1<k::Cols16384_b0fc>, k::kLaunch_without_rstd_cluster_per_row_fff1_Cols16384_b0fc, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_cluster_per_row_fff1<k::Cols16384_d302>,
-          k::kLaunch_without_rstd_cluster_per_row_fff1_Cols16384_d302, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_cluster_per_row_fff1<k::Cols16384_b0fc>,
+          k::kLaunch_without_rstd_cluster_per_row_fff1_Cols16384_b0fc, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 23:  // 64 x 16384
-      status = k::grid(k::kLaunch_without_rstd_block_per_row_8156_Cols16384_f829, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_8156_Cols16384_c34f, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_8156<k::Cols16384_f829>,
-          k::kLaunch_without_rstd_block_per_row_8156_Cols16384_f829, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_8156<k::Cols16384_c34f>,
+          k::kLaunch_without_rstd_block_per_row_8156_Cols16384_c34f, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 24:  // 4096 x 16384
-      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols16384_2d16, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols16384_9457, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols16384_2d16>,
-          k::kLaunch_without_rstd_block_per_row_4c63_Cols16384_2d16, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols16384_9457>,
+          k::kLaunch_without_rstd_block_per_row_4c63_Cols16384_9457, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 25:  // 8192 x 32768
-      status = k::grid(k::kLaunch_without_rstd_block_per_row_fa88_Cols32768_5e1a, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_fa88_Cols32768_8b8c, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_fa88<k::Cols32768_5e1a>,
-          k::kLaunch_without_rstd_block_per_row_fa88_Cols32768_5e1a, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_fa88<k::Cols32768_8b8c>,
+          k::kLaunch_without_rstd_block_per_row_fa88_Cols32768_8b8c, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 26:  // 4096 x 131072
-      status = k::grid(k::kLaunch_without_rstd_cluster_per_row_7738_Cols131072_a108, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_cluster_per_row_7738_Cols131072_d544, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::rmsnorm_fwd_bf16_without_rstd_cluster_per_row_7738<k::Cols131072_a108>, k::kLaunch_without_rstd_cluster_per_row_7738_Cols131072_a108, &blocks);
+      status = k::fit_clusters(k::rmsnorm_fwd_bf16_without_rstd_cluster_per_row_7738<k::Cols131072_d544>, k::kLaunch_without_rstd_cluster_per_row_7738_Cols131072_d544, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_cluster_per_row_7738<k::Cols131072_a108>,
-          k::kLaunch_without_rstd_cluster_per_row_7738_Cols131072_a108, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_cluster_per_row_7738<k::Cols131072_d544>,
+          k::kLaunch_without_rstd_cluster_per_row_7738_Cols131072_d544, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     default:
@@ -2321,19 +2321,19 @@ inline cudaError_t rmsnorm_fwd_bf16_pitched(
   }
   switch (absent & k::kCompiledOut) {  // the general kernel
     case 0u:
-      status = k::grid(k::kLaunch_any_cols_block_per_row_5f71_AnyCols_f316, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_5f71_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_any_cols_block_per_row_5f71<k::AnyCols_f316>,
-          k::kLaunch_any_cols_block_per_row_5f71_AnyCols_f316, blocks, stream,
+          k::rmsnorm_fwd_bf16_any_cols_block_per_row_5f71<k::AnyCols_1448>,
+          k::kLaunch_any_cols_block_per_row_5f71_AnyCols_1448, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, cols, eps);
     default:  // without weight
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_04b3_AnyCols_f316, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_04b3_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_04b3<k::AnyCols_f316>,
-          k::kLaunch_any_cols_without_weight_block_per_row_04b3_AnyCols_f316, blocks, stream,
+          k::rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_04b3<k::AnyCols_1448>,
+          k::kLaunch_any_cols_without_weight_block_per_row_04b3_AnyCols_1448, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), rstd, reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows,
           cols, eps);
   }

@@ -232,9 +232,9 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
 }
 
 // What a tuned shape is: the sizes and hints of its kernel.
-struct Cols4096_b76c { static constexpr int kCols = 4096, kThreadsPerRow = 256, kVector = 8, kThreads = 256;
+struct Cols4096_5691 { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
     using Load = EvictLast; using Store = Default; };
-struct AnyCols_f316 { static constexpr int kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256;
+struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
     using Load = Default; using Store = Default; };
 
 // rmsnorm forward: a block owns a row; it is read once.
@@ -510,9 +510,9 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_without_rstd_block_per_row_dd4c_Cols4096_b76c{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_any_cols_block_per_row_9321_AnyCols_f316{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_5a3c_AnyCols_f316{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_dd4c_Cols4096_5691{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_any_cols_block_per_row_9321_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_5a3c_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -645,11 +645,11 @@ inline cudaError_t rmsnorm_fwd_f16_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 4096
-      status = k::grid(k::kLaunch_without_rstd_block_per_row_dd4c_Cols4096_b76c, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_dd4c_Cols4096_5691, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_f16_without_rstd_block_per_row_dd4c<k::Cols4096_b76c>,
-          k::kLaunch_without_rstd_block_per_row_dd4c_Cols4096_b76c, blocks, stream,
+          k::rmsnorm_fwd_f16_without_rstd_block_per_row_dd4c<k::Cols4096_5691>,
+          k::kLaunch_without_rstd_block_per_row_dd4c_Cols4096_5691, blocks, stream,
           reinterpret_cast<k::float16*>(y), reinterpret_cast<const k::float16*>(x),
           reinterpret_cast<const k::float16*>(weight), y_pitch, x_pitch, rows, eps);
     default:
@@ -657,19 +657,19 @@ inline cudaError_t rmsnorm_fwd_f16_pitched(
   }
   switch (absent & k::kCompiledOut) {  // the general kernel
     case 0u:
-      status = k::grid(k::kLaunch_any_cols_block_per_row_9321_AnyCols_f316, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_9321_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_f16_any_cols_block_per_row_9321<k::AnyCols_f316>,
-          k::kLaunch_any_cols_block_per_row_9321_AnyCols_f316, blocks, stream,
+          k::rmsnorm_fwd_f16_any_cols_block_per_row_9321<k::AnyCols_1448>,
+          k::kLaunch_any_cols_block_per_row_9321_AnyCols_1448, blocks, stream,
           reinterpret_cast<k::float16*>(y), rstd, reinterpret_cast<const k::float16*>(x),
           reinterpret_cast<const k::float16*>(weight), y_pitch, x_pitch, rows, cols, eps);
     default:  // without weight
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_5a3c_AnyCols_f316, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_5a3c_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_f16_any_cols_without_weight_block_per_row_5a3c<k::AnyCols_f316>,
-          k::kLaunch_any_cols_without_weight_block_per_row_5a3c_AnyCols_f316, blocks, stream,
+          k::rmsnorm_fwd_f16_any_cols_without_weight_block_per_row_5a3c<k::AnyCols_1448>,
+          k::kLaunch_any_cols_without_weight_block_per_row_5a3c_AnyCols_1448, blocks, stream,
           reinterpret_cast<k::float16*>(y), rstd, reinterpret_cast<const k::float16*>(x), y_pitch, x_pitch, rows,
           cols, eps);
   }

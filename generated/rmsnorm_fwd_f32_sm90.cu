@@ -316,11 +316,11 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
 }
 
 // What a tuned shape is: the sizes and hints of its kernel.
-struct Cols4096_48e6 { static constexpr int kCols = 4096, kThreadsPerRow = 128, kVector = 4, kThreads = 128;
+struct Cols4096_9d52 { enum : int { kCols = 4096, kThreadsPerRow = 128, kVector = 4, kThreads = 128 };
     using Load = EvictLast; using Store = Streaming; };
-struct Cols262144_4336 { static constexpr int kCols = 262144, kThreads = 512, kCluster = 16, kVector = 4, kStages = 2;
+struct Cols262144_1157 { enum : int { kCols = 262144, kThreads = 512, kCluster = 16, kVector = 4, kStages = 2 };
     using Load = EvictLast; using Store = Default; };
-struct AnyCols_f316 { static constexpr int kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256;
+struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
     using Load = Default; using Store = Default; };
 
 // rmsnorm forward: a block owns a row; it is read once.
@@ -739,10 +739,10 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_without_rstd_block_per_row_90d3_Cols4096_48e6{128, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_rstd_cluster_per_row_40c8_Cols262144_4336{512, 1, 16, 2, 131072, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_3e41_AnyCols_f316{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_dd35_AnyCols_f316{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_90d3_Cols4096_9d52{128, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_cluster_per_row_40c8_Cols262144_1157{512, 1, 16, 2, 131072, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_block_per_row_3e41_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_dd35_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -906,38 +906,38 @@ inline cudaError_t rmsnorm_fwd_f32_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 4096
-      status = k::grid(k::kLaunch_without_rstd_block_per_row_90d3_Cols4096_48e6, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_90d3_Cols4096_9d52, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_f32_without_rstd_block_per_row_90d3<k::Cols4096_48e6>,
-          k::kLaunch_without_rstd_block_per_row_90d3_Cols4096_48e6, blocks, stream,
+          k::rmsnorm_fwd_f32_without_rstd_block_per_row_90d3<k::Cols4096_9d52>,
+          k::kLaunch_without_rstd_block_per_row_90d3_Cols4096_9d52, blocks, stream,
           y, x, weight, y_pitch, x_pitch, rows, eps);
     case 1:  // 2048 x 262144
-      status = k::grid(k::kLaunch_without_rstd_cluster_per_row_40c8_Cols262144_4336, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_cluster_per_row_40c8_Cols262144_1157, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::rmsnorm_fwd_f32_without_rstd_cluster_per_row_40c8<k::Cols262144_4336>, k::kLaunch_without_rstd_cluster_per_row_40c8_Cols262144_4336, &blocks);
+      status = k::fit_clusters(k::rmsnorm_fwd_f32_without_rstd_cluster_per_row_40c8<k::Cols262144_1157>, k::kLaunch_without_rstd_cluster_per_row_40c8_Cols262144_1157, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_f32_without_rstd_cluster_per_row_40c8<k::Cols262144_4336>,
-          k::kLaunch_without_rstd_cluster_per_row_40c8_Cols262144_4336, blocks, stream,
+          k::rmsnorm_fwd_f32_without_rstd_cluster_per_row_40c8<k::Cols262144_1157>,
+          k::kLaunch_without_rstd_cluster_per_row_40c8_Cols262144_1157, blocks, stream,
           y, x, weight, y_pitch, x_pitch, rows, eps);
     default:
       break;
   }
   switch (absent & k::kCompiledOut) {  // the general kernel
     case 0u:
-      status = k::grid(k::kLaunch_any_cols_block_per_row_3e41_AnyCols_f316, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_3e41_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_f32_any_cols_block_per_row_3e41<k::AnyCols_f316>,
-          k::kLaunch_any_cols_block_per_row_3e41_AnyCols_f316, blocks, stream,
+          k::rmsnorm_fwd_f32_any_cols_block_per_row_3e41<k::AnyCols_1448>,
+          k::kLaunch_any_cols_block_per_row_3e41_AnyCols_1448, blocks, stream,
           y, rstd, x, weight, y_pitch, x_pitch, rows, cols, eps);
     default:  // without weight
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_dd35_AnyCols_f316, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_dd35_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_f32_any_cols_without_weight_block_per_row_dd35<k::AnyCols_f316>,
-          k::kLaunch_any_cols_without_weight_block_per_row_dd35_AnyCols_f316, blocks, stream,
+          k::rmsnorm_fwd_f32_any_cols_without_weight_block_per_row_dd35<k::AnyCols_1448>,
+          k::kLaunch_any_cols_without_weight_block_per_row_dd35_AnyCols_1448, blocks, stream,
           y, rstd, x, y_pitch, x_pitch, rows, cols, eps);
   }
 }

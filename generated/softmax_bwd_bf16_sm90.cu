@@ -202,9 +202,9 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
 }
 
 // What a tuned shape is: the sizes and hints of its kernel.
-struct Cols4096_c864 { static constexpr int kCols = 4096, kThreadsPerRow = 512, kVector = 8, kThreads = 512;
+struct Cols4096_a28f { enum : int { kCols = 4096, kThreadsPerRow = 512, kVector = 8, kThreads = 512 };
     using Load = Default; using Store = Default; };
-struct AnyCols_f316 { static constexpr int kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256;
+struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
     using Load = Default; using Store = Default; };
 
 // softmax backward: a block owns a row; it is read once.
@@ -393,8 +393,8 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_block_per_row_7378_Cols4096_c864{512, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_any_cols_block_per_row_4893_AnyCols_f316{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_block_per_row_7378_Cols4096_a28f{512, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_any_cols_block_per_row_4893_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -527,21 +527,21 @@ inline cudaError_t softmax_bwd_bf16_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 4096
-      status = k::grid(k::kLaunch_block_per_row_7378_Cols4096_c864, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_7378_Cols4096_a28f, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::softmax_bwd_bf16_block_per_row_7378<k::Cols4096_c864>,
-          k::kLaunch_block_per_row_7378_Cols4096_c864, blocks, stream,
+          k::softmax_bwd_bf16_block_per_row_7378<k::Cols4096_a28f>,
+          k::kLaunch_block_per_row_7378_Cols4096_a28f, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(y), dx_pitch, dy_pitch, y_pitch, rows);
     default:
       break;
   }
-  status = k::grid(k::kLaunch_any_cols_block_per_row_4893_AnyCols_f316, rows, &blocks);
+  status = k::grid(k::kLaunch_any_cols_block_per_row_4893_AnyCols_1448, rows, &blocks);
   if (status != cudaSuccess) return status;
   return k::launch(
-      k::softmax_bwd_bf16_any_cols_block_per_row_4893<k::AnyCols_f316>,
-      k::kLaunch_any_cols_block_per_row_4893_AnyCols_f316, blocks, stream,
+      k::softmax_bwd_bf16_any_cols_block_per_row_4893<k::AnyCols_1448>,
+      k::kLaunch_any_cols_block_per_row_4893_AnyCols_1448, blocks, stream,
       reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<const k::bfloat16*>(dy),
       reinterpret_cast<const k::bfloat16*>(y), dx_pitch, dy_pitch, y_pitch, rows, cols);
 }

@@ -226,9 +226,9 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
 }
 
 // What a tuned shape is: the sizes and hints of its kernel.
-struct Cols32000_3753 { static constexpr int kCols = 32000, kThreads = 512, kCluster = 2, kVector = 4;
-    using Load = EvictLast; using Store = Default; };
-struct AnyCols_f316 { static constexpr int kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256;
+struct Cols32000_3f78 { enum : int { kCols = 32000, kThreads = 512, kCluster = 2, kVector = 4 }; using Load = EvictLast;
+    using Store = Default; };
+struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
     using Load = Default; using Store = Default; };
 
 // softmax backward: the blocks of a cluster own a row; it is read once.
@@ -424,8 +424,8 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_cluster_per_row_93bf_Cols32000_3753{512, 1, 2, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_0beb_AnyCols_f316{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_cluster_per_row_93bf_Cols32000_3f78{512, 1, 2, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_block_per_row_0beb_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -558,20 +558,20 @@ inline cudaError_t softmax_bwd_f32_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 4096 x 32000
-      status = k::grid(k::kLaunch_cluster_per_row_93bf_Cols32000_3753, rows, &blocks);
+      status = k::grid(k::kLaunch_cluster_per_row_93bf_Cols32000_3f78, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::softmax_bwd_f32_cluster_per_row_93bf<k::Cols32000_3753>,
-          k::kLaunch_cluster_per_row_93bf_Cols32000_3753, blocks, stream,
+          k::softmax_bwd_f32_cluster_per_row_93bf<k::Cols32000_3f78>,
+          k::kLaunch_cluster_per_row_93bf_Cols32000_3f78, blocks, stream,
           dx, dy, y, dx_pitch, dy_pitch, y_pitch, rows);
     default:
       break;
   }
-  status = k::grid(k::kLaunch_any_cols_block_per_row_0beb_AnyCols_f316, rows, &blocks);
+  status = k::grid(k::kLaunch_any_cols_block_per_row_0beb_AnyCols_1448, rows, &blocks);
   if (status != cudaSuccess) return status;
   return k::launch(
-      k::softmax_bwd_f32_any_cols_block_per_row_0beb<k::AnyCols_f316>,
-      k::kLaunch_any_cols_block_per_row_0beb_AnyCols_f316, blocks, stream,
+      k::softmax_bwd_f32_any_cols_block_per_row_0beb<k::AnyCols_1448>,
+      k::kLaunch_any_cols_block_per_row_0beb_AnyCols_1448, blocks, stream,
       dx, dy, y, dx_pitch, dy_pitch, y_pitch, rows, cols);
 }
 

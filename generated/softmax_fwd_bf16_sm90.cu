@@ -430,17 +430,17 @@ __device__ __forceinline__ State reduce_tree(State s, State* slots) {
 }
 
 // What a tuned shape is: the sizes and hints of its kernel.
-struct Cols2048_fda9 { static constexpr int kCols = 2048, kThreadsPerRow = 128, kVector = 8, kThreads = 128;
+struct Cols2048_e90e { enum : int { kCols = 2048, kThreadsPerRow = 128, kVector = 8, kThreads = 128 };
     using Load = EvictLast; using Store = Default; };
-struct Cols32000_694d { static constexpr int kCols = 32000, kThreadsPerRow = 1024, kVector = 8, kThreads = 1024;
+struct Cols32000_4f53 { enum : int { kCols = 32000, kThreadsPerRow = 1024, kVector = 8, kThreads = 1024 };
     using Load = EvictLast; using Store = Default; };
-struct Cols32768_f50a { static constexpr int kCols = 32768, kThreads = 1024, kThreadsPerRow = 1024, kVector = 8,
-    kUnroll = 4; using Load = EvictLast; using Store = Default; };
-struct Cols50257_42c8 { static constexpr int kCols = 50257, kThreads = 512, kThreadsPerRow = 512, kVector = 8;
+struct Cols32768_320a { enum : int { kCols = 32768, kThreads = 1024, kThreadsPerRow = 1024, kVector = 8, kUnroll = 4 };
+    using Load = EvictLast; using Store = Default; };
+struct Cols50257_edaa { enum : int { kCols = 50257, kThreads = 512, kThreadsPerRow = 512, kVector = 8 };
     using Load = Default; using Store = Default; };
-struct Cols128256_f041 { static constexpr int kCols = 128256, kThreads = 512, kCluster = 4, kVector = 8, kStages = 2;
+struct Cols128256_6e38 { enum : int { kCols = 128256, kThreads = 512, kCluster = 4, kVector = 8, kStages = 2 };
     using Load = EvictLast; using Store = Default; };
-struct AnyCols_f316 { static constexpr int kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256;
+struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
     using Load = Default; using Store = Default; };
 
 // softmax forward: a block owns a row; it is read once.
@@ -1110,12 +1110,12 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_block_per_row_2589_Cols2048_fda9{128, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_block_per_row_4a46_Cols32000_694d{1024, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_block_per_row_c293_Cols32768_f50a{1024, 1, 1, 0, 65536, 0, 1, 0, false};
-inline constexpr Launch kLaunch_block_per_row_629f_Cols50257_42c8{512, 1, 1, 0, 106496, 0, 1, 0, false};
-inline constexpr Launch kLaunch_cluster_per_row_e98c_Cols128256_f041{512, 1, 4, 2, 131072, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_42df_AnyCols_f316{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_block_per_row_2589_Cols2048_e90e{128, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_block_per_row_4a46_Cols32000_4f53{1024, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_block_per_row_c293_Cols32768_320a{1024, 1, 1, 0, 65536, 0, 1, 0, false};
+inline constexpr Launch kLaunch_block_per_row_629f_Cols50257_edaa{512, 1, 1, 0, 106496, 0, 1, 0, false};
+inline constexpr Launch kLaunch_cluster_per_row_e98c_Cols128256_6e38{512, 1, 4, 2, 131072, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_block_per_row_42df_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -1281,50 +1281,50 @@ inline cudaError_t softmax_fwd_bf16_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent, alike)) {
     case 0:  // 8192 x 2048
-      status = k::grid(k::kLaunch_block_per_row_2589_Cols2048_fda9, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_2589_Cols2048_e90e, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::softmax_fwd_bf16_block_per_row_2589<k::Cols2048_fda9>,
-          k::kLaunch_block_per_row_2589_Cols2048_fda9, blocks, stream,
+          k::softmax_fwd_bf16_block_per_row_2589<k::Cols2048_e90e>,
+          k::kLaunch_block_per_row_2589_Cols2048_e90e, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
     case 1:  // 4096 x 32000
-      status = k::grid(k::kLaunch_block_per_row_4a46_Cols32000_694d, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_4a46_Cols32000_4f53, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::softmax_fwd_bf16_block_per_row_4a46<k::Cols32000_694d>,
-          k::kLaunch_block_per_row_4a46_Cols32000_694d, blocks, stream,
+          k::softmax_fwd_bf16_block_per_row_4a46<k::Cols32000_4f53>,
+          k::kLaunch_block_per_row_4a46_Cols32000_4f53, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
     case 2:  // 16384 x 32768
-      status = k::grid(k::kLaunch_block_per_row_c293_Cols32768_f50a, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_c293_Cols32768_320a, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::softmax_fwd_bf16_block_per_row_c293<k::Cols32768_f50a>,
-          k::kLaunch_block_per_row_c293_Cols32768_f50a, blocks, stream,
+          k::softmax_fwd_bf16_block_per_row_c293<k::Cols32768_320a>,
+          k::kLaunch_block_per_row_c293_Cols32768_320a, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
     case 3:  // 2048 x 50257
-      status = k::grid(k::kLaunch_block_per_row_629f_Cols50257_42c8, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_629f_Cols50257_edaa, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::softmax_fwd_bf16_block_per_row_629f<k::Cols50257_42c8>,
-          k::kLaunch_block_per_row_629f_Cols50257_42c8, blocks, stream,
+          k::softmax_fwd_bf16_block_per_row_629f<k::Cols50257_edaa>,
+          k::kLaunch_block_per_row_629f_Cols50257_edaa, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
     case 4:  // 4096 x 128256
-      status = k::grid(k::kLaunch_cluster_per_row_e98c_Cols128256_f041, rows, &blocks);
+      status = k::grid(k::kLaunch_cluster_per_row_e98c_Cols128256_6e38, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::softmax_fwd_bf16_cluster_per_row_e98c<k::Cols128256_f041>, k::kLaunch_cluster_per_row_e98c_Cols128256_f041, &blocks);
+      status = k::fit_clusters(k::softmax_fwd_bf16_cluster_per_row_e98c<k::Cols128256_6e38>, k::kLaunch_cluster_per_row_e98c_Cols128256_6e38, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::softmax_fwd_bf16_cluster_per_row_e98c<k::Cols128256_f041>,
-          k::kLaunch_cluster_per_row_e98c_Cols128256_f041, blocks, stream,
+          k::softmax_fwd_bf16_cluster_per_row_e98c<k::Cols128256_6e38>,
+          k::kLaunch_cluster_per_row_e98c_Cols128256_6e38, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
     default:
       break;
   }
-  status = k::grid(k::kLaunch_any_cols_block_per_row_42df_AnyCols_f316, rows, &blocks);
+  status = k::grid(k::kLaunch_any_cols_block_per_row_42df_AnyCols_1448, rows, &blocks);
   if (status != cudaSuccess) return status;
   return k::launch(
-      k::softmax_fwd_bf16_any_cols_block_per_row_42df<k::AnyCols_f316>,
-      k::kLaunch_any_cols_block_per_row_42df_AnyCols_f316, blocks, stream,
+      k::softmax_fwd_bf16_any_cols_block_per_row_42df<k::AnyCols_1448>,
+      k::kLaunch_any_cols_block_per_row_42df_AnyCols_1448, blocks, stream,
       reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows, cols);
 }
 

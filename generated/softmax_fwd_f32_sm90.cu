@@ -308,11 +308,11 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
 }
 
 // What a tuned shape is: the sizes and hints of its kernel.
-struct Cols4096_d41a { static constexpr int kCols = 4096, kThreadsPerRow = 256, kVector = 2, kThreads = 256;
+struct Cols4096_2a1e { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 2, kThreads = 256 };
     using Load = EvictLast; using Store = Streaming; };
-struct Cols131072_4dd7 { static constexpr int kCols = 131072, kThreads = 512, kCluster = 8, kVector = 4;
+struct Cols131072_08bd { enum : int { kCols = 131072, kThreads = 512, kCluster = 8, kVector = 4 };
     using Load = EvictLast; using Store = Default; };
-struct AnyCols_f316 { static constexpr int kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256;
+struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
     using Load = Default; using Store = Default; };
 
 // softmax forward: a block owns a row; it is read once.
@@ -654,9 +654,9 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_block_per_row_8703_Cols4096_d41a{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_cluster_per_row_2d0e_Cols131072_4dd7{512, 1, 8, 2, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_f09c_AnyCols_f316{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_block_per_row_8703_Cols4096_2a1e{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_cluster_per_row_2d0e_Cols131072_08bd{512, 1, 8, 2, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_block_per_row_f09c_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -818,29 +818,29 @@ inline cudaError_t softmax_fwd_f32_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 4096
-      status = k::grid(k::kLaunch_block_per_row_8703_Cols4096_d41a, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_8703_Cols4096_2a1e, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::softmax_fwd_f32_block_per_row_8703<k::Cols4096_d41a>,
-          k::kLaunch_block_per_row_8703_Cols4096_d41a, blocks, stream,
+          k::softmax_fwd_f32_block_per_row_8703<k::Cols4096_2a1e>,
+          k::kLaunch_block_per_row_8703_Cols4096_2a1e, blocks, stream,
           y, x, y_pitch, x_pitch, rows);
     case 1:  // 4096 x 131072
-      status = k::grid(k::kLaunch_cluster_per_row_2d0e_Cols131072_4dd7, rows, &blocks);
+      status = k::grid(k::kLaunch_cluster_per_row_2d0e_Cols131072_08bd, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::softmax_fwd_f32_cluster_per_row_2d0e<k::Cols131072_4dd7>, k::kLaunch_cluster_per_row_2d0e_Cols131072_4dd7, &blocks);
+      status = k::fit_clusters(k::softmax_fwd_f32_cluster_per_row_2d0e<k::Cols131072_08bd>, k::kLaunch_cluster_per_row_2d0e_Cols131072_08bd, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::softmax_fwd_f32_cluster_per_row_2d0e<k::Cols131072_4dd7>,
-          k::kLaunch_cluster_per_row_2d0e_Cols131072_4dd7, blocks, stream,
+          k::softmax_fwd_f32_cluster_per_row_2d0e<k::Cols131072_08bd>,
+          k::kLaunch_cluster_per_row_2d0e_Cols131072_08bd, blocks, stream,
           y, x, y_pitch, x_pitch, rows);
     default:
       break;
   }
-  status = k::grid(k::kLaunch_any_cols_block_per_row_f09c_AnyCols_f316, rows, &blocks);
+  status = k::grid(k::kLaunch_any_cols_block_per_row_f09c_AnyCols_1448, rows, &blocks);
   if (status != cudaSuccess) return status;
   return k::launch(
-      k::softmax_fwd_f32_any_cols_block_per_row_f09c<k::AnyCols_f316>,
-      k::kLaunch_any_cols_block_per_row_f09c_AnyCols_f316, blocks, stream,
+      k::softmax_fwd_f32_any_cols_block_per_row_f09c<k::AnyCols_1448>,
+      k::kLaunch_any_cols_block_per_row_f09c_AnyCols_1448, blocks, stream,
       y, x, y_pitch, x_pitch, rows, cols);
 }
 

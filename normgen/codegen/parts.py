@@ -135,7 +135,7 @@ def config_of(problem: Problem, values: dict[str, int | str]) -> Config:
     """The type that tells a kernel its sizes and hints, named after the columns and what it says."""
     sizes = ", ".join(f"{name} = {number}" for name, number in values.items() if isinstance(number, int))
     types = "".join(f" using {name} = {chosen};" for name, chosen in values.items() if isinstance(chosen, str))
-    line = f"static constexpr int {sizes};{types}"
+    line = f"enum : int {{ {sizes} }};{types}"  # constants without storage: NVRTC would give static members some
     name = f"{'AnyCols' if problem.any_cols else f'Cols{problem.cols}'}_{digest(line)}"
     return Config(name=name, text="\n".join(broken(f"struct {name} {{ {line} }};", "    ")))
 

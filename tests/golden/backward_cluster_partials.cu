@@ -274,8 +274,9 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-struct Cols1024_c035 { static constexpr int kCols = 1024, kThreads = 256, kThreadsPerRow = 64, kCluster = 2,
-    kRowsPerBlock = 4, kVector = 8, kGroups = 4, kCells = 8; using Load = Default; using Store = Default; };
+struct Cols1024_c65a { enum :
+    int { kCols = 1024, kThreads = 256, kThreadsPerRow = 64, kCluster = 2, kRowsPerBlock = 4, kVector = 8, kGroups = 4,
+    kCells = 8 }; using Load = Default; using Store = Default; };
 
 // rmsnorm backward: the threads of some warps own a row, rows lie side by side in a block, the blocks of a cluster share their column sums; it is read once.
 // It may start while the kernel in front of it in the stream ends.

@@ -255,7 +255,7 @@ __device__ __forceinline__ float total_of_warps(const float (&warp_sums)[kWarps]
   return total;
 }
 
-struct Cols4096_b4a1 { static constexpr int kCols = 4096, kThreads = 128, kCluster = 2, kVector = 8, kCells = 32;
+struct Cols4096_6853 { enum : int { kCols = 4096, kThreads = 128, kCluster = 2, kVector = 8, kCells = 32 };
     using Load = Default; using Store = Default; };
 
 // layernorm backward: the blocks of a cluster own a row; it is read once.

@@ -169,8 +169,9 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
-struct Cols768_2aa1 { static constexpr int kCols = 768, kThreads = 64, kThreadsPerRow = 64, kVector = 4,
-    kTileSums = 128, kTiles = 6; using Load = Default; using Store = Default; };
+struct Cols768_a195 { enum :
+    int { kCols = 768, kThreads = 64, kThreadsPerRow = 64, kVector = 4, kTileSums = 128, kTiles = 6 };
+    using Load = Default; using Store = Default; };
 
 // rmsnorm backward: a block owns a row; it is read once.
 template <class Config>

@@ -162,8 +162,9 @@ __device__ __forceinline__ State reduce_lanes(State s) {
   return s;
 }
 
-struct Cols768_eafa { static constexpr int kCols = 768, kThreads = 128, kThreadsPerRow = 32, kRowsPerBlock = 4,
-    kVector = 8, kGroups = 4, kCells = 8; using Load = Default; using Store = Default; };
+struct Cols768_3e7d { enum :
+    int { kCols = 768, kThreads = 128, kThreadsPerRow = 32, kRowsPerBlock = 4, kVector = 8, kGroups = 4, kCells = 8 };
+    using Load = Default; using Store = Default; };
 
 // layernorm backward: lanes of a warp own a row, rows lie side by side in a block; it is read once.
 template <class Config>

@@ -116,7 +116,7 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
-struct Cols768_3cf4 { static constexpr int kCols = 768, kThreads = 128, kThreadsPerRow = 128, kVector = 2, kUnroll = 1;
+struct Cols768_1b9e { enum : int { kCols = 768, kThreads = 128, kThreadsPerRow = 128, kVector = 2, kUnroll = 1 };
     using Load = Default; using Store = Default; };
 
 // layernorm forward: a block owns a row; it is read once.

@@ -157,7 +157,7 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-struct Cols4096_0ba0 { static constexpr int kCols = 4096, kThreadsPerRow = 256, kVector = 8, kThreads = 256;
+struct Cols4096_b878 { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
     using Load = Default; using Store = Default; };
 
 // rmsnorm forward: a block owns a row; it is read once.

@@ -190,7 +190,7 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-struct AnyCols_8d34 { static constexpr int kThreadsPerRow = 128, kVector = 8, kUnroll = 1, kThreads = 128;
+struct AnyCols_366f { enum : int { kThreadsPerRow = 128, kVector = 8, kUnroll = 1, kThreads = 128 };
     using Load = NoAllocate; using Store = Default; };
 
 // log_softmax forward, any number of columns: a block owns a row; it is read twice.

@@ -107,7 +107,7 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
-struct Cols768_5d11 { static constexpr int kCols = 768, kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256;
+struct Cols768_fc9f { enum : int { kCols = 768, kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
     using Load = Default; using Store = Default; };
 
 // layernorm forward: a block owns a row; it is read twice.

@@ -143,8 +143,8 @@ __device__ __forceinline__ State reduce_lanes(State s) {
   return s;
 }
 
-struct Cols60_2c89 { static constexpr int kCols = 60, kThreadsPerRow = 8, kRowsPerBlock = 16, kVector = 4,
-    kThreads = 128; using Load = Default; using Store = Default; };
+struct Cols60_0663 { enum : int { kCols = 60, kThreadsPerRow = 8, kRowsPerBlock = 16, kVector = 4, kThreads = 128 };
+    using Load = Default; using Store = Default; };
 
 // softmax forward: lanes of a warp own a row, rows lie side by side in a block; it is read once.
 template <class Config>

@@ -70,8 +70,8 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
-struct Cols8_8dcd { static constexpr int kCols = 8, kThreadsPerRow = 1, kRowsPerBlock = 128, kVector = 4, kUnroll = 1,
-    kThreads = 128; };
+struct Cols8_7539 { enum :
+    int { kCols = 8, kThreadsPerRow = 1, kRowsPerBlock = 128, kVector = 4, kUnroll = 1, kThreads = 128 }; };
 
 // row_sum forward: one thread owns a row, rows lie side by side in a block; it is read twice.
 template <class Config>

@@ -91,8 +91,8 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
-struct Cols768_b7ab { static constexpr int kCols = 768, kThreadsPerRow = 32, kRowsPerBlock = 4, kVector = 4,
-    kThreads = 128; using Load = Default; using Store = Streaming; };
+struct Cols768_f30c { enum : int { kCols = 768, kThreadsPerRow = 32, kRowsPerBlock = 4, kVector = 4, kThreads = 128 };
+    using Load = Default; using Store = Streaming; };
 
 // layernorm forward: lanes of a warp own a row, rows lie side by side in a block; it is read once.
 template <class Config>

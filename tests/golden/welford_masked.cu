@@ -143,7 +143,7 @@ __device__ __forceinline__ State reduce_lanes(State s) {
   return s;
 }
 
-struct Cols123_9851 { static constexpr int kCols = 123, kThreadsPerRow = 32, kVector = 2, kUnroll = 1, kThreads = 32;
+struct Cols123_1019 { enum : int { kCols = 123, kThreadsPerRow = 32, kVector = 2, kUnroll = 1, kThreads = 32 };
     using Load = Default; using Store = Default; };
 
 // layernorm forward: lanes of a warp own a row; it is read twice.
