@@ -16,13 +16,7 @@
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 262144x256 --dtype bf16 --direction backward
-//           normgen tune --shape 8192x768 --dtype bf16 --direction backward
-//           normgen tune --shape 8192x1023 --dtype bf16 --direction backward
-//           normgen tune --shape 4096x1024 --dtype bf16 --direction backward
-//           normgen tune --shape 32768x1024 --dtype bf16 --direction backward
-//           normgen tune --shape 4096x4096 --dtype bf16 --direction backward
-//           normgen tune --shape 16384x8192 --dtype bf16 --direction backward
-//           normgen tune --shape 2048x16384 --dtype bf16 --direction backward
+//           and 7 more: each stands in its record
 // note      emitted as another text than the one that was tuned: 262144 x 256, 8192 x 768, 8192 x 1023, 4096 x 1024,
 //           32768 x 1024, 2048 x 16384
 //
@@ -40,8 +34,8 @@
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
 //           stored dtype, over adversarial rows, on the GPU: dx 0.99, dweight 0.96, dbias 0.96
 //
-// The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
-// `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
+// A kernel and its Config are, byte for byte, what was tuned; `normgen show` with --op, --shape, --dtype and
+// --schedule prints them alone. Schedules:
 //   262144 x 256: threads_per_row=16 rows_per_block=32 vector=8 hold=registers persistent=1 stages=2 unroll=0
 //                 params=kept dependent_launch=end
 //   8192 x 768: threads_per_row=32 rows_per_block=4 vector=8 hold=registers persistent=3 stages=2 unroll=0
@@ -70,12 +64,6 @@
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #error "layernorm_bwd_bf16 needs sm_90 or newer: compile with -arch=sm_90"
-#endif
-
-#ifdef __CUDACC_RTC__
-#define NORMGEN_KERNEL extern "C" __global__  // found by its plain name
-#else
-#define NORMGEN_KERNEL static __global__  // so that several files may include this one
 #endif
 
 namespace normgen {
@@ -477,10 +465,38 @@ __device__ __forceinline__ bool takes_last_ticket(unsigned* ticket, bool& is_las
   return is_last;
 }
 
-// layernorm backward, 256 columns: 16 lanes of a warp own a row, 32 rows a block; it is read once.
+// What a tuned shape is: the sizes and hints of its kernel.
+struct Cols256_939e { enum :
+    int { kCols = 256, kThreads = 512, kThreadsPerRow = 16, kRowsPerBlock = 32, kVector = 8, kGroups = 16, kCells = 8 };
+    using Load = Default; using Store = Default; };
+struct Cols768_3282 { enum :
+    int { kCols = 768, kThreads = 128, kThreadsPerRow = 32, kRowsPerBlock = 4, kVector = 8, kGroups = 4, kCells = 8 };
+    using Load = EvictLast; using Store = Default; };
+struct Cols1023_c72e { enum :
+    int { kCols = 1023, kThreads = 256, kThreadsPerRow = 64, kRowsPerBlock = 4, kVector = 4, kGroups = 4, kCells = 8 };
+    using Load = Default; using Store = Streaming; };
+struct Cols1024_c955 { enum :
+    int { kCols = 1024, kThreads = 256, kThreadsPerRow = 64, kRowsPerBlock = 4, kVector = 8, kGroups = 4, kCells = 8 };
+    using Load = Default; using Store = Default; };
+struct Cols4096_3d26 { enum :
+    int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kStages = 2, kCells = 32 };
+    using Load = EvictLast; using Store = Default; };
+struct Cols8192_aea5 { enum :
+    int { kCols = 8192, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kStages = 4, kCells = 32 };
+    using Load = EvictLast; using Store = Default; };
+struct Cols16384_d4a3 { enum :
+    int { kCols = 16384, kThreads = 256, kCluster = 2, kVector = 8, kStages = 3, kCells = 32 }; using Load = EvictLast;
+    using Store = Default; };
+struct AnyCols_d376 { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 };
+    using Load = Default; using Store = Default; };
+struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
+    using Load = Default; using Store = Default; };
+
+// layernorm backward: lanes of a warp own a row, rows lie side by side in a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_256_warp_per_row_28a7a6(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_bwd_bf16_warp_per_row_feca(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -495,16 +511,18 @@ layernorm_bwd_bf16_256_warp_per_row_28a7a6(
     int rows,
     float eps,
     float* partials) {
-  constexpr int kCols = 256;
-  constexpr int kThreads = 512;
-  constexpr int kThreadsPerRow = 16;
-  constexpr int kRowsPerBlock = 32;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kPitch = 256;  // columns of a row of float32 sums, padded
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kTensors = 2;  // that are summed over rows
-  constexpr int kGroups = 16;  // row groups of a block that keep sums of their own
+  constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
   struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
     float dxhat_xhat_sum, dxhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -549,8 +567,8 @@ layernorm_bwd_bf16_256_warp_per_row_28a7a6(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      dy_next[step] = read<kVector>(dy_row + vector * kVector);
-      x_next[step] = read<kVector>(x_row + vector * kVector);
+      dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
+      x_next[step] = read<kVector, Load>(x_row + vector * kVector);
     }
   };
   if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
@@ -614,7 +632,7 @@ layernorm_bwd_bf16_256_warp_per_row_28a7a6(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      if (active) write(dx_row + vector * kVector, dx_vec);
+      if (active) write<Store>(dx_row + vector * kVector, dx_vec);
     }
   }
 
@@ -665,19 +683,20 @@ layernorm_bwd_bf16_256_warp_per_row_28a7a6(
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
-NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_256_warp_per_row_28a7a6_finish(
+template <class Config>
+__global__ void __launch_bounds__(512)
+layernorm_bwd_bf16_warp_per_row_feca_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     const float* partials,
     int partial_rows) {
-  constexpr int kCols = 256;
-  constexpr int kPitch = 256;  // columns of a row of float32 sums, padded
-  constexpr int kVector = 8;
-  constexpr int kVectors = 32;
+  constexpr int kCols = Config::kCols;
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
+  constexpr int kVector = Config::kVector;
+  constexpr int kVectors = kCols / kVector;
   constexpr int kThreads = 512;
   constexpr int kTensors = 2;  // that are summed over rows
-  constexpr int kCells = 8;  // of a block
+  constexpr int kCells = Config::kCells;  // of a block
   __shared__ float warp_sums[kThreads / 32][kCells];
 
   const int tensor = blockIdx.x % kTensors;
@@ -702,10 +721,11 @@ layernorm_bwd_bf16_256_warp_per_row_28a7a6_finish(
   }
 }
 
-// layernorm backward, 768 columns: 32 lanes of a warp own a row, 4 rows a block; it is read once.
+// layernorm backward: lanes of a warp own a row, rows lie side by side in a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(128)
-layernorm_bwd_bf16_768_warp_per_row_304b4e(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_bwd_bf16_warp_per_row_cba6(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -720,16 +740,18 @@ layernorm_bwd_bf16_768_warp_per_row_304b4e(
     int rows,
     float eps,
     float* partials) {
-  constexpr int kCols = 768;
-  constexpr int kThreads = 128;
-  constexpr int kThreadsPerRow = 32;
-  constexpr int kRowsPerBlock = 4;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kPitch = 768;  // columns of a row of float32 sums, padded
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kTensors = 2;  // that are summed over rows
-  constexpr int kGroups = 4;  // row groups of a block that keep sums of their own
+  constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
   struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
     float dxhat_xhat_sum, dxhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -774,8 +796,8 @@ layernorm_bwd_bf16_768_warp_per_row_304b4e(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      dy_next[step] = read<kVector, EvictLast>(dy_row + vector * kVector);
-      x_next[step] = read<kVector, EvictLast>(x_row + vector * kVector);
+      dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
+      x_next[step] = read<kVector, Load>(x_row + vector * kVector);
     }
   };
   if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
@@ -839,7 +861,7 @@ layernorm_bwd_bf16_768_warp_per_row_304b4e(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      if (active) write(dx_row + vector * kVector, dx_vec);
+      if (active) write<Store>(dx_row + vector * kVector, dx_vec);
     }
   }
 
@@ -875,19 +897,20 @@ layernorm_bwd_bf16_768_warp_per_row_304b4e(
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
-NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_768_warp_per_row_304b4e_finish(
+template <class Config>
+__global__ void __launch_bounds__(512)
+layernorm_bwd_bf16_warp_per_row_cba6_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     const float* partials,
     int partial_rows) {
-  constexpr int kCols = 768;
-  constexpr int kPitch = 768;  // columns of a row of float32 sums, padded
-  constexpr int kVector = 8;
-  constexpr int kVectors = 96;
+  constexpr int kCols = Config::kCols;
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
+  constexpr int kVector = Config::kVector;
+  constexpr int kVectors = kCols / kVector;
   constexpr int kThreads = 512;
   constexpr int kTensors = 2;  // that are summed over rows
-  constexpr int kCells = 8;  // of a block
+  constexpr int kCells = Config::kCells;  // of a block
   __shared__ float warp_sums[kThreads / 32][kCells];
 
   const int tensor = blockIdx.x % kTensors;
@@ -912,10 +935,11 @@ layernorm_bwd_bf16_768_warp_per_row_304b4e_finish(
   }
 }
 
-// layernorm backward, 1023 columns: 64 threads own a row, 4 rows a block; it is read once.
+// layernorm backward: the threads of some warps own a row, rows lie side by side in a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_bf16_1023_block_per_row_51230d(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_bwd_bf16_block_per_row_e920(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -930,19 +954,21 @@ layernorm_bwd_bf16_1023_block_per_row_51230d(
     int rows,
     float eps,
     float* partials) {
-  constexpr int kCols = 1023;
-  constexpr int kThreads = 256;
-  constexpr int kThreadsPerRow = 64;
-  constexpr int kRowsPerBlock = 4;
-  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   // steps in which every row has a vector, and one behind it, for each thread
   constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;
-  constexpr int kPitch = 1024;  // columns of a row of float32 sums, padded
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kTensors = 2;  // that are summed over rows
-  constexpr int kGroups = 4;  // row groups of a block that keep sums of their own
+  constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
   struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
     float dxhat_xhat_sum, dxhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -1012,13 +1038,13 @@ layernorm_bwd_bf16_1023_block_per_row_51230d(
       const int vector = lane + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         const int column = head + vector * kVector;
-        dy_next[step] = read<kVector>(dy_row + column);
-        x_next[step] = read<kVector>(x_row + column);
+        dy_next[step] = read<kVector, Load>(dy_row + column);
+        x_next[step] = read<kVector, Load>(x_row + column);
       }
     }
     if (has_edge) {
-      dy_edge_next = read<1>(dy_row + edge);
-      x_edge_next = read<1>(x_row + edge);
+      dy_edge_next = read<1, Load>(dy_row + edge);
+      x_edge_next = read<1, Load>(x_row + edge);
     }
   };
   if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
@@ -1100,7 +1126,7 @@ layernorm_bwd_bf16_1023_block_per_row_51230d(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        if (active) write<Streaming>(dx_row + column, dx_vec);
+        if (active) write<Store>(dx_row + column, dx_vec);
       }
     }
     if (has_edge) {
@@ -1115,7 +1141,7 @@ layernorm_bwd_bf16_1023_block_per_row_51230d(
       if (active) dbias_edge_sum += dy_i;
       Vec<bfloat16, 1> dx_vec;
       pack(dx_vec, dx_values);
-      if (active) write<Streaming>(dx_row + edge, dx_vec);
+      if (active) write<Store>(dx_row + edge, dx_vec);
     }
 
     parity ^= 1;
@@ -1160,17 +1186,18 @@ layernorm_bwd_bf16_1023_block_per_row_51230d(
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
-NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_1023_block_per_row_51230d_finish(
+template <class Config>
+__global__ void __launch_bounds__(512)
+layernorm_bwd_bf16_block_per_row_e920_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     const float* partials,
     int partial_rows) {
-  constexpr int kCols = 1023;
-  constexpr int kPitch = 1024;  // columns of a row of float32 sums, padded
+  constexpr int kCols = Config::kCols;
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kThreads = 512;
   constexpr int kTensors = 2;  // that are summed over rows
-  constexpr int kCells = 8;  // of a block
+  constexpr int kCells = Config::kCells;  // of a block
   __shared__ float warp_sums[kThreads / 32][kCells];
 
   const int tensor = blockIdx.x % kTensors;
@@ -1195,10 +1222,11 @@ layernorm_bwd_bf16_1023_block_per_row_51230d_finish(
   }
 }
 
-// layernorm backward, 1024 columns: 64 threads own a row, 4 rows a block; it is read once.
+// layernorm backward: the threads of some warps own a row, rows lie side by side in a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_bf16_1024_block_per_row_bc5fed(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_bwd_bf16_block_per_row_8660(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1213,17 +1241,19 @@ layernorm_bwd_bf16_1024_block_per_row_bc5fed(
     int rows,
     float eps,
     float* partials) {
-  constexpr int kCols = 1024;
-  constexpr int kThreads = 256;
-  constexpr int kThreadsPerRow = 64;
-  constexpr int kRowsPerBlock = 4;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kPitch = 1024;  // columns of a row of float32 sums, padded
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kTensors = 2;  // that are summed over rows
-  constexpr int kGroups = 4;  // row groups of a block that keep sums of their own
+  constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
   struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
     float dxhat_xhat_sum, dxhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -1270,8 +1300,8 @@ layernorm_bwd_bf16_1024_block_per_row_bc5fed(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      dy_next[step] = read<kVector>(dy_row + vector * kVector);
-      x_next[step] = read<kVector>(x_row + vector * kVector);
+      dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
+      x_next[step] = read<kVector, Load>(x_row + vector * kVector);
     }
   };
   if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
@@ -1335,7 +1365,7 @@ layernorm_bwd_bf16_1024_block_per_row_bc5fed(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      if (active) write(dx_row + vector * kVector, dx_vec);
+      if (active) write<Store>(dx_row + vector * kVector, dx_vec);
     }
 
     parity ^= 1;
@@ -1373,19 +1403,20 @@ layernorm_bwd_bf16_1024_block_per_row_bc5fed(
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
-NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_1024_block_per_row_bc5fed_finish(
+template <class Config>
+__global__ void __launch_bounds__(512)
+layernorm_bwd_bf16_block_per_row_8660_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     const float* partials,
     int partial_rows) {
-  constexpr int kCols = 1024;
-  constexpr int kPitch = 1024;  // columns of a row of float32 sums, padded
-  constexpr int kVector = 8;
-  constexpr int kVectors = 128;
+  constexpr int kCols = Config::kCols;
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
+  constexpr int kVector = Config::kVector;
+  constexpr int kVectors = kCols / kVector;
   constexpr int kThreads = 512;
   constexpr int kTensors = 2;  // that are summed over rows
-  constexpr int kCells = 8;  // of a block
+  constexpr int kCells = Config::kCells;  // of a block
   __shared__ float warp_sums[kThreads / 32][kCells];
 
   const int tensor = blockIdx.x % kTensors;
@@ -1410,10 +1441,11 @@ layernorm_bwd_bf16_1024_block_per_row_bc5fed_finish(
   }
 }
 
-// layernorm backward, 4096 columns: 256 threads own a row; it is read once.
+// layernorm backward: a block owns a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_bf16_4096_block_per_row_97e8b9(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_bwd_bf16_block_per_row_6fea(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1428,16 +1460,18 @@ layernorm_bwd_bf16_4096_block_per_row_97e8b9(
     int rows,
     float eps,
     float* partials) {
-  constexpr int kCols = 4096;
-  constexpr int kThreads = 256;
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kStages = 2;  // row tiles in shared memory
+  constexpr int kStages = Config::kStages;  // row tiles in shared memory
   constexpr int kCopiedCols = kCols;  // of a row that the copy engine brings
-  constexpr int kPitch = 4096;  // columns of a row of float32 sums, padded
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kTensors = 2;  // that are summed over rows
   struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
     float dxhat_xhat_sum, dxhat_sum;
@@ -1472,10 +1506,10 @@ layernorm_bwd_bf16_4096_block_per_row_97e8b9(
     const bfloat16* dy_row = dy + static_cast<long long>(first_row) * dy_pitch;
     const bfloat16* x_row = x + static_cast<long long>(first_row) * x_pitch;
     mbarrier_expect_bytes(&arrived[stage], kCopiedCols * (sizeof(bfloat16) + sizeof(bfloat16)));
-    bulk_load_by<EvictLast>(dy_shared + (stage) * kSteps * kThreadsPerRow * kVector, dy_row,
-        kCopiedCols * sizeof(bfloat16), &arrived[stage]);
-    bulk_load_by<EvictLast>(x_shared + (stage) * kSteps * kThreadsPerRow * kVector, x_row,
-        kCopiedCols * sizeof(bfloat16), &arrived[stage]);
+    bulk_load_by<Load>(dy_shared + (stage) * kSteps * kThreadsPerRow * kVector, dy_row, kCopiedCols * sizeof(bfloat16),
+        &arrived[stage]);
+    bulk_load_by<Load>(x_shared + (stage) * kSteps * kThreadsPerRow * kVector, x_row, kCopiedCols * sizeof(bfloat16),
+        &arrived[stage]);
   };
   float mean_next;
   float rstd_next;
@@ -1565,7 +1599,7 @@ layernorm_bwd_bf16_4096_block_per_row_97e8b9(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write(dx_row + vector * kVector, dx_vec);
+      write<Store>(dx_row + vector * kVector, dx_vec);
     }
 
     if (++stage == kStages) {
@@ -1592,19 +1626,20 @@ layernorm_bwd_bf16_4096_block_per_row_97e8b9(
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
-NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_4096_block_per_row_97e8b9_finish(
+template <class Config>
+__global__ void __launch_bounds__(512)
+layernorm_bwd_bf16_block_per_row_6fea_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     const float* partials,
     int partial_rows) {
-  constexpr int kCols = 4096;
-  constexpr int kPitch = 4096;  // columns of a row of float32 sums, padded
-  constexpr int kVector = 8;
-  constexpr int kVectors = 512;
+  constexpr int kCols = Config::kCols;
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
+  constexpr int kVector = Config::kVector;
+  constexpr int kVectors = kCols / kVector;
   constexpr int kThreads = 512;
   constexpr int kTensors = 2;  // that are summed over rows
-  constexpr int kCells = 32;  // of a block
+  constexpr int kCells = Config::kCells;  // of a block
   __shared__ float warp_sums[kThreads / 32][kCells];
 
   const int tensor = blockIdx.x % kTensors;
@@ -1629,9 +1664,10 @@ layernorm_bwd_bf16_4096_block_per_row_97e8b9_finish(
   }
 }
 
-// layernorm backward, 8192 columns: 512 threads own a row; it is read once.
-NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_8192_block_per_row_a2bcdb(
+// layernorm backward: a block owns a row; it is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_bwd_bf16_block_per_row_1917(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1646,16 +1682,18 @@ layernorm_bwd_bf16_8192_block_per_row_a2bcdb(
     int rows,
     float eps,
     float* __restrict__ partials) {
-  constexpr int kCols = 8192;
-  constexpr int kThreads = 512;
-  constexpr int kThreadsPerRow = 512;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kStages = 4;  // row tiles in shared memory
+  constexpr int kStages = Config::kStages;  // row tiles in shared memory
   constexpr int kCopiedCols = kCols;  // of a row that the copy engine brings
-  constexpr int kPitch = 8192;  // columns of a row of float32 sums, padded
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kTensors = 2;  // that are summed over rows
   struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
     float dxhat_xhat_sum, dxhat_sum;
@@ -1687,10 +1725,10 @@ layernorm_bwd_bf16_8192_block_per_row_a2bcdb(
     const bfloat16* dy_row = dy + static_cast<long long>(first_row) * dy_pitch;
     const bfloat16* x_row = x + static_cast<long long>(first_row) * x_pitch;
     mbarrier_expect_bytes(&arrived[stage], kCopiedCols * (sizeof(bfloat16) + sizeof(bfloat16)));
-    bulk_load_by<EvictLast>(dy_shared + (stage) * kSteps * kThreadsPerRow * kVector, dy_row,
-        kCopiedCols * sizeof(bfloat16), &arrived[stage]);
-    bulk_load_by<EvictLast>(x_shared + (stage) * kSteps * kThreadsPerRow * kVector, x_row,
-        kCopiedCols * sizeof(bfloat16), &arrived[stage]);
+    bulk_load_by<Load>(dy_shared + (stage) * kSteps * kThreadsPerRow * kVector, dy_row, kCopiedCols * sizeof(bfloat16),
+        &arrived[stage]);
+    bulk_load_by<Load>(x_shared + (stage) * kSteps * kThreadsPerRow * kVector, x_row, kCopiedCols * sizeof(bfloat16),
+        &arrived[stage]);
   };
   float mean_next;
   float rstd_next;
@@ -1781,7 +1819,7 @@ layernorm_bwd_bf16_8192_block_per_row_a2bcdb(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write(dx_row + vector * kVector, dx_vec);
+      write<Store>(dx_row + vector * kVector, dx_vec);
     }
 
     if (++stage == kStages) {
@@ -1806,19 +1844,20 @@ layernorm_bwd_bf16_8192_block_per_row_a2bcdb(
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
-NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_8192_block_per_row_a2bcdb_finish(
+template <class Config>
+__global__ void __launch_bounds__(512)
+layernorm_bwd_bf16_block_per_row_1917_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     const float* __restrict__ partials,
     int partial_rows) {
-  constexpr int kCols = 8192;
-  constexpr int kPitch = 8192;  // columns of a row of float32 sums, padded
-  constexpr int kVector = 8;
-  constexpr int kVectors = 1024;
+  constexpr int kCols = Config::kCols;
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
+  constexpr int kVector = Config::kVector;
+  constexpr int kVectors = kCols / kVector;
   constexpr int kThreads = 512;
   constexpr int kTensors = 2;  // that are summed over rows
-  constexpr int kCells = 32;  // of a block
+  constexpr int kCells = Config::kCells;  // of a block
   __shared__ float warp_sums[kThreads / 32][kCells];
 
   const int tensor = blockIdx.x % kTensors;
@@ -1843,10 +1882,11 @@ layernorm_bwd_bf16_8192_block_per_row_a2bcdb_finish(
   }
 }
 
-// layernorm backward, 16384 columns: 2 blocks of 256 threads own a row; it is read once.
+// layernorm backward: the blocks of a cluster own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_bf16_16384_cluster_per_row_eb5cc3(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_bwd_bf16_cluster_per_row_ff0d(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1861,16 +1901,18 @@ layernorm_bwd_bf16_16384_cluster_per_row_eb5cc3(
     int rows,
     float eps,
     float* partials) {
-  constexpr int kCols = 16384;
-  constexpr int kThreads = 256;
-  constexpr int kCluster = 2;  // blocks that share a row
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kCluster = Config::kCluster;  // blocks that share a row
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kStages = 3;  // row tiles in shared memory
-  constexpr int kPitch = 16384;  // columns of a row of float32 sums, padded
+  constexpr int kStages = Config::kStages;  // row tiles in shared memory
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kTensors = 2;  // that are summed over rows
   struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
     float dxhat_xhat_sum, dxhat_sum;
@@ -1923,9 +1965,9 @@ layernorm_bwd_bf16_16384_cluster_per_row_eb5cc3(
       const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
       if (first >= kVectors) break;
       const int count = min(kThreads, kVectors - first) * kVector;
-      bulk_load_by<EvictLast>(dy_shared + (stage * kSteps + step) * kThreads * kVector, dy_row + first * kVector,
+      bulk_load_by<Load>(dy_shared + (stage * kSteps + step) * kThreads * kVector, dy_row + first * kVector,
           count * sizeof(bfloat16), &arrived[stage]);
-      bulk_load_by<EvictLast>(x_shared + (stage * kSteps + step) * kThreads * kVector, x_row + first * kVector,
+      bulk_load_by<Load>(x_shared + (stage * kSteps + step) * kThreads * kVector, x_row + first * kVector,
           count * sizeof(bfloat16), &arrived[stage]);
     }
   };
@@ -2018,7 +2060,7 @@ layernorm_bwd_bf16_16384_cluster_per_row_eb5cc3(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write(dx_row + vector * kVector, dx_vec);
+      write<Store>(dx_row + vector * kVector, dx_vec);
     }
 
     if (++stage == kStages) {
@@ -2043,22 +2085,24 @@ layernorm_bwd_bf16_16384_cluster_per_row_eb5cc3(
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
-NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_bf16_16384_cluster_per_row_eb5cc3_finish(
+template <class Config>
+__global__ void __launch_bounds__(512)
+layernorm_bwd_bf16_cluster_per_row_ff0d_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     const float* partials,
     int blocks) {
-  constexpr int kCols = 16384;
-  constexpr int kPitch = 16384;  // columns of a row of float32 sums, padded
-  constexpr int kVector = 8;
-  constexpr int kVectors = 2048;
+  constexpr int kCols = Config::kCols;
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
+  constexpr int kVector = Config::kVector;
+  constexpr int kVectors = kCols / kVector;
+  constexpr int kCluster = Config::kCluster;  // blocks that fill a partial row together
   constexpr int kThreads = 512;
   constexpr int kTensors = 2;  // that are summed over rows
-  constexpr int kCells = 32;  // of a block
+  constexpr int kCells = Config::kCells;  // of a block
   __shared__ float warp_sums[kThreads / 32][kCells];
 
-  const int partial_rows = blocks / 2;  // the blocks of a cluster fill one together
+  const int partial_rows = blocks / kCluster;
   const int tensor = blockIdx.x % kTensors;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
   dependency_trigger();
@@ -2082,9 +2126,10 @@ layernorm_bwd_bf16_16384_cluster_per_row_eb5cc3_finish(
   }
 }
 
-// layernorm backward, any number of columns: 256 threads own a row; it is read twice.
-NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_bf16_any_cols_block_per_row_f450a7(
+// layernorm backward, any number of columns: a block owns a row; it is read twice.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_bwd_bf16_any_cols_block_per_row_4eea(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -2101,9 +2146,12 @@ layernorm_bwd_bf16_any_cols_block_per_row_f450a7(
     float eps,
     unsigned* __restrict__ ticket,
     float* __restrict__ sums) {
-  constexpr int kThreads = 256;
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 2 bytes
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
     float dxhat_xhat_sum, dxhat_sum;
@@ -2133,7 +2181,7 @@ layernorm_bwd_bf16_any_cols_block_per_row_f450a7(
     Look1 look1 = {0.0f, 0.0f};
 
     // Look 1: sum(dxhat * xhat), sum(dxhat)
-    #pragma unroll 1
+    #pragma unroll kUnroll
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
@@ -2158,12 +2206,12 @@ layernorm_bwd_bf16_any_cols_block_per_row_f450a7(
     const float row_dxhat_mean = look1.dxhat_sum / cols;
 
     // Last look: the outputs
-    #pragma unroll 1
+    #pragma unroll kUnroll
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
-        const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
-        const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+        const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + vector * kVector);
+        const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
         const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
         float dx_values[kVector];
         #pragma unroll
@@ -2179,7 +2227,7 @@ layernorm_bwd_bf16_any_cols_block_per_row_f450a7(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write(dx_row + vector * kVector, dx_vec);
+        write<Store>(dx_row + vector * kVector, dx_vec);
       }
     }
 
@@ -2209,9 +2257,10 @@ layernorm_bwd_bf16_any_cols_block_per_row_f450a7(
   }
 }
 
-// layernorm backward, any number of columns: 256 threads own a row; it is read twice.
-NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_bf16_any_cols_without_weight_block_per_row_f450a7(
+// layernorm backward, any number of columns: a block owns a row; it is read twice.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_bwd_bf16_any_cols_without_weight_block_per_row_b2ef(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dbias,
     const bfloat16* __restrict__ dy,
@@ -2226,9 +2275,12 @@ layernorm_bwd_bf16_any_cols_without_weight_block_per_row_f450a7(
     float eps,
     unsigned* __restrict__ ticket,
     float* __restrict__ sums) {
-  constexpr int kThreads = 256;
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 2 bytes
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(dy * xhat), sum(dy)
     float dy_xhat_sum, dy_sum;
@@ -2257,7 +2309,7 @@ layernorm_bwd_bf16_any_cols_without_weight_block_per_row_f450a7(
     Look1 look1 = {0.0f, 0.0f};
 
     // Look 1: sum(dy * xhat), sum(dy)
-    #pragma unroll 1
+    #pragma unroll kUnroll
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
@@ -2279,12 +2331,12 @@ layernorm_bwd_bf16_any_cols_without_weight_block_per_row_f450a7(
     const float row_dy_mean = look1.dy_sum / cols;
 
     // Last look: the outputs
-    #pragma unroll 1
+    #pragma unroll kUnroll
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
-        const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
-        const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+        const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + vector * kVector);
+        const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -2296,7 +2348,7 @@ layernorm_bwd_bf16_any_cols_without_weight_block_per_row_f450a7(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write(dx_row + vector * kVector, dx_vec);
+        write<Store>(dx_row + vector * kVector, dx_vec);
       }
     }
 
@@ -2320,9 +2372,10 @@ layernorm_bwd_bf16_any_cols_without_weight_block_per_row_f450a7(
   }
 }
 
-// layernorm backward, any number of columns: 256 threads own a row; it is read twice.
-NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_bf16_any_cols_without_bias_block_per_row_f450a7(
+// layernorm backward, any number of columns: a block owns a row; it is read twice.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_bwd_bf16_any_cols_without_bias_block_per_row_622b(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* __restrict__ dy,
@@ -2338,9 +2391,12 @@ layernorm_bwd_bf16_any_cols_without_bias_block_per_row_f450a7(
     float eps,
     unsigned* __restrict__ ticket,
     float* __restrict__ sums) {
-  constexpr int kThreads = 256;
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 2 bytes
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
     float dxhat_xhat_sum, dxhat_sum;
@@ -2370,7 +2426,7 @@ layernorm_bwd_bf16_any_cols_without_bias_block_per_row_f450a7(
     Look1 look1 = {0.0f, 0.0f};
 
     // Look 1: sum(dxhat * xhat), sum(dxhat)
-    #pragma unroll 1
+    #pragma unroll kUnroll
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
@@ -2395,12 +2451,12 @@ layernorm_bwd_bf16_any_cols_without_bias_block_per_row_f450a7(
     const float row_dxhat_mean = look1.dxhat_sum / cols;
 
     // Last look: the outputs
-    #pragma unroll 1
+    #pragma unroll kUnroll
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
-        const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
-        const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+        const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + vector * kVector);
+        const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
         const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
         float dx_values[kVector];
         #pragma unroll
@@ -2415,7 +2471,7 @@ layernorm_bwd_bf16_any_cols_without_bias_block_per_row_f450a7(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write(dx_row + vector * kVector, dx_vec);
+        write<Store>(dx_row + vector * kVector, dx_vec);
       }
     }
 
@@ -2439,9 +2495,10 @@ layernorm_bwd_bf16_any_cols_without_bias_block_per_row_f450a7(
   }
 }
 
-// layernorm backward, any number of columns: 256 threads own a row; it is read twice.
-NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
+// layernorm backward, any number of columns: a block owns a row; it is read twice.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_3cba(
     bfloat16* __restrict__ dx,
     const bfloat16* __restrict__ dy,
     const bfloat16* __restrict__ x,
@@ -2453,8 +2510,11 @@ layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 2 bytes
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(dy * y), sum(dy)
     float dy_y_sum, dy_sum;
@@ -2481,7 +2541,7 @@ layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
   Look1 look1 = {0.0f, 0.0f};
 
   // Look 1: sum(dy * y), sum(dy)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -2503,12 +2563,12 @@ layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
   const float row_dy_mean = look1.dy_sum / cols;
 
   // Last look: the outputs
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
       float dx_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -2519,7 +2579,7 @@ layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write(dx_row + vector * kVector, dx_vec);
+      write<Store>(dx_row + vector * kVector, dx_vec);
     }
   }
 }
@@ -2527,8 +2587,6 @@ layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
 }  // namespace layernorm_bwd_bf16_detail
 }  // namespace sm90
 }  // namespace normgen
-
-#undef NORMGEN_KERNEL
 
 #ifndef __CUDACC_RTC__  // host side; NVRTC stops above, at the kernels
 
@@ -2548,24 +2606,24 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_256_warp_per_row_28a7a6{512, 32, 1, 1, 32768, 0, 1, 1, true};
-inline constexpr Launch kLaunch_256_warp_per_row_28a7a6_finish{512, 1, 1, 0, 0, 64, 1, 0, true};
-inline constexpr Launch kLaunch_768_warp_per_row_304b4e{128, 4, 1, 3, 24576, 0, 1, 1, true};
-inline constexpr Launch kLaunch_768_warp_per_row_304b4e_finish{512, 1, 1, 0, 0, 192, 1, 0, true};
-inline constexpr Launch kLaunch_1023_block_per_row_51230d{256, 4, 1, 2, 32768, 0, 1, 1, true};
-inline constexpr Launch kLaunch_1023_block_per_row_51230d_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
-inline constexpr Launch kLaunch_1024_block_per_row_bc5fed{256, 4, 1, 2, 32768, 0, 1, 1, true};
-inline constexpr Launch kLaunch_1024_block_per_row_bc5fed_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
-inline constexpr Launch kLaunch_4096_block_per_row_97e8b9{256, 1, 1, 2, 32768, 0, 1, 1, true};
-inline constexpr Launch kLaunch_4096_block_per_row_97e8b9_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
-inline constexpr Launch kLaunch_8192_block_per_row_a2bcdb{512, 1, 1, 1, 131072, 0, 1, 1, false};
-inline constexpr Launch kLaunch_8192_block_per_row_a2bcdb_finish{512, 1, 1, 0, 0, 512, 1, 0, true};
-inline constexpr Launch kLaunch_16384_cluster_per_row_eb5cc3{256, 1, 2, 1, 98304, 0, 1, 1, true};
-inline constexpr Launch kLaunch_16384_cluster_per_row_eb5cc3_finish{512, 1, 1, 0, 0, 1024, 1, 0, true};
-inline constexpr Launch kLaunch_any_cols_block_per_row_f450a7{256, 1, 1, 0, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_f450a7{256, 1, 1, 0, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_f450a7{256, 1, 1, 0, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_warp_per_row_feca_Cols256_939e{512, 32, 1, 1, 32768, 0, 1, 1, true};
+inline constexpr Launch kLaunch_warp_per_row_feca_finish_Cols256_939e{512, 1, 1, 0, 0, 64, 1, 0, true};
+inline constexpr Launch kLaunch_warp_per_row_cba6_Cols768_3282{128, 4, 1, 3, 24576, 0, 1, 1, true};
+inline constexpr Launch kLaunch_warp_per_row_cba6_finish_Cols768_3282{512, 1, 1, 0, 0, 192, 1, 0, true};
+inline constexpr Launch kLaunch_block_per_row_e920_Cols1023_c72e{256, 4, 1, 2, 32768, 0, 1, 1, true};
+inline constexpr Launch kLaunch_block_per_row_e920_finish_Cols1023_c72e{512, 1, 1, 0, 0, 256, 1, 0, true};
+inline constexpr Launch kLaunch_block_per_row_8660_Cols1024_c955{256, 4, 1, 2, 32768, 0, 1, 1, true};
+inline constexpr Launch kLaunch_block_per_row_8660_finish_Cols1024_c955{512, 1, 1, 0, 0, 256, 1, 0, true};
+inline constexpr Launch kLaunch_block_per_row_6fea_Cols4096_3d26{256, 1, 1, 2, 32768, 0, 1, 1, true};
+inline constexpr Launch kLaunch_block_per_row_6fea_finish_Cols4096_3d26{512, 1, 1, 0, 0, 256, 1, 0, true};
+inline constexpr Launch kLaunch_block_per_row_1917_Cols8192_aea5{512, 1, 1, 1, 131072, 0, 1, 1, false};
+inline constexpr Launch kLaunch_block_per_row_1917_finish_Cols8192_aea5{512, 1, 1, 0, 0, 512, 1, 0, true};
+inline constexpr Launch kLaunch_cluster_per_row_ff0d_Cols16384_d4a3{256, 1, 2, 1, 98304, 0, 1, 1, true};
+inline constexpr Launch kLaunch_cluster_per_row_ff0d_finish_Cols16384_d4a3{512, 1, 1, 0, 0, 1024, 1, 0, true};
+inline constexpr Launch kLaunch_any_cols_block_per_row_4eea_AnyCols_d376{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_b2ef_AnyCols_d376{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_622b_AnyCols_d376{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_3cba_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -2730,37 +2788,37 @@ inline std::size_t layernorm_bwd_bf16_workspace_bytes(int rows, int cols) {
   std::size_t most = 128 + 8 * static_cast<std::size_t>(cols);
   int blocks = 0;
   if (cols == 256) {
-    if (k::grid(k::kLaunch_256_warp_per_row_28a7a6, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_warp_per_row_feca_Cols256_939e, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 2048 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 768) {
-    if (k::grid(k::kLaunch_768_warp_per_row_304b4e, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_warp_per_row_cba6_Cols768_3282, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 6144 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 1023) {
-    if (k::grid(k::kLaunch_1023_block_per_row_51230d, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_block_per_row_e920_Cols1023_c72e, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 8192 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 1024) {
-    if (k::grid(k::kLaunch_1024_block_per_row_bc5fed, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_block_per_row_8660_Cols1024_c955, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 8192 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 4096) {
-    if (k::grid(k::kLaunch_4096_block_per_row_97e8b9, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_block_per_row_6fea_Cols4096_3d26, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 32768 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 8192) {
-    if (k::grid(k::kLaunch_8192_block_per_row_a2bcdb, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_block_per_row_1917_Cols8192_aea5, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 65536 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 16384) {
-    if (k::grid(k::kLaunch_16384_cluster_per_row_eb5cc3, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_cluster_per_row_ff0d_Cols16384_d4a3, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 65536 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
@@ -2793,118 +2851,118 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent, alike)) {
     case 0:  // 262144 x 256
-      status = k::grid(k::kLaunch_256_warp_per_row_28a7a6, rows, &blocks);
+      status = k::grid(k::kLaunch_warp_per_row_feca_Cols256_939e, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::layernorm_bwd_bf16_256_warp_per_row_28a7a6,
-          k::kLaunch_256_warp_per_row_28a7a6, blocks, stream,
+          k::layernorm_bwd_bf16_warp_per_row_feca<k::Cols256_939e>,
+          k::kLaunch_warp_per_row_feca_Cols256_939e, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_bwd_bf16_256_warp_per_row_28a7a6_finish,
-          k::kLaunch_256_warp_per_row_28a7a6_finish, k::kLaunch_256_warp_per_row_28a7a6_finish.blocks, stream,
+          k::layernorm_bwd_bf16_warp_per_row_feca_finish<k::Cols256_939e>,
+          k::kLaunch_warp_per_row_feca_finish_Cols256_939e, k::kLaunch_warp_per_row_feca_finish_Cols256_939e.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     case 1:  // 8192 x 768
-      status = k::grid(k::kLaunch_768_warp_per_row_304b4e, rows, &blocks);
+      status = k::grid(k::kLaunch_warp_per_row_cba6_Cols768_3282, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::layernorm_bwd_bf16_768_warp_per_row_304b4e,
-          k::kLaunch_768_warp_per_row_304b4e, blocks, stream,
+          k::layernorm_bwd_bf16_warp_per_row_cba6<k::Cols768_3282>,
+          k::kLaunch_warp_per_row_cba6_Cols768_3282, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_bwd_bf16_768_warp_per_row_304b4e_finish,
-          k::kLaunch_768_warp_per_row_304b4e_finish, k::kLaunch_768_warp_per_row_304b4e_finish.blocks, stream,
+          k::layernorm_bwd_bf16_warp_per_row_cba6_finish<k::Cols768_3282>,
+          k::kLaunch_warp_per_row_cba6_finish_Cols768_3282, k::kLaunch_warp_per_row_cba6_finish_Cols768_3282.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     case 2:  // 8192 x 1023
-      status = k::grid(k::kLaunch_1023_block_per_row_51230d, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_e920_Cols1023_c72e, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::layernorm_bwd_bf16_1023_block_per_row_51230d,
-          k::kLaunch_1023_block_per_row_51230d, blocks, stream,
+          k::layernorm_bwd_bf16_block_per_row_e920<k::Cols1023_c72e>,
+          k::kLaunch_block_per_row_e920_Cols1023_c72e, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_bwd_bf16_1023_block_per_row_51230d_finish,
-          k::kLaunch_1023_block_per_row_51230d_finish, k::kLaunch_1023_block_per_row_51230d_finish.blocks, stream,
+          k::layernorm_bwd_bf16_block_per_row_e920_finish<k::Cols1023_c72e>,
+          k::kLaunch_block_per_row_e920_finish_Cols1023_c72e, k::kLaunch_block_per_row_e920_finish_Cols1023_c72e.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     case 3:
     case 4:  // 4096 x 1024, 32768 x 1024
-      status = k::grid(k::kLaunch_1024_block_per_row_bc5fed, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_8660_Cols1024_c955, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::layernorm_bwd_bf16_1024_block_per_row_bc5fed,
-          k::kLaunch_1024_block_per_row_bc5fed, blocks, stream,
+          k::layernorm_bwd_bf16_block_per_row_8660<k::Cols1024_c955>,
+          k::kLaunch_block_per_row_8660_Cols1024_c955, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_bwd_bf16_1024_block_per_row_bc5fed_finish,
-          k::kLaunch_1024_block_per_row_bc5fed_finish, k::kLaunch_1024_block_per_row_bc5fed_finish.blocks, stream,
+          k::layernorm_bwd_bf16_block_per_row_8660_finish<k::Cols1024_c955>,
+          k::kLaunch_block_per_row_8660_finish_Cols1024_c955, k::kLaunch_block_per_row_8660_finish_Cols1024_c955.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     case 5:  // 4096 x 4096
-      status = k::grid(k::kLaunch_4096_block_per_row_97e8b9, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_6fea_Cols4096_3d26, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::layernorm_bwd_bf16_4096_block_per_row_97e8b9,
-          k::kLaunch_4096_block_per_row_97e8b9, blocks, stream,
+          k::layernorm_bwd_bf16_block_per_row_6fea<k::Cols4096_3d26>,
+          k::kLaunch_block_per_row_6fea_Cols4096_3d26, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_bwd_bf16_4096_block_per_row_97e8b9_finish,
-          k::kLaunch_4096_block_per_row_97e8b9_finish, k::kLaunch_4096_block_per_row_97e8b9_finish.blocks, stream,
+          k::layernorm_bwd_bf16_block_per_row_6fea_finish<k::Cols4096_3d26>,
+          k::kLaunch_block_per_row_6fea_finish_Cols4096_3d26, k::kLaunch_block_per_row_6fea_finish_Cols4096_3d26.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     case 6:  // 16384 x 8192
-      status = k::grid(k::kLaunch_8192_block_per_row_a2bcdb, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_1917_Cols8192_aea5, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::layernorm_bwd_bf16_8192_block_per_row_a2bcdb,
-          k::kLaunch_8192_block_per_row_a2bcdb, blocks, stream,
+          k::layernorm_bwd_bf16_block_per_row_1917<k::Cols8192_aea5>,
+          k::kLaunch_block_per_row_1917_Cols8192_aea5, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_bwd_bf16_8192_block_per_row_a2bcdb_finish,
-          k::kLaunch_8192_block_per_row_a2bcdb_finish, k::kLaunch_8192_block_per_row_a2bcdb_finish.blocks, stream,
+          k::layernorm_bwd_bf16_block_per_row_1917_finish<k::Cols8192_aea5>,
+          k::kLaunch_block_per_row_1917_finish_Cols8192_aea5, k::kLaunch_block_per_row_1917_finish_Cols8192_aea5.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     case 7:  // 2048 x 16384
-      status = k::grid(k::kLaunch_16384_cluster_per_row_eb5cc3, rows, &blocks);
+      status = k::grid(k::kLaunch_cluster_per_row_ff0d_Cols16384_d4a3, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::layernorm_bwd_bf16_16384_cluster_per_row_eb5cc3, k::kLaunch_16384_cluster_per_row_eb5cc3, &blocks);
+      status = k::fit_clusters(k::layernorm_bwd_bf16_cluster_per_row_ff0d<k::Cols16384_d4a3>, k::kLaunch_cluster_per_row_ff0d_Cols16384_d4a3, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::layernorm_bwd_bf16_16384_cluster_per_row_eb5cc3,
-          k::kLaunch_16384_cluster_per_row_eb5cc3, blocks, stream,
+          k::layernorm_bwd_bf16_cluster_per_row_ff0d<k::Cols16384_d4a3>,
+          k::kLaunch_cluster_per_row_ff0d_Cols16384_d4a3, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
           dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_bwd_bf16_16384_cluster_per_row_eb5cc3_finish,
-          k::kLaunch_16384_cluster_per_row_eb5cc3_finish, k::kLaunch_16384_cluster_per_row_eb5cc3_finish.blocks, stream,
+          k::layernorm_bwd_bf16_cluster_per_row_ff0d_finish<k::Cols16384_d4a3>,
+          k::kLaunch_cluster_per_row_ff0d_finish_Cols16384_d4a3, k::kLaunch_cluster_per_row_ff0d_finish_Cols16384_d4a3.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), reinterpret_cast<k::bfloat16*>(dbias),
           k::at<float>(workspace, 0), blocks);
     default:
@@ -2914,11 +2972,11 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
     case 0u:
       status = cudaMemsetAsync(workspace, 0, 128 + 8 * static_cast<std::size_t>(cols), stream);
       if (status != cudaSuccess) return status;
-      status = k::grid(k::kLaunch_any_cols_block_per_row_f450a7, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_4eea_AnyCols_d376, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_bwd_bf16_any_cols_block_per_row_f450a7,
-          k::kLaunch_any_cols_block_per_row_f450a7, blocks, stream,
+          k::layernorm_bwd_bf16_any_cols_block_per_row_4eea<k::AnyCols_d376>,
+          k::kLaunch_any_cols_block_per_row_4eea_AnyCols_d376, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<k::bfloat16*>(dbias), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), mean, rstd,
@@ -2926,32 +2984,32 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
     case 1u:  // without weight
       status = cudaMemsetAsync(workspace, 0, 128 + 4 * static_cast<std::size_t>(cols), stream);
       if (status != cudaSuccess) return status;
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_f450a7, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_b2ef_AnyCols_d376, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_bwd_bf16_any_cols_without_weight_block_per_row_f450a7,
-          k::kLaunch_any_cols_without_weight_block_per_row_f450a7, blocks, stream,
+          k::layernorm_bwd_bf16_any_cols_without_weight_block_per_row_b2ef<k::AnyCols_d376>,
+          k::kLaunch_any_cols_without_weight_block_per_row_b2ef_AnyCols_d376, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dbias),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x), mean, rstd, dx_pitch,
           dy_pitch, x_pitch, rows, cols, eps, k::at<unsigned>(workspace, 0), k::at<float>(workspace, 128));
     case 2u:  // without bias
       status = cudaMemsetAsync(workspace, 0, 128 + 4 * static_cast<std::size_t>(cols), stream);
       if (status != cudaSuccess) return status;
-      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_f450a7, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_622b_AnyCols_d376, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_bwd_bf16_any_cols_without_bias_block_per_row_f450a7,
-          k::kLaunch_any_cols_without_bias_block_per_row_f450a7, blocks, stream,
+          k::layernorm_bwd_bf16_any_cols_without_bias_block_per_row_622b<k::AnyCols_d376>,
+          k::kLaunch_any_cols_without_bias_block_per_row_622b_AnyCols_d376, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps,
           k::at<unsigned>(workspace, 0), k::at<float>(workspace, 128));
     default:  // without weight and bias
-      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_44136f, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_3cba_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f,
-          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_44136f, blocks, stream,
+          k::layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_3cba<k::AnyCols_1448>,
+          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_3cba_AnyCols_1448, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps);
   }

@@ -25,8 +25,8 @@
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
 //           stored dtype, over adversarial rows, on the GPU: dx 0.037, dweight 0.0018, dbias 0.0013
 //
-// The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
-// `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
+// A kernel and its Config are, byte for byte, what was tuned; `normgen show` with --op, --shape, --dtype and
+// --schedule prints them alone. Schedules:
 //   8192 x 768: threads_per_row=64 rows_per_block=8 vector=2 hold=registers persistent=1 stages=2 unroll=0 params=kept
 //               dependent_launch=end
 #ifndef NORMGEN_LAYERNORM_BWD_F32_SM90_CU_
@@ -40,12 +40,6 @@
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #error "layernorm_bwd_f32 needs sm_90 or newer: compile with -arch=sm_90"
-#endif
-
-#ifdef __CUDACC_RTC__
-#define NORMGEN_KERNEL extern "C" __global__  // found by its plain name
-#else
-#define NORMGEN_KERNEL static __global__  // so that several files may include this one
 #endif
 
 namespace normgen {
@@ -218,10 +212,20 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
-// layernorm backward, 768 columns: 64 threads own a row, 8 rows a block; it is read once.
+// What a tuned shape is: the sizes and hints of its kernel.
+struct Cols768_bbf4 { enum :
+    int { kCols = 768, kThreads = 512, kThreadsPerRow = 64, kRowsPerBlock = 8, kVector = 2, kGroups = 8, kCells = 8 };
+    using Load = Default; using Store = Default; };
+struct AnyCols_d376 { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 };
+    using Load = Default; using Store = Default; };
+struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
+    using Load = Default; using Store = Default; };
+
+// layernorm backward: the threads of some warps own a row, rows lie side by side in a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_f32_768_block_per_row_2eaf2a(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_bwd_f32_block_per_row_58fb(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     float* __restrict__ dbias,
@@ -236,17 +240,19 @@ layernorm_bwd_f32_768_block_per_row_2eaf2a(
     int rows,
     float eps,
     float* partials) {
-  constexpr int kCols = 768;
-  constexpr int kThreads = 512;
-  constexpr int kThreadsPerRow = 64;
-  constexpr int kRowsPerBlock = 8;
-  constexpr int kVector = 2;  // elements per access of 8 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kPitch = 768;  // columns of a row of float32 sums, padded
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kTensors = 2;  // that are summed over rows
-  constexpr int kGroups = 8;  // row groups of a block that keep sums of their own
+  constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
   struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
     float dxhat_xhat_sum, dxhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -293,8 +299,8 @@ layernorm_bwd_f32_768_block_per_row_2eaf2a(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      dy_next[step] = read<kVector>(dy_row + vector * kVector);
-      x_next[step] = read<kVector>(x_row + vector * kVector);
+      dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
+      x_next[step] = read<kVector, Load>(x_row + vector * kVector);
     }
   };
   if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
@@ -358,7 +364,7 @@ layernorm_bwd_f32_768_block_per_row_2eaf2a(
       }
       Vec<float, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      if (active) write(dx_row + vector * kVector, dx_vec);
+      if (active) write<Store>(dx_row + vector * kVector, dx_vec);
     }
 
     parity ^= 1;
@@ -396,19 +402,20 @@ layernorm_bwd_f32_768_block_per_row_2eaf2a(
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
-NORMGEN_KERNEL void __launch_bounds__(512)
-layernorm_bwd_f32_768_block_per_row_2eaf2a_finish(
+template <class Config>
+__global__ void __launch_bounds__(512)
+layernorm_bwd_f32_block_per_row_58fb_finish(
     float* __restrict__ dweight,
     float* __restrict__ dbias,
     const float* partials,
     int partial_rows) {
-  constexpr int kCols = 768;
-  constexpr int kPitch = 768;  // columns of a row of float32 sums, padded
-  constexpr int kVector = 2;
-  constexpr int kVectors = 384;
+  constexpr int kCols = Config::kCols;
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
+  constexpr int kVector = Config::kVector;
+  constexpr int kVectors = kCols / kVector;
   constexpr int kThreads = 512;
   constexpr int kTensors = 2;  // that are summed over rows
-  constexpr int kCells = 8;  // of a block
+  constexpr int kCells = Config::kCells;  // of a block
   __shared__ float warp_sums[kThreads / 32][kCells];
 
   const int tensor = blockIdx.x % kTensors;
@@ -433,9 +440,10 @@ layernorm_bwd_f32_768_block_per_row_2eaf2a_finish(
   }
 }
 
-// layernorm backward, any number of columns: 256 threads own a row; it is read twice.
-NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_f32_any_cols_block_per_row_f450a7(
+// layernorm backward, any number of columns: a block owns a row; it is read twice.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_bwd_f32_any_cols_block_per_row_1ab6(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     float* __restrict__ dbias,
@@ -452,9 +460,12 @@ layernorm_bwd_f32_any_cols_block_per_row_f450a7(
     float eps,
     unsigned* __restrict__ ticket,
     float* __restrict__ sums) {
-  constexpr int kThreads = 256;
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 4 bytes
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
     float dxhat_xhat_sum, dxhat_sum;
@@ -484,7 +495,7 @@ layernorm_bwd_f32_any_cols_block_per_row_f450a7(
     Look1 look1 = {0.0f, 0.0f};
 
     // Look 1: sum(dxhat * xhat), sum(dxhat)
-    #pragma unroll 1
+    #pragma unroll kUnroll
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
@@ -509,12 +520,12 @@ layernorm_bwd_f32_any_cols_block_per_row_f450a7(
     const float row_dxhat_mean = look1.dxhat_sum / cols;
 
     // Last look: the outputs
-    #pragma unroll 1
+    #pragma unroll kUnroll
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
-        const Vec<float, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
-        const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+        const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + vector * kVector);
+        const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
         const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
         float dx_values[kVector];
         #pragma unroll
@@ -530,7 +541,7 @@ layernorm_bwd_f32_any_cols_block_per_row_f450a7(
         }
         Vec<float, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write(dx_row + vector * kVector, dx_vec);
+        write<Store>(dx_row + vector * kVector, dx_vec);
       }
     }
 
@@ -560,9 +571,10 @@ layernorm_bwd_f32_any_cols_block_per_row_f450a7(
   }
 }
 
-// layernorm backward, any number of columns: 256 threads own a row; it is read twice.
-NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_f32_any_cols_without_weight_block_per_row_f450a7(
+// layernorm backward, any number of columns: a block owns a row; it is read twice.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_bwd_f32_any_cols_without_weight_block_per_row_8dc7(
     float* __restrict__ dx,
     float* __restrict__ dbias,
     const float* __restrict__ dy,
@@ -577,9 +589,12 @@ layernorm_bwd_f32_any_cols_without_weight_block_per_row_f450a7(
     float eps,
     unsigned* __restrict__ ticket,
     float* __restrict__ sums) {
-  constexpr int kThreads = 256;
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 4 bytes
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(dy * xhat), sum(dy)
     float dy_xhat_sum, dy_sum;
@@ -608,7 +623,7 @@ layernorm_bwd_f32_any_cols_without_weight_block_per_row_f450a7(
     Look1 look1 = {0.0f, 0.0f};
 
     // Look 1: sum(dy * xhat), sum(dy)
-    #pragma unroll 1
+    #pragma unroll kUnroll
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
@@ -630,12 +645,12 @@ layernorm_bwd_f32_any_cols_without_weight_block_per_row_f450a7(
     const float row_dy_mean = look1.dy_sum / cols;
 
     // Last look: the outputs
-    #pragma unroll 1
+    #pragma unroll kUnroll
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
-        const Vec<float, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
-        const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+        const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + vector * kVector);
+        const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -647,7 +662,7 @@ layernorm_bwd_f32_any_cols_without_weight_block_per_row_f450a7(
         }
         Vec<float, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write(dx_row + vector * kVector, dx_vec);
+        write<Store>(dx_row + vector * kVector, dx_vec);
       }
     }
 
@@ -671,9 +686,10 @@ layernorm_bwd_f32_any_cols_without_weight_block_per_row_f450a7(
   }
 }
 
-// layernorm backward, any number of columns: 256 threads own a row; it is read twice.
-NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_f32_any_cols_without_bias_block_per_row_f450a7(
+// layernorm backward, any number of columns: a block owns a row; it is read twice.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_bwd_f32_any_cols_without_bias_block_per_row_ceaf(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     const float* __restrict__ dy,
@@ -689,9 +705,12 @@ layernorm_bwd_f32_any_cols_without_bias_block_per_row_f450a7(
     float eps,
     unsigned* __restrict__ ticket,
     float* __restrict__ sums) {
-  constexpr int kThreads = 256;
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 4 bytes
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
     float dxhat_xhat_sum, dxhat_sum;
@@ -721,7 +740,7 @@ layernorm_bwd_f32_any_cols_without_bias_block_per_row_f450a7(
     Look1 look1 = {0.0f, 0.0f};
 
     // Look 1: sum(dxhat * xhat), sum(dxhat)
-    #pragma unroll 1
+    #pragma unroll kUnroll
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
@@ -746,12 +765,12 @@ layernorm_bwd_f32_any_cols_without_bias_block_per_row_f450a7(
     const float row_dxhat_mean = look1.dxhat_sum / cols;
 
     // Last look: the outputs
-    #pragma unroll 1
+    #pragma unroll kUnroll
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
-        const Vec<float, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
-        const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+        const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + vector * kVector);
+        const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
         const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
         float dx_values[kVector];
         #pragma unroll
@@ -766,7 +785,7 @@ layernorm_bwd_f32_any_cols_without_bias_block_per_row_f450a7(
         }
         Vec<float, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write(dx_row + vector * kVector, dx_vec);
+        write<Store>(dx_row + vector * kVector, dx_vec);
       }
     }
 
@@ -790,9 +809,10 @@ layernorm_bwd_f32_any_cols_without_bias_block_per_row_f450a7(
   }
 }
 
-// layernorm backward, any number of columns: 256 threads own a row; it is read twice.
-NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_44136f(
+// layernorm backward, any number of columns: a block owns a row; it is read twice.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_df08(
     float* __restrict__ dx,
     const float* __restrict__ dy,
     const float* __restrict__ x,
@@ -804,8 +824,11 @@ layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_44136f(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 4 bytes
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(dy * y), sum(dy)
     float dy_y_sum, dy_sum;
@@ -832,7 +855,7 @@ layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_44136f(
   Look1 look1 = {0.0f, 0.0f};
 
   // Look 1: sum(dy * y), sum(dy)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -854,12 +877,12 @@ layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_44136f(
   const float row_dy_mean = look1.dy_sum / cols;
 
   // Last look: the outputs
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<float, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
-      const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + vector * kVector);
+      const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
       float dx_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -870,7 +893,7 @@ layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_44136f(
       }
       Vec<float, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write(dx_row + vector * kVector, dx_vec);
+      write<Store>(dx_row + vector * kVector, dx_vec);
     }
   }
 }
@@ -878,8 +901,6 @@ layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_44136f(
 }  // namespace layernorm_bwd_f32_detail
 }  // namespace sm90
 }  // namespace normgen
-
-#undef NORMGEN_KERNEL
 
 #ifndef __CUDACC_RTC__  // host side; NVRTC stops above, at the kernels
 
@@ -899,12 +920,12 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_768_block_per_row_2eaf2a{512, 8, 1, 1, 49152, 0, 1, 1, true};
-inline constexpr Launch kLaunch_768_block_per_row_2eaf2a_finish{512, 1, 1, 0, 0, 192, 1, 0, true};
-inline constexpr Launch kLaunch_any_cols_block_per_row_f450a7{256, 1, 1, 0, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_f450a7{256, 1, 1, 0, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_f450a7{256, 1, 1, 0, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_block_per_row_58fb_Cols768_bbf4{512, 8, 1, 1, 49152, 0, 1, 1, true};
+inline constexpr Launch kLaunch_block_per_row_58fb_finish_Cols768_bbf4{512, 1, 1, 0, 0, 192, 1, 0, true};
+inline constexpr Launch kLaunch_any_cols_block_per_row_1ab6_AnyCols_d376{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_8dc7_AnyCols_d376{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_ceaf_AnyCols_d376{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_df08_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -1032,7 +1053,7 @@ inline std::size_t layernorm_bwd_f32_workspace_bytes(int rows, int cols) {
   std::size_t most = 128 + 8 * static_cast<std::size_t>(cols);
   int blocks = 0;
   if (cols == 768) {
-    if (k::grid(k::kLaunch_768_block_per_row_2eaf2a, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_block_per_row_58fb_Cols768_bbf4, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 6144 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
@@ -1063,17 +1084,17 @@ inline cudaError_t layernorm_bwd_f32_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 768
-      status = k::grid(k::kLaunch_768_block_per_row_2eaf2a, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_58fb_Cols768_bbf4, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::layernorm_bwd_f32_768_block_per_row_2eaf2a,
-          k::kLaunch_768_block_per_row_2eaf2a, blocks, stream,
+          k::layernorm_bwd_f32_block_per_row_58fb<k::Cols768_bbf4>,
+          k::kLaunch_block_per_row_58fb_Cols768_bbf4, blocks, stream,
           dx, dweight, dbias, dy, x, weight, mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_bwd_f32_768_block_per_row_2eaf2a_finish,
-          k::kLaunch_768_block_per_row_2eaf2a_finish, k::kLaunch_768_block_per_row_2eaf2a_finish.blocks, stream,
+          k::layernorm_bwd_f32_block_per_row_58fb_finish<k::Cols768_bbf4>,
+          k::kLaunch_block_per_row_58fb_finish_Cols768_bbf4, k::kLaunch_block_per_row_58fb_finish_Cols768_bbf4.blocks, stream,
           dweight, dbias, k::at<float>(workspace, 0), blocks);
     default:
       break;
@@ -1082,39 +1103,39 @@ inline cudaError_t layernorm_bwd_f32_pitched(
     case 0u:
       status = cudaMemsetAsync(workspace, 0, 128 + 8 * static_cast<std::size_t>(cols), stream);
       if (status != cudaSuccess) return status;
-      status = k::grid(k::kLaunch_any_cols_block_per_row_f450a7, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_1ab6_AnyCols_d376, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_bwd_f32_any_cols_block_per_row_f450a7,
-          k::kLaunch_any_cols_block_per_row_f450a7, blocks, stream,
+          k::layernorm_bwd_f32_any_cols_block_per_row_1ab6<k::AnyCols_d376>,
+          k::kLaunch_any_cols_block_per_row_1ab6_AnyCols_d376, blocks, stream,
           dx, dweight, dbias, dy, x, weight, mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps,
           k::at<unsigned>(workspace, 0), k::at<float>(workspace, 128));
     case 1u:  // without weight
       status = cudaMemsetAsync(workspace, 0, 128 + 4 * static_cast<std::size_t>(cols), stream);
       if (status != cudaSuccess) return status;
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_f450a7, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_8dc7_AnyCols_d376, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_bwd_f32_any_cols_without_weight_block_per_row_f450a7,
-          k::kLaunch_any_cols_without_weight_block_per_row_f450a7, blocks, stream,
+          k::layernorm_bwd_f32_any_cols_without_weight_block_per_row_8dc7<k::AnyCols_d376>,
+          k::kLaunch_any_cols_without_weight_block_per_row_8dc7_AnyCols_d376, blocks, stream,
           dx, dbias, dy, x, mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps, k::at<unsigned>(workspace, 0),
           k::at<float>(workspace, 128));
     case 2u:  // without bias
       status = cudaMemsetAsync(workspace, 0, 128 + 4 * static_cast<std::size_t>(cols), stream);
       if (status != cudaSuccess) return status;
-      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_f450a7, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_ceaf_AnyCols_d376, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_bwd_f32_any_cols_without_bias_block_per_row_f450a7,
-          k::kLaunch_any_cols_without_bias_block_per_row_f450a7, blocks, stream,
+          k::layernorm_bwd_f32_any_cols_without_bias_block_per_row_ceaf<k::AnyCols_d376>,
+          k::kLaunch_any_cols_without_bias_block_per_row_ceaf_AnyCols_d376, blocks, stream,
           dx, dweight, dy, x, weight, mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps,
           k::at<unsigned>(workspace, 0), k::at<float>(workspace, 128));
     default:  // without weight and bias
-      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_44136f, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_df08_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_44136f,
-          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_44136f, blocks, stream,
+          k::layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_df08<k::AnyCols_1448>,
+          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_df08_AnyCols_1448, blocks, stream,
           dx, dy, x, mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps);
   }
 }

@@ -14,19 +14,7 @@
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x768 --dtype bf16
-//           normgen tune --shape 8192x1000 --dtype bf16
-//           normgen tune --shape 16384x1000 --dtype bf16
-//           normgen tune --shape 16384x1023 --dtype bf16
-//           normgen tune --shape 4096x3072 --dtype bf16
-//           normgen tune --shape 1x4096 --dtype bf16 --without mean,rstd --cache hot
-//           normgen tune --shape 64x4096 --dtype bf16 --without mean,rstd --cache hot
-//           normgen tune --shape 4096x4096 --dtype bf16
-//           normgen tune --shape 8192x4097 --dtype bf16
-//           normgen tune --shape 4096x6144 --dtype bf16
-//           normgen tune --shape 16x8192 --dtype bf16 --without mean,rstd --cache hot
-//           normgen tune --shape 16384x8192 --dtype bf16
-//           normgen tune --shape 4x16384 --dtype bf16 --without mean,rstd --cache hot
-//           normgen tune --shape 2048x65536 --dtype bf16
+//           and 13 more: each stands in its record
 // note      emitted as another text than the one that was tuned: 2048 x 65536
 //
 //   rows x cols                kernel           threads  rows/block  vector        median us  GB/s  of roof  vs default  data
@@ -49,8 +37,8 @@
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
 //           stored dtype, over adversarial rows, on the GPU: y 0.99, mean 0.0054, rstd 0.1
 //
-// The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
-// `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
+// A kernel and its Config are, byte for byte, what was tuned; `normgen show` with --op, --shape, --dtype and
+// --schedule prints them alone. Schedules:
 //   8192 x 768: threads_per_row=32 vector=4 hold=registers unroll=0 params=early
 //   8192 x 1000: threads_per_row=32 rows_per_block=2 vector=8 hold=registers unroll=0 params=early
 //                dependent_launch=loads
@@ -84,12 +72,6 @@
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #error "layernorm_fwd_bf16 needs sm_90 or newer: compile with -arch=sm_90"
-#endif
-
-#ifdef __CUDACC_RTC__
-#define NORMGEN_KERNEL extern "C" __global__  // found by its plain name
-#else
-#define NORMGEN_KERNEL static __global__  // so that several files may include this one
 #endif
 
 namespace normgen {
@@ -503,9 +485,40 @@ struct Streaming {
   }
 };
 
-// layernorm forward, 768 columns: 32 lanes of a warp own a row; it is read once.
-NORMGEN_KERNEL void __launch_bounds__(32)
-layernorm_fwd_bf16_768_warp_per_row_9c4ac8(
+// What a tuned shape is: the sizes and hints of its kernel.
+struct Cols768_b55b { enum : int { kCols = 768, kThreadsPerRow = 32, kVector = 4, kThreads = 32 }; using Load = Default;
+    using Store = Default; };
+struct Cols1000_406b { enum : int { kCols = 1000, kThreadsPerRow = 32, kRowsPerBlock = 2, kVector = 8, kThreads = 64 };
+    using Load = Default; using Store = Default; };
+struct Cols1000_9920 { enum : int { kCols = 1000, kThreadsPerRow = 64, kRowsPerBlock = 2, kVector = 8, kThreads = 128 };
+    using Load = NoAllocate; using Store = Streaming; };
+struct Cols1023_cdd4 { enum : int { kCols = 1023, kThreadsPerRow = 32, kVector = 4, kThreads = 32 };
+    using Load = EvictLast; using Store = Default; };
+struct Cols3072_4b59 { enum : int { kCols = 3072, kThreadsPerRow = 128, kVector = 8, kThreads = 128 };
+    using Load = NoAllocate; using Store = Streaming; };
+struct Cols4096_800d { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 4, kThreads = 256 };
+    using Load = Default; using Store = Default; };
+struct Cols4096_e51c { enum : int { kCols = 4096, kThreadsPerRow = 128, kVector = 4, kThreads = 128 };
+    using Load = Default; using Store = Default; };
+struct Cols4097_c551 { enum : int { kCols = 4097, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
+    using Load = EvictLast; using Store = Default; };
+struct Cols6144_d1b4 { enum : int { kCols = 6144, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
+    using Load = NoAllocate; using Store = Streaming; };
+struct Cols8192_8f71 { enum : int { kCols = 8192, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
+    using Load = NoAllocate; using Store = Default; };
+struct Cols8192_533a { enum : int { kCols = 8192, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
+    using Load = EvictLast; using Store = Default; };
+struct Cols16384_5ce5 { enum : int { kCols = 16384, kThreads = 128, kCluster = 4, kVector = 4 };
+    using Load = NoAllocate; using Store = Streaming; };
+struct Cols65536_475b { enum : int { kCols = 65536, kThreads = 256, kCluster = 8, kVector = 8, kStages = 2 };
+    using Load = EvictLast; using Store = Default; };
+struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
+    using Load = Default; using Store = Default; };
+
+// layernorm forward: lanes of a warp own a row; it is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_fwd_bf16_warp_per_row_4442(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -516,9 +529,11 @@ layernorm_fwd_bf16_768_warp_per_row_9c4ac8(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = 768;
-  constexpr int kThreadsPerRow = 32;
-  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   struct Look1 {  // look 1: sum(x)
@@ -552,7 +567,7 @@ layernorm_fwd_bf16_768_warp_per_row_9c4ac8(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector>(x_row + vector * kVector);
+    x_held[step] = read<kVector, Load>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -615,14 +630,15 @@ layernorm_fwd_bf16_768_warp_per_row_9c4ac8(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write(y_row + vector * kVector, y_vec);
+    write<Store>(y_row + vector * kVector, y_vec);
   }
 }
 
-// layernorm forward, 1000 columns: 32 lanes of a warp own a row, 2 rows a block; it is read once.
+// layernorm forward: lanes of a warp own a row, rows lie side by side in a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(64)
-layernorm_fwd_bf16_1000_warp_per_row_8cc2f1(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_fwd_bf16_warp_per_row_b089(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -633,10 +649,12 @@ layernorm_fwd_bf16_1000_warp_per_row_8cc2f1(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = 1000;
-  constexpr int kThreadsPerRow = 32;
-  constexpr int kRowsPerBlock = 2;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   struct Look1 {  // look 1: sum(x)
@@ -676,7 +694,7 @@ layernorm_fwd_bf16_1000_warp_per_row_8cc2f1(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < kVectors) {
-      x_held[step] = read<kVector>(x_row + vector * kVector);
+      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
     }
   }
 
@@ -751,15 +769,16 @@ layernorm_fwd_bf16_1000_warp_per_row_8cc2f1(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write(y_row + vector * kVector, y_vec);
+      if (active) write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 }
 
-// layernorm forward, 1000 columns: 64 threads own a row, 2 rows a block; it is read once.
+// layernorm forward: the threads of some warps own a row, rows lie side by side in a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(128)
-layernorm_fwd_bf16_1000_block_per_row_3739ea(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_fwd_bf16_block_per_row_587c(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -770,10 +789,12 @@ layernorm_fwd_bf16_1000_block_per_row_3739ea(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = 1000;
-  constexpr int kThreadsPerRow = 64;
-  constexpr int kRowsPerBlock = 2;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -816,7 +837,7 @@ layernorm_fwd_bf16_1000_block_per_row_3739ea(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < kVectors) {
-      x_held[step] = read<kVector, NoAllocate>(x_row + vector * kVector);
+      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
     }
   }
 
@@ -881,15 +902,16 @@ layernorm_fwd_bf16_1000_block_per_row_3739ea(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Streaming>(y_row + vector * kVector, y_vec);
+      if (active) write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 }
 
-// layernorm forward, 1023 columns: 32 lanes of a warp own a row; it is read once.
+// layernorm forward: lanes of a warp own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(32)
-layernorm_fwd_bf16_1023_warp_per_row_13912a(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_fwd_bf16_warp_per_row_5514(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -900,9 +922,11 @@ layernorm_fwd_bf16_1023_warp_per_row_13912a(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = 1023;
-  constexpr int kThreadsPerRow = 32;
-  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   // steps in which every row has a vector, and one behind it, for each thread
@@ -971,11 +995,11 @@ layernorm_fwd_bf16_1023_warp_per_row_13912a(
       const int vector = lane + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         const int column = head + vector * kVector;
-        x_next[step] = read<kVector, EvictLast>(x_row + column);
+        x_next[step] = read<kVector, Load>(x_row + column);
       }
     }
     if (has_edge) {
-      x_edge_next = read<1, EvictLast>(x_row + edge);
+      x_edge_next = read<1, Load>(x_row + edge);
     }
   };
   if (blockIdx.x < rows) fetch(blockIdx.x);
@@ -1068,7 +1092,7 @@ layernorm_fwd_bf16_1023_warp_per_row_13912a(
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
-        write(y_row + column, y_vec);
+        write<Store>(y_row + column, y_vec);
       }
     }
     if (has_edge) {
@@ -1079,15 +1103,16 @@ layernorm_fwd_bf16_1023_warp_per_row_13912a(
       y_values[0] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
       Vec<bfloat16, 1> y_vec;
       pack(y_vec, y_values);
-      write(y_row + edge, y_vec);
+      write<Store>(y_row + edge, y_vec);
     }
   }
 }
 
-// layernorm forward, 3072 columns: 128 threads own a row; it is read once.
+// layernorm forward: a block owns a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(128)
-layernorm_fwd_bf16_3072_block_per_row_734a99(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_fwd_bf16_block_per_row_41be(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1098,9 +1123,11 @@ layernorm_fwd_bf16_3072_block_per_row_734a99(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = 3072;
-  constexpr int kThreadsPerRow = 128;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -1139,7 +1166,7 @@ layernorm_fwd_bf16_3072_block_per_row_734a99(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector, NoAllocate>(x_row + vector * kVector);
+    x_held[step] = read<kVector, Load>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -1204,14 +1231,15 @@ layernorm_fwd_bf16_3072_block_per_row_734a99(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write<Streaming>(y_row + vector * kVector, y_vec);
+    write<Store>(y_row + vector * kVector, y_vec);
   }
 }
 
-// layernorm forward, 4096 columns: 256 threads own a row; it is read once.
+// layernorm forward: a block owns a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_4096_without_mean_without_rstd_block_per_row_b1272c(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_fwd_bf16_without_mean_without_rstd_block_per_row_3679(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -1220,9 +1248,11 @@ layernorm_fwd_bf16_4096_without_mean_without_rstd_block_per_row_b1272c(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = 4096;
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -1261,7 +1291,7 @@ layernorm_fwd_bf16_4096_without_mean_without_rstd_block_per_row_b1272c(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector>(x_row + vector * kVector);
+    x_held[step] = read<kVector, Load>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -1321,14 +1351,15 @@ layernorm_fwd_bf16_4096_without_mean_without_rstd_block_per_row_b1272c(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write(y_row + vector * kVector, y_vec);
+    write<Store>(y_row + vector * kVector, y_vec);
   }
 }
 
-// layernorm forward, 4096 columns: 128 threads own a row; it is read once.
+// layernorm forward: a block owns a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(128)
-layernorm_fwd_bf16_4096_block_per_row_d5e85d(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_fwd_bf16_block_per_row_f56e(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1339,133 +1370,11 @@ layernorm_fwd_bf16_4096_block_per_row_d5e85d(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = 4096;
-  constexpr int kThreadsPerRow = 128;
-  constexpr int kVector = 4;  // elements per access of 8 bytes
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  struct Look1 {  // look 1: sum(x)
-    float x_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_sum + b.x_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
-    }
-  };
-  struct Look2 {  // look 2: sum((x - mean)**2)
-    float var_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.var_sum + b.var_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-  __shared__ Look2 look2_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector>(x_row + vector * kVector);
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  Vec<bfloat16, kVector> bias_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read<kVector>(weight + vector * kVector);
-    bias_held[step] = read<kVector>(bias + vector * kVector);
-  }
-
-  dependency_trigger();  // the next kernel may start: this one has asked for its row
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look1.x_sum += x_i;
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_mean = look1.x_sum / kCols;
-
-  Look2 look2 = {0.0f};
-
-  // Look 2: sum((x - mean)**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
-    }
-  }
-
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
-  const float row_var = look2.var_sum / kCols;
-  const float row_rstd = rsqrtf(eps + row_var);
-
-  if (lane == 0) {
-    if (mean != nullptr) mean[row] = row_mean;
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_held[step], i);
-      const float bias_i = element(bias_held[step], i);
-      y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
-    }
-    Vec<bfloat16, kVector> y_vec;
-    pack(y_vec, y_values);
-    write(y_row + vector * kVector, y_vec);
-  }
-}
-
-// layernorm forward, 4097 columns: 256 threads own a row; it is read once.
-// It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_4097_block_per_row_811fee(
-    bfloat16* __restrict__ y,
-    float* __restrict__ mean,
-    float* __restrict__ rstd,
-    const bfloat16* x,
-    const bfloat16* weight,
-    const bfloat16* bias,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  constexpr int kCols = 4097;
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -1537,11 +1446,11 @@ layernorm_fwd_bf16_4097_block_per_row_811fee(
       const int vector = lane + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         const int column = head + vector * kVector;
-        x_next[step] = read<kVector, EvictLast>(x_row + column);
+        x_next[step] = read<kVector, Load>(x_row + column);
       }
     }
     if (has_edge) {
-      x_edge_next = read<1, EvictLast>(x_row + edge);
+      x_edge_next = read<1, Load>(x_row + edge);
     }
   };
   if (blockIdx.x < rows) fetch(blockIdx.x);
@@ -1634,7 +1543,7 @@ layernorm_fwd_bf16_4097_block_per_row_811fee(
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
-        write(y_row + column, y_vec);
+        write<Store>(y_row + column, y_vec);
       }
     }
     if (has_edge) {
@@ -1645,15 +1554,16 @@ layernorm_fwd_bf16_4097_block_per_row_811fee(
       y_values[0] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
       Vec<bfloat16, 1> y_vec;
       pack(y_vec, y_values);
-      write(y_row + edge, y_vec);
+      write<Store>(y_row + edge, y_vec);
     }
   }
 }
 
-// layernorm forward, 6144 columns: 256 threads own a row; it is read once.
+// layernorm forward: a block owns a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_6144_block_per_row_c7c607(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_fwd_bf16_block_per_row_b52b(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1664,9 +1574,11 @@ layernorm_fwd_bf16_6144_block_per_row_c7c607(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = 6144;
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -1705,7 +1617,7 @@ layernorm_fwd_bf16_6144_block_per_row_c7c607(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector, NoAllocate>(x_row + vector * kVector);
+    x_held[step] = read<kVector, Load>(x_row + vector * kVector);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -1762,14 +1674,15 @@ layernorm_fwd_bf16_6144_block_per_row_c7c607(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write<Streaming>(y_row + vector * kVector, y_vec);
+    write<Store>(y_row + vector * kVector, y_vec);
   }
 }
 
-// layernorm forward, 8192 columns: 256 threads own a row; it is read once.
+// layernorm forward: the blocks of a cluster own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_8192_without_mean_without_rstd_block_per_row_17b6c3(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_fwd_bf16_without_mean_without_rstd_cluster_per_row_79e7(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -1778,245 +1691,14 @@ layernorm_fwd_bf16_8192_without_mean_without_rstd_block_per_row_17b6c3(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = 8192;
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  struct Look1 {  // look 1: sum(x)
-    float x_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_sum + b.x_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
-    }
-  };
-  struct Look2 {  // look 2: sum((x - mean)**2)
-    float var_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.var_sum + b.var_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-  __shared__ Look2 look2_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector, NoAllocate>(x_row + vector * kVector);
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  Vec<bfloat16, kVector> bias_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read<kVector>(weight + vector * kVector);
-    bias_held[step] = read<kVector>(bias + vector * kVector);
-  }
-
-  dependency_trigger();  // the next kernel may start: this one has asked for its row
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look1.x_sum += x_i;
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_mean = look1.x_sum / kCols;
-
-  Look2 look2 = {0.0f};
-
-  // Look 2: sum((x - mean)**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
-    }
-  }
-
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
-  const float row_var = look2.var_sum / kCols;
-  const float row_rstd = rsqrtf(eps + row_var);
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_held[step], i);
-      const float bias_i = element(bias_held[step], i);
-      y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
-    }
-    Vec<bfloat16, kVector> y_vec;
-    pack(y_vec, y_values);
-    write(y_row + vector * kVector, y_vec);
-  }
-}
-
-// layernorm forward, 8192 columns: 256 threads own a row; it is read once.
-// It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_8192_block_per_row_742b1c(
-    bfloat16* __restrict__ y,
-    float* __restrict__ mean,
-    float* __restrict__ rstd,
-    const bfloat16* x,
-    const bfloat16* weight,
-    const bfloat16* bias,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  constexpr int kCols = 8192;
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  struct Look1 {  // look 1: sum(x)
-    float x_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_sum + b.x_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
-    }
-  };
-  struct Look2 {  // look 2: sum((x - mean)**2)
-    float var_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.var_sum + b.var_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-  __shared__ Look2 look2_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector, EvictLast>(x_row + vector * kVector);
-  }
-
-  dependency_trigger();  // the next kernel may start: this one has asked for its row
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look1.x_sum += x_i;
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_mean = look1.x_sum / kCols;
-
-  Look2 look2 = {0.0f};
-
-  // Look 2: sum((x - mean)**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
-    }
-  }
-
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
-  const float row_var = look2.var_sum / kCols;
-  const float row_rstd = rsqrtf(eps + row_var);
-
-  if (lane == 0) {
-    if (mean != nullptr) mean[row] = row_mean;
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
-    const Vec<bfloat16, kVector> bias_vec = read<kVector>(bias + vector * kVector);
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_vec, i);
-      const float bias_i = element(bias_vec, i);
-      y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
-    }
-    Vec<bfloat16, kVector> y_vec;
-    pack(y_vec, y_values);
-    write(y_row + vector * kVector, y_vec);
-  }
-}
-
-// layernorm forward, 16384 columns: 4 blocks of 128 threads own a row; it is read once.
-// It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(128)
-layernorm_fwd_bf16_16384_without_mean_without_rstd_cluster_per_row_17e356(
-    bfloat16* __restrict__ y,
-    const bfloat16* x,
-    const bfloat16* weight,
-    const bfloat16* bias,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  constexpr int kCols = 16384;
-  constexpr int kThreads = 128;
-  constexpr int kCluster = 4;  // blocks that share a row
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kCluster = Config::kCluster;  // blocks that share a row
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
-  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   struct Look1 {  // look 1: sum(x)
@@ -2054,7 +1736,7 @@ layernorm_fwd_bf16_16384_without_mean_without_rstd_cluster_per_row_17e356(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector, NoAllocate>(x_row + vector * kVector);
+    x_held[step] = read<kVector, Load>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -2116,13 +1798,14 @@ layernorm_fwd_bf16_16384_without_mean_without_rstd_cluster_per_row_17e356(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write<Streaming>(y_row + vector * kVector, y_vec);
+    write<Store>(y_row + vector * kVector, y_vec);
   }
 }
 
-// layernorm forward, 65536 columns: 8 blocks of 256 threads own a row; it is read once.
-NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_65536_cluster_per_row_55f455(
+// layernorm forward: the blocks of a cluster own a row; it is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_fwd_bf16_cluster_per_row_b2e0(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -2133,15 +1816,17 @@ layernorm_fwd_bf16_65536_cluster_per_row_55f455(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = 65536;
-  constexpr int kThreads = 256;
-  constexpr int kCluster = 8;  // blocks that share a row
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kCluster = Config::kCluster;  // blocks that share a row
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kStages = 2;  // row tiles in shared memory
+  constexpr int kStages = Config::kStages;  // row tiles in shared memory
   struct Look1 {  // look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -2200,7 +1885,7 @@ layernorm_fwd_bf16_65536_cluster_per_row_55f455(
       const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
       if (first >= kVectors) break;
       const int count = min(kThreads, kVectors - first) * kVector;
-      bulk_load_by<EvictLast>(x_shared + (stage * kSteps + step) * kThreads * kVector, x_row + first * kVector,
+      bulk_load_by<Load>(x_shared + (stage * kSteps + step) * kThreads * kVector, x_row + first * kVector,
           count * sizeof(bfloat16), &arrived[stage]);
     }
   };
@@ -2289,7 +1974,7 @@ layernorm_fwd_bf16_65536_cluster_per_row_55f455(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
 
     if (++stage == kStages) {
@@ -2300,9 +1985,10 @@ layernorm_fwd_bf16_65536_cluster_per_row_55f455(
   }
 }
 
-// layernorm forward, any number of columns: 256 threads own a row; it is read 3 times.
-NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_any_cols_block_per_row_44136f(
+// layernorm forward, any number of columns: a block owns a row; it is read 3 times.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_fwd_bf16_any_cols_block_per_row_f882(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -2314,8 +2000,11 @@ layernorm_fwd_bf16_any_cols_block_per_row_44136f(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 2 bytes
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(x)
     float x_sum;
@@ -2349,7 +2038,7 @@ layernorm_fwd_bf16_any_cols_block_per_row_44136f(
   Look1 look1 = {0.0f};
 
   // Look 1: sum(x)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -2368,7 +2057,7 @@ layernorm_fwd_bf16_any_cols_block_per_row_44136f(
   Look2 look2 = {0.0f};
 
   // Look 2: sum((x - mean)**2)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -2391,11 +2080,11 @@ layernorm_fwd_bf16_any_cols_block_per_row_44136f(
   }
 
   // Last look: the outputs
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
       const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
       const Vec<bfloat16, kVector> bias_vec = read<kVector>(bias + vector * kVector);
       float y_values[kVector];
@@ -2408,14 +2097,15 @@ layernorm_fwd_bf16_any_cols_block_per_row_44136f(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 }
 
-// layernorm forward, any number of columns: 256 threads own a row; it is read 3 times.
-NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
+// layernorm forward, any number of columns: a block owns a row; it is read 3 times.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_fwd_bf16_any_cols_without_weight_block_per_row_9e0f(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -2426,8 +2116,11 @@ layernorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 2 bytes
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(x)
     float x_sum;
@@ -2461,7 +2154,7 @@ layernorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
   Look1 look1 = {0.0f};
 
   // Look 1: sum(x)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -2480,7 +2173,7 @@ layernorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
   Look2 look2 = {0.0f};
 
   // Look 2: sum((x - mean)**2)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -2503,11 +2196,11 @@ layernorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
   }
 
   // Last look: the outputs
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
       const Vec<bfloat16, kVector> bias_vec = read<kVector>(bias + vector * kVector);
       float y_values[kVector];
       #pragma unroll
@@ -2518,14 +2211,15 @@ layernorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 }
 
-// layernorm forward, any number of columns: 256 threads own a row; it is read 3 times.
-NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_any_cols_without_bias_block_per_row_44136f(
+// layernorm forward, any number of columns: a block owns a row; it is read 3 times.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_fwd_bf16_any_cols_without_bias_block_per_row_731f(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -2536,8 +2230,11 @@ layernorm_fwd_bf16_any_cols_without_bias_block_per_row_44136f(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 2 bytes
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(x)
     float x_sum;
@@ -2571,7 +2268,7 @@ layernorm_fwd_bf16_any_cols_without_bias_block_per_row_44136f(
   Look1 look1 = {0.0f};
 
   // Look 1: sum(x)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -2590,7 +2287,7 @@ layernorm_fwd_bf16_any_cols_without_bias_block_per_row_44136f(
   Look2 look2 = {0.0f};
 
   // Look 2: sum((x - mean)**2)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -2613,11 +2310,11 @@ layernorm_fwd_bf16_any_cols_without_bias_block_per_row_44136f(
   }
 
   // Last look: the outputs
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
       const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
       float y_values[kVector];
       #pragma unroll
@@ -2628,14 +2325,15 @@ layernorm_fwd_bf16_any_cols_without_bias_block_per_row_44136f(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 }
 
-// layernorm forward, any number of columns: 256 threads own a row; it is read 3 times.
-NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
+// layernorm forward, any number of columns: a block owns a row; it is read 3 times.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_180c(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -2645,8 +2343,11 @@ layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 2 bytes
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(x)
     float x_sum;
@@ -2680,7 +2381,7 @@ layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
   Look1 look1 = {0.0f};
 
   // Look 1: sum(x)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -2699,7 +2400,7 @@ layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
   Look2 look2 = {0.0f};
 
   // Look 2: sum((x - mean)**2)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -2722,11 +2423,11 @@ layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
   }
 
   // Last look: the outputs
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -2735,7 +2436,7 @@ layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 }
@@ -2743,8 +2444,6 @@ layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
 }  // namespace layernorm_fwd_bf16_detail
 }  // namespace sm90
 }  // namespace normgen
-
-#undef NORMGEN_KERNEL
 
 #ifndef __CUDACC_RTC__  // host side; NVRTC stops above, at the kernels
 
@@ -2764,23 +2463,23 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_768_warp_per_row_9c4ac8{32, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_1000_warp_per_row_8cc2f1{64, 2, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_1000_block_per_row_3739ea{128, 2, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_1023_warp_per_row_13912a{32, 1, 1, 16, 0, 0, 4, 0, true};
-inline constexpr Launch kLaunch_3072_block_per_row_734a99{128, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_4096_without_mean_without_rstd_block_per_row_b1272c{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_4096_block_per_row_d5e85d{128, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_4097_block_per_row_811fee{256, 1, 1, 4, 0, 0, 8, 0, true};
-inline constexpr Launch kLaunch_6144_block_per_row_c7c607{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_8192_without_mean_without_rstd_block_per_row_17b6c3{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_8192_block_per_row_742b1c{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_16384_without_mean_without_rstd_cluster_per_row_17e356{128, 1, 4, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_65536_cluster_per_row_55f455{256, 1, 8, 4, 32768, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_warp_per_row_4442_Cols768_b55b{32, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_warp_per_row_b089_Cols1000_406b{64, 2, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_block_per_row_587c_Cols1000_9920{128, 2, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_warp_per_row_5514_Cols1023_cdd4{32, 1, 1, 16, 0, 0, 4, 0, true};
+inline constexpr Launch kLaunch_block_per_row_41be_Cols3072_4b59{128, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_mean_without_rstd_block_per_row_3679_Cols4096_800d{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_block_per_row_41be_Cols4096_e51c{128, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_block_per_row_f56e_Cols4097_c551{256, 1, 1, 4, 0, 0, 8, 0, true};
+inline constexpr Launch kLaunch_block_per_row_b52b_Cols6144_d1b4{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_mean_without_rstd_block_per_row_3679_Cols8192_8f71{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_block_per_row_b52b_Cols8192_533a{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_mean_without_rstd_cluster_per_row_79e7_Cols16384_5ce5{128, 1, 4, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_cluster_per_row_b2e0_Cols65536_475b{256, 1, 8, 4, 32768, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_block_per_row_f882_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_9e0f_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_731f_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_180c_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -2961,122 +2660,122 @@ inline cudaError_t layernorm_fwd_bf16_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent, alike)) {
     case 0:  // 8192 x 768
-      status = k::grid(k::kLaunch_768_warp_per_row_9c4ac8, rows, &blocks);
+      status = k::grid(k::kLaunch_warp_per_row_4442_Cols768_b55b, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_768_warp_per_row_9c4ac8,
-          k::kLaunch_768_warp_per_row_9c4ac8, blocks, stream,
+          k::layernorm_fwd_bf16_warp_per_row_4442<k::Cols768_b55b>,
+          k::kLaunch_warp_per_row_4442_Cols768_b55b, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 1:  // 8192 x 1000
-      status = k::grid(k::kLaunch_1000_warp_per_row_8cc2f1, rows, &blocks);
+      status = k::grid(k::kLaunch_warp_per_row_b089_Cols1000_406b, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_1000_warp_per_row_8cc2f1,
-          k::kLaunch_1000_warp_per_row_8cc2f1, blocks, stream,
+          k::layernorm_fwd_bf16_warp_per_row_b089<k::Cols1000_406b>,
+          k::kLaunch_warp_per_row_b089_Cols1000_406b, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 2:  // 16384 x 1000
-      status = k::grid(k::kLaunch_1000_block_per_row_3739ea, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_587c_Cols1000_9920, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_1000_block_per_row_3739ea,
-          k::kLaunch_1000_block_per_row_3739ea, blocks, stream,
+          k::layernorm_fwd_bf16_block_per_row_587c<k::Cols1000_9920>,
+          k::kLaunch_block_per_row_587c_Cols1000_9920, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 3:  // 16384 x 1023
-      status = k::grid(k::kLaunch_1023_warp_per_row_13912a, rows, &blocks);
+      status = k::grid(k::kLaunch_warp_per_row_5514_Cols1023_cdd4, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_1023_warp_per_row_13912a,
-          k::kLaunch_1023_warp_per_row_13912a, blocks, stream,
+          k::layernorm_fwd_bf16_warp_per_row_5514<k::Cols1023_cdd4>,
+          k::kLaunch_warp_per_row_5514_Cols1023_cdd4, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 4:  // 4096 x 3072
-      status = k::grid(k::kLaunch_3072_block_per_row_734a99, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_41be_Cols3072_4b59, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_3072_block_per_row_734a99,
-          k::kLaunch_3072_block_per_row_734a99, blocks, stream,
+          k::layernorm_fwd_bf16_block_per_row_41be<k::Cols3072_4b59>,
+          k::kLaunch_block_per_row_41be_Cols3072_4b59, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 5:
     case 6:  // 1 x 4096, 64 x 4096
-      status = k::grid(k::kLaunch_4096_without_mean_without_rstd_block_per_row_b1272c, rows, &blocks);
+      status = k::grid(k::kLaunch_without_mean_without_rstd_block_per_row_3679_Cols4096_800d, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_4096_without_mean_without_rstd_block_per_row_b1272c,
-          k::kLaunch_4096_without_mean_without_rstd_block_per_row_b1272c, blocks, stream,
+          k::layernorm_fwd_bf16_without_mean_without_rstd_block_per_row_3679<k::Cols4096_800d>,
+          k::kLaunch_without_mean_without_rstd_block_per_row_3679_Cols4096_800d, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 7:  // 4096 x 4096
-      status = k::grid(k::kLaunch_4096_block_per_row_d5e85d, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_41be_Cols4096_e51c, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_4096_block_per_row_d5e85d,
-          k::kLaunch_4096_block_per_row_d5e85d, blocks, stream,
+          k::layernorm_fwd_bf16_block_per_row_41be<k::Cols4096_e51c>,
+          k::kLaunch_block_per_row_41be_Cols4096_e51c, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 8:  // 8192 x 4097
-      status = k::grid(k::kLaunch_4097_block_per_row_811fee, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_f56e_Cols4097_c551, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_4097_block_per_row_811fee,
-          k::kLaunch_4097_block_per_row_811fee, blocks, stream,
+          k::layernorm_fwd_bf16_block_per_row_f56e<k::Cols4097_c551>,
+          k::kLaunch_block_per_row_f56e_Cols4097_c551, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 9:  // 4096 x 6144
-      status = k::grid(k::kLaunch_6144_block_per_row_c7c607, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_b52b_Cols6144_d1b4, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_6144_block_per_row_c7c607,
-          k::kLaunch_6144_block_per_row_c7c607, blocks, stream,
+          k::layernorm_fwd_bf16_block_per_row_b52b<k::Cols6144_d1b4>,
+          k::kLaunch_block_per_row_b52b_Cols6144_d1b4, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 10:  // 16 x 8192
-      status = k::grid(k::kLaunch_8192_without_mean_without_rstd_block_per_row_17b6c3, rows, &blocks);
+      status = k::grid(k::kLaunch_without_mean_without_rstd_block_per_row_3679_Cols8192_8f71, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_8192_without_mean_without_rstd_block_per_row_17b6c3,
-          k::kLaunch_8192_without_mean_without_rstd_block_per_row_17b6c3, blocks, stream,
+          k::layernorm_fwd_bf16_without_mean_without_rstd_block_per_row_3679<k::Cols8192_8f71>,
+          k::kLaunch_without_mean_without_rstd_block_per_row_3679_Cols8192_8f71, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 11:  // 16384 x 8192
-      status = k::grid(k::kLaunch_8192_block_per_row_742b1c, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_b52b_Cols8192_533a, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_8192_block_per_row_742b1c,
-          k::kLaunch_8192_block_per_row_742b1c, blocks, stream,
+          k::layernorm_fwd_bf16_block_per_row_b52b<k::Cols8192_533a>,
+          k::kLaunch_block_per_row_b52b_Cols8192_533a, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 12:  // 4 x 16384
-      status = k::grid(k::kLaunch_16384_without_mean_without_rstd_cluster_per_row_17e356, rows, &blocks);
+      status = k::grid(k::kLaunch_without_mean_without_rstd_cluster_per_row_79e7_Cols16384_5ce5, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_16384_without_mean_without_rstd_cluster_per_row_17e356,
-          k::kLaunch_16384_without_mean_without_rstd_cluster_per_row_17e356, blocks, stream,
+          k::layernorm_fwd_bf16_without_mean_without_rstd_cluster_per_row_79e7<k::Cols16384_5ce5>,
+          k::kLaunch_without_mean_without_rstd_cluster_per_row_79e7_Cols16384_5ce5, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
     case 13:  // 2048 x 65536
-      status = k::grid(k::kLaunch_65536_cluster_per_row_55f455, rows, &blocks);
+      status = k::grid(k::kLaunch_cluster_per_row_b2e0_Cols65536_475b, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::layernorm_fwd_bf16_65536_cluster_per_row_55f455, k::kLaunch_65536_cluster_per_row_55f455, &blocks);
+      status = k::fit_clusters(k::layernorm_fwd_bf16_cluster_per_row_b2e0<k::Cols65536_475b>, k::kLaunch_cluster_per_row_b2e0_Cols65536_475b, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_65536_cluster_per_row_55f455,
-          k::kLaunch_65536_cluster_per_row_55f455, blocks, stream,
+          k::layernorm_fwd_bf16_cluster_per_row_b2e0<k::Cols65536_475b>,
+          k::kLaunch_cluster_per_row_b2e0_Cols65536_475b, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, eps);
@@ -3085,36 +2784,36 @@ inline cudaError_t layernorm_fwd_bf16_pitched(
   }
   switch (absent & k::kCompiledOut) {  // the general kernel
     case 0u:
-      status = k::grid(k::kLaunch_any_cols_block_per_row_44136f, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_f882_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_any_cols_block_per_row_44136f,
-          k::kLaunch_any_cols_block_per_row_44136f, blocks, stream,
+          k::layernorm_fwd_bf16_any_cols_block_per_row_f882<k::AnyCols_1448>,
+          k::kLaunch_any_cols_block_per_row_f882_AnyCols_1448, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
           x_pitch, rows, cols, eps);
     case 1u:  // without weight
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_44136f, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_9e0f_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f,
-          k::kLaunch_any_cols_without_weight_block_per_row_44136f, blocks, stream,
+          k::layernorm_fwd_bf16_any_cols_without_weight_block_per_row_9e0f<k::AnyCols_1448>,
+          k::kLaunch_any_cols_without_weight_block_per_row_9e0f_AnyCols_1448, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(bias), y_pitch, x_pitch, rows, cols, eps);
     case 2u:  // without bias
-      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_44136f, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_731f_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_any_cols_without_bias_block_per_row_44136f,
-          k::kLaunch_any_cols_without_bias_block_per_row_44136f, blocks, stream,
+          k::layernorm_fwd_bf16_any_cols_without_bias_block_per_row_731f<k::AnyCols_1448>,
+          k::kLaunch_any_cols_without_bias_block_per_row_731f_AnyCols_1448, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, cols, eps);
     default:  // without weight and bias
-      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_44136f, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_180c_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f,
-          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_44136f, blocks, stream,
+          k::layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_180c<k::AnyCols_1448>,
+          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_180c_AnyCols_1448, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch,
           rows, cols, eps);
   }

@@ -22,8 +22,8 @@
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
 //           stored dtype, over adversarial rows, on the GPU: y 0.99, mean 0.00066, rstd 0.1
 //
-// The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
-// `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
+// A kernel and its Config are, byte for byte, what was tuned; `normgen show` with --op, --shape, --dtype and
+// --schedule prints them alone. Schedules:
 //   8192 x 4096: vector=4 hold=registers unroll=0 load=no_allocate store=streaming dependent_launch=loads
 #ifndef NORMGEN_LAYERNORM_FWD_BF16_WEIGHT_F32_BIAS_F32_SM90_CU_
 #define NORMGEN_LAYERNORM_FWD_BF16_WEIGHT_F32_BIAS_F32_SM90_CU_
@@ -37,12 +37,6 @@
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #error "layernorm_fwd_bf16_weight_f32_bias_f32 needs sm_90 or newer: compile with -arch=sm_90"
-#endif
-
-#ifdef __CUDACC_RTC__
-#define NORMGEN_KERNEL extern "C" __global__  // found by its plain name
-#else
-#define NORMGEN_KERNEL static __global__  // so that several files may include this one
 #endif
 
 namespace normgen {
@@ -242,10 +236,17 @@ struct Streaming {
   }
 };
 
-// layernorm forward, 4096 columns: 256 threads own a row; it is read once.
+// What a tuned shape is: the sizes and hints of its kernel.
+struct Cols4096_16da { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 4, kThreads = 256 };
+    using Load = NoAllocate; using Store = Streaming; };
+struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
+    using Load = Default; using Store = Default; };
+
+// layernorm forward: a block owns a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_4096_block_per_row_0fc3ba(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_fwd_bf16_block_per_row_4a5c(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -256,9 +257,11 @@ layernorm_fwd_bf16_4096_block_per_row_0fc3ba(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = 4096;
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -297,7 +300,7 @@ layernorm_fwd_bf16_4096_block_per_row_0fc3ba(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector, NoAllocate>(x_row + vector * kVector);
+    x_held[step] = read<kVector, Load>(x_row + vector * kVector);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -354,13 +357,14 @@ layernorm_fwd_bf16_4096_block_per_row_0fc3ba(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write<Streaming>(y_row + vector * kVector, y_vec);
+    write<Store>(y_row + vector * kVector, y_vec);
   }
 }
 
-// layernorm forward, any number of columns: 256 threads own a row; it is read 3 times.
-NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_any_cols_block_per_row_44136f(
+// layernorm forward, any number of columns: a block owns a row; it is read 3 times.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_fwd_bf16_any_cols_block_per_row_e868(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -372,8 +376,11 @@ layernorm_fwd_bf16_any_cols_block_per_row_44136f(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 2 bytes
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(x)
     float x_sum;
@@ -407,7 +414,7 @@ layernorm_fwd_bf16_any_cols_block_per_row_44136f(
   Look1 look1 = {0.0f};
 
   // Look 1: sum(x)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -426,7 +433,7 @@ layernorm_fwd_bf16_any_cols_block_per_row_44136f(
   Look2 look2 = {0.0f};
 
   // Look 2: sum((x - mean)**2)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -449,11 +456,11 @@ layernorm_fwd_bf16_any_cols_block_per_row_44136f(
   }
 
   // Last look: the outputs
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
       const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
       const Vec<float, kVector> bias_vec = read<kVector>(bias + vector * kVector);
       float y_values[kVector];
@@ -466,14 +473,15 @@ layernorm_fwd_bf16_any_cols_block_per_row_44136f(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 }
 
-// layernorm forward, any number of columns: 256 threads own a row; it is read 3 times.
-NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
+// layernorm forward, any number of columns: a block owns a row; it is read 3 times.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_fwd_bf16_any_cols_without_weight_block_per_row_7594(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -484,8 +492,11 @@ layernorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 2 bytes
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(x)
     float x_sum;
@@ -519,7 +530,7 @@ layernorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
   Look1 look1 = {0.0f};
 
   // Look 1: sum(x)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -538,7 +549,7 @@ layernorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
   Look2 look2 = {0.0f};
 
   // Look 2: sum((x - mean)**2)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -561,11 +572,11 @@ layernorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
   }
 
   // Last look: the outputs
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
       const Vec<float, kVector> bias_vec = read<kVector>(bias + vector * kVector);
       float y_values[kVector];
       #pragma unroll
@@ -576,14 +587,15 @@ layernorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 }
 
-// layernorm forward, any number of columns: 256 threads own a row; it is read 3 times.
-NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_any_cols_without_bias_block_per_row_44136f(
+// layernorm forward, any number of columns: a block owns a row; it is read 3 times.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_fwd_bf16_any_cols_without_bias_block_per_row_428b(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -594,8 +606,11 @@ layernorm_fwd_bf16_any_cols_without_bias_block_per_row_44136f(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 2 bytes
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(x)
     float x_sum;
@@ -629,7 +644,7 @@ layernorm_fwd_bf16_any_cols_without_bias_block_per_row_44136f(
   Look1 look1 = {0.0f};
 
   // Look 1: sum(x)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -648,7 +663,7 @@ layernorm_fwd_bf16_any_cols_without_bias_block_per_row_44136f(
   Look2 look2 = {0.0f};
 
   // Look 2: sum((x - mean)**2)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -671,11 +686,11 @@ layernorm_fwd_bf16_any_cols_without_bias_block_per_row_44136f(
   }
 
   // Last look: the outputs
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
       const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
       float y_values[kVector];
       #pragma unroll
@@ -686,14 +701,15 @@ layernorm_fwd_bf16_any_cols_without_bias_block_per_row_44136f(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 }
 
-// layernorm forward, any number of columns: 256 threads own a row; it is read 3 times.
-NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
+// layernorm forward, any number of columns: a block owns a row; it is read 3 times.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_180c(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -703,8 +719,11 @@ layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 2 bytes
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(x)
     float x_sum;
@@ -738,7 +757,7 @@ layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
   Look1 look1 = {0.0f};
 
   // Look 1: sum(x)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -757,7 +776,7 @@ layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
   Look2 look2 = {0.0f};
 
   // Look 2: sum((x - mean)**2)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -780,11 +799,11 @@ layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
   }
 
   // Last look: the outputs
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -793,7 +812,7 @@ layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 }
@@ -801,8 +820,6 @@ layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f(
 }  // namespace layernorm_fwd_bf16_weight_f32_bias_f32_detail
 }  // namespace sm90
 }  // namespace normgen
-
-#undef NORMGEN_KERNEL
 
 #ifndef __CUDACC_RTC__  // host side; NVRTC stops above, at the kernels
 
@@ -822,11 +839,11 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_4096_block_per_row_0fc3ba{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_any_cols_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_block_per_row_4a5c_Cols4096_16da{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_any_cols_block_per_row_e868_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_7594_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_428b_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_180c_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -962,11 +979,11 @@ inline cudaError_t layernorm_fwd_bf16_weight_f32_bias_f32_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 4096
-      status = k::grid(k::kLaunch_4096_block_per_row_0fc3ba, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_4a5c_Cols4096_16da, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_4096_block_per_row_0fc3ba,
-          k::kLaunch_4096_block_per_row_0fc3ba, blocks, stream,
+          k::layernorm_fwd_bf16_block_per_row_4a5c<k::Cols4096_16da>,
+          k::kLaunch_block_per_row_4a5c_Cols4096_16da, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x), weight, bias,
           y_pitch, x_pitch, rows, eps);
     default:
@@ -974,35 +991,35 @@ inline cudaError_t layernorm_fwd_bf16_weight_f32_bias_f32_pitched(
   }
   switch (absent & k::kCompiledOut) {  // the general kernel
     case 0u:
-      status = k::grid(k::kLaunch_any_cols_block_per_row_44136f, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_e868_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_any_cols_block_per_row_44136f,
-          k::kLaunch_any_cols_block_per_row_44136f, blocks, stream,
+          k::layernorm_fwd_bf16_any_cols_block_per_row_e868<k::AnyCols_1448>,
+          k::kLaunch_any_cols_block_per_row_e868_AnyCols_1448, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x), weight, bias,
           y_pitch, x_pitch, rows, cols, eps);
     case 1u:  // without weight
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_44136f, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_7594_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f,
-          k::kLaunch_any_cols_without_weight_block_per_row_44136f, blocks, stream,
+          k::layernorm_fwd_bf16_any_cols_without_weight_block_per_row_7594<k::AnyCols_1448>,
+          k::kLaunch_any_cols_without_weight_block_per_row_7594_AnyCols_1448, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x), bias, y_pitch,
           x_pitch, rows, cols, eps);
     case 2u:  // without bias
-      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_44136f, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_428b_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_any_cols_without_bias_block_per_row_44136f,
-          k::kLaunch_any_cols_without_bias_block_per_row_44136f, blocks, stream,
+          k::layernorm_fwd_bf16_any_cols_without_bias_block_per_row_428b<k::AnyCols_1448>,
+          k::kLaunch_any_cols_without_bias_block_per_row_428b_AnyCols_1448, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x), weight, y_pitch,
           x_pitch, rows, cols, eps);
     default:  // without weight and bias
-      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_44136f, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_180c_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_44136f,
-          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_44136f, blocks, stream,
+          k::layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_180c<k::AnyCols_1448>,
+          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_180c_AnyCols_1448, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch,
           rows, cols, eps);
   }

@@ -14,7 +14,7 @@
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x768
-//           normgen tune --shape 32768x1024
+//           and 1 more: each stands in its record
 //
 //   rows x cols   kernel         threads  rows/block  vector  median us  GB/s  of roof  vs default  data
 //   8192 x 768    block_per_row  128      2           float4  13.11      3845  106.9 %  1.01x       cold
@@ -24,8 +24,8 @@
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
 //           stored dtype, over adversarial rows, on the GPU: y 0.039, mean 0.01, rstd 0.1
 //
-// The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
-// `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
+// A kernel and its Config are, byte for byte, what was tuned; `normgen show` with --op, --shape, --dtype and
+// --schedule prints them alone. Schedules:
 //   8192 x 768: threads_per_row=64 rows_per_block=2 vector=4 hold=registers unroll=0 load=no_allocate store=streaming
 //               params=early dependent_launch=loads
 //   32768 x 1024: threads_per_row=64 rows_per_block=4 vector=4 hold=registers unroll=0 load=evict_last params=early
@@ -41,12 +41,6 @@
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #error "layernorm_fwd_f32 needs sm_90 or newer: compile with -arch=sm_90"
-#endif
-
-#ifdef __CUDACC_RTC__
-#define NORMGEN_KERNEL extern "C" __global__  // found by its plain name
-#else
-#define NORMGEN_KERNEL static __global__  // so that several files may include this one
 #endif
 
 namespace normgen {
@@ -234,10 +228,19 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
-// layernorm forward, 768 columns: 64 threads own a row, 2 rows a block; it is read once.
+// What a tuned shape is: the sizes and hints of its kernel.
+struct Cols768_d3d0 { enum : int { kCols = 768, kThreadsPerRow = 64, kRowsPerBlock = 2, kVector = 4, kThreads = 128 };
+    using Load = NoAllocate; using Store = Streaming; };
+struct Cols1024_e9de { enum : int { kCols = 1024, kThreadsPerRow = 64, kRowsPerBlock = 4, kVector = 4, kThreads = 256 };
+    using Load = EvictLast; using Store = Default; };
+struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
+    using Load = Default; using Store = Default; };
+
+// layernorm forward: the threads of some warps own a row, rows lie side by side in a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(128)
-layernorm_fwd_f32_768_block_per_row_d7631b(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_fwd_f32_block_per_row_eba1(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -248,10 +251,12 @@ layernorm_fwd_f32_768_block_per_row_d7631b(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = 768;
-  constexpr int kThreadsPerRow = 64;
-  constexpr int kRowsPerBlock = 2;
-  constexpr int kVector = 4;  // elements per access of 16 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -293,7 +298,7 @@ layernorm_fwd_f32_768_block_per_row_d7631b(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector, NoAllocate>(x_row + vector * kVector);
+    x_held[step] = read<kVector, Load>(x_row + vector * kVector);
   }
 
   Vec<float, kVector> weight_held[kSteps];
@@ -358,141 +363,14 @@ layernorm_fwd_f32_768_block_per_row_d7631b(
     }
     Vec<float, kVector> y_vec;
     pack(y_vec, y_values);
-    if (active) write<Streaming>(y_row + vector * kVector, y_vec);
+    if (active) write<Store>(y_row + vector * kVector, y_vec);
   }
 }
 
-// layernorm forward, 1024 columns: 64 threads own a row, 4 rows a block; it is read once.
-// It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_f32_1024_block_per_row_d29d03(
-    float* __restrict__ y,
-    float* __restrict__ mean,
-    float* __restrict__ rstd,
-    const float* x,
-    const float* weight,
-    const float* bias,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  constexpr int kCols = 1024;
-  constexpr int kThreadsPerRow = 64;
-  constexpr int kRowsPerBlock = 4;
-  constexpr int kVector = 4;  // elements per access of 16 bytes
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  struct Look1 {  // look 1: sum(x)
-    float x_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_sum + b.x_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
-    }
-  };
-  struct Look2 {  // look 2: sum((x - mean)**2)
-    float var_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.var_sum + b.var_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kRowsPerBlock][kWarpsPerRow];
-  __shared__ Look2 look2_slots[kRowsPerBlock][kWarpsPerRow];
-
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
-  const int row = blockIdx.x * kRowsPerBlock + slot;
-
-  const bool active = row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  float* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const float* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<float, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector, EvictLast>(x_row + vector * kVector);
-  }
-
-  Vec<float, kVector> weight_held[kSteps];
-  Vec<float, kVector> bias_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read<kVector>(weight + vector * kVector);
-    bias_held[step] = read<kVector>(bias + vector * kVector);
-  }
-
-  dependency_trigger();  // the next kernel may start: this one has asked for its row
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look1.x_sum += x_i;
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
-  const float row_mean = look1.x_sum / kCols;
-
-  Look2 look2 = {0.0f};
-
-  // Look 2: sum((x - mean)**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
-    }
-  }
-
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots[slot]);
-  const float row_var = look2.var_sum / kCols;
-  const float row_rstd = rsqrtf(eps + row_var);
-
-  if (lane == 0 && active) {
-    if (mean != nullptr) mean[row] = row_mean;
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_held[step], i);
-      const float bias_i = element(bias_held[step], i);
-      y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
-    }
-    Vec<float, kVector> y_vec;
-    pack(y_vec, y_values);
-    if (active) write(y_row + vector * kVector, y_vec);
-  }
-}
-
-// layernorm forward, any number of columns: 256 threads own a row; it is read 3 times.
-NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_f32_any_cols_block_per_row_44136f(
+// layernorm forward, any number of columns: a block owns a row; it is read 3 times.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_fwd_f32_any_cols_block_per_row_8029(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -504,8 +382,11 @@ layernorm_fwd_f32_any_cols_block_per_row_44136f(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 4 bytes
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(x)
     float x_sum;
@@ -539,7 +420,7 @@ layernorm_fwd_f32_any_cols_block_per_row_44136f(
   Look1 look1 = {0.0f};
 
   // Look 1: sum(x)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -558,7 +439,7 @@ layernorm_fwd_f32_any_cols_block_per_row_44136f(
   Look2 look2 = {0.0f};
 
   // Look 2: sum((x - mean)**2)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -581,11 +462,11 @@ layernorm_fwd_f32_any_cols_block_per_row_44136f(
   }
 
   // Last look: the outputs
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
       const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
       const Vec<float, kVector> bias_vec = read<kVector>(bias + vector * kVector);
       float y_values[kVector];
@@ -598,14 +479,15 @@ layernorm_fwd_f32_any_cols_block_per_row_44136f(
       }
       Vec<float, kVector> y_vec;
       pack(y_vec, y_values);
-      write(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 }
 
-// layernorm forward, any number of columns: 256 threads own a row; it is read 3 times.
-NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_f32_any_cols_without_weight_block_per_row_44136f(
+// layernorm forward, any number of columns: a block owns a row; it is read 3 times.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_fwd_f32_any_cols_without_weight_block_per_row_e87b(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -616,8 +498,11 @@ layernorm_fwd_f32_any_cols_without_weight_block_per_row_44136f(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 4 bytes
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(x)
     float x_sum;
@@ -651,7 +536,7 @@ layernorm_fwd_f32_any_cols_without_weight_block_per_row_44136f(
   Look1 look1 = {0.0f};
 
   // Look 1: sum(x)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -670,7 +555,7 @@ layernorm_fwd_f32_any_cols_without_weight_block_per_row_44136f(
   Look2 look2 = {0.0f};
 
   // Look 2: sum((x - mean)**2)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -693,11 +578,11 @@ layernorm_fwd_f32_any_cols_without_weight_block_per_row_44136f(
   }
 
   // Last look: the outputs
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
       const Vec<float, kVector> bias_vec = read<kVector>(bias + vector * kVector);
       float y_values[kVector];
       #pragma unroll
@@ -708,14 +593,15 @@ layernorm_fwd_f32_any_cols_without_weight_block_per_row_44136f(
       }
       Vec<float, kVector> y_vec;
       pack(y_vec, y_values);
-      write(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 }
 
-// layernorm forward, any number of columns: 256 threads own a row; it is read 3 times.
-NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_f32_any_cols_without_bias_block_per_row_44136f(
+// layernorm forward, any number of columns: a block owns a row; it is read 3 times.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_fwd_f32_any_cols_without_bias_block_per_row_6925(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -726,8 +612,11 @@ layernorm_fwd_f32_any_cols_without_bias_block_per_row_44136f(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 4 bytes
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(x)
     float x_sum;
@@ -761,7 +650,7 @@ layernorm_fwd_f32_any_cols_without_bias_block_per_row_44136f(
   Look1 look1 = {0.0f};
 
   // Look 1: sum(x)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -780,7 +669,7 @@ layernorm_fwd_f32_any_cols_without_bias_block_per_row_44136f(
   Look2 look2 = {0.0f};
 
   // Look 2: sum((x - mean)**2)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -803,11 +692,11 @@ layernorm_fwd_f32_any_cols_without_bias_block_per_row_44136f(
   }
 
   // Last look: the outputs
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
       const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
       float y_values[kVector];
       #pragma unroll
@@ -818,14 +707,15 @@ layernorm_fwd_f32_any_cols_without_bias_block_per_row_44136f(
       }
       Vec<float, kVector> y_vec;
       pack(y_vec, y_values);
-      write(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 }
 
-// layernorm forward, any number of columns: 256 threads own a row; it is read 3 times.
-NORMGEN_KERNEL void __launch_bounds__(256)
-layernorm_fwd_f32_any_cols_without_bias_without_weight_block_per_row_44136f(
+// layernorm forward, any number of columns: a block owns a row; it is read 3 times.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_fwd_f32_any_cols_without_bias_without_weight_block_per_row_058f(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -835,8 +725,11 @@ layernorm_fwd_f32_any_cols_without_bias_without_weight_block_per_row_44136f(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 4 bytes
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(x)
     float x_sum;
@@ -870,7 +763,7 @@ layernorm_fwd_f32_any_cols_without_bias_without_weight_block_per_row_44136f(
   Look1 look1 = {0.0f};
 
   // Look 1: sum(x)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -889,7 +782,7 @@ layernorm_fwd_f32_any_cols_without_bias_without_weight_block_per_row_44136f(
   Look2 look2 = {0.0f};
 
   // Look 2: sum((x - mean)**2)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -912,11 +805,11 @@ layernorm_fwd_f32_any_cols_without_bias_without_weight_block_per_row_44136f(
   }
 
   // Last look: the outputs
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -925,7 +818,7 @@ layernorm_fwd_f32_any_cols_without_bias_without_weight_block_per_row_44136f(
       }
       Vec<float, kVector> y_vec;
       pack(y_vec, y_values);
-      write(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 }
@@ -933,8 +826,6 @@ layernorm_fwd_f32_any_cols_without_bias_without_weight_block_per_row_44136f(
 }  // namespace layernorm_fwd_f32_detail
 }  // namespace sm90
 }  // namespace normgen
-
-#undef NORMGEN_KERNEL
 
 #ifndef __CUDACC_RTC__  // host side; NVRTC stops above, at the kernels
 
@@ -954,12 +845,12 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_768_block_per_row_d7631b{128, 2, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_1024_block_per_row_d29d03{256, 4, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_any_cols_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_block_per_row_eba1_Cols768_d3d0{128, 2, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_block_per_row_eba1_Cols1024_e9de{256, 4, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_any_cols_block_per_row_8029_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_e87b_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_6925_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_058f_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -1096,50 +987,50 @@ inline cudaError_t layernorm_fwd_f32_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 768
-      status = k::grid(k::kLaunch_768_block_per_row_d7631b, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_eba1_Cols768_d3d0, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_f32_768_block_per_row_d7631b,
-          k::kLaunch_768_block_per_row_d7631b, blocks, stream,
+          k::layernorm_fwd_f32_block_per_row_eba1<k::Cols768_d3d0>,
+          k::kLaunch_block_per_row_eba1_Cols768_d3d0, blocks, stream,
           y, mean, rstd, x, weight, bias, y_pitch, x_pitch, rows, eps);
     case 1:  // 32768 x 1024
-      status = k::grid(k::kLaunch_1024_block_per_row_d29d03, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_eba1_Cols1024_e9de, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_f32_1024_block_per_row_d29d03,
-          k::kLaunch_1024_block_per_row_d29d03, blocks, stream,
+          k::layernorm_fwd_f32_block_per_row_eba1<k::Cols1024_e9de>,
+          k::kLaunch_block_per_row_eba1_Cols1024_e9de, blocks, stream,
           y, mean, rstd, x, weight, bias, y_pitch, x_pitch, rows, eps);
     default:
       break;
   }
   switch (absent & k::kCompiledOut) {  // the general kernel
     case 0u:
-      status = k::grid(k::kLaunch_any_cols_block_per_row_44136f, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_8029_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_f32_any_cols_block_per_row_44136f,
-          k::kLaunch_any_cols_block_per_row_44136f, blocks, stream,
+          k::layernorm_fwd_f32_any_cols_block_per_row_8029<k::AnyCols_1448>,
+          k::kLaunch_any_cols_block_per_row_8029_AnyCols_1448, blocks, stream,
           y, mean, rstd, x, weight, bias, y_pitch, x_pitch, rows, cols, eps);
     case 1u:  // without weight
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_44136f, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_e87b_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_f32_any_cols_without_weight_block_per_row_44136f,
-          k::kLaunch_any_cols_without_weight_block_per_row_44136f, blocks, stream,
+          k::layernorm_fwd_f32_any_cols_without_weight_block_per_row_e87b<k::AnyCols_1448>,
+          k::kLaunch_any_cols_without_weight_block_per_row_e87b_AnyCols_1448, blocks, stream,
           y, mean, rstd, x, bias, y_pitch, x_pitch, rows, cols, eps);
     case 2u:  // without bias
-      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_44136f, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_6925_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_f32_any_cols_without_bias_block_per_row_44136f,
-          k::kLaunch_any_cols_without_bias_block_per_row_44136f, blocks, stream,
+          k::layernorm_fwd_f32_any_cols_without_bias_block_per_row_6925<k::AnyCols_1448>,
+          k::kLaunch_any_cols_without_bias_block_per_row_6925_AnyCols_1448, blocks, stream,
           y, mean, rstd, x, weight, y_pitch, x_pitch, rows, cols, eps);
     default:  // without weight and bias
-      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_44136f, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_058f_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::layernorm_fwd_f32_any_cols_without_bias_without_weight_block_per_row_44136f,
-          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_44136f, blocks, stream,
+          k::layernorm_fwd_f32_any_cols_without_bias_without_weight_block_per_row_058f<k::AnyCols_1448>,
+          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_058f_AnyCols_1448, blocks, stream,
           y, mean, rstd, x, y_pitch, x_pitch, rows, cols, eps);
   }
 }

@@ -20,8 +20,8 @@
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
 //           stored dtype, over adversarial rows, on the GPU: y 1
 //
-// The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
-// `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
+// A kernel and its Config are, byte for byte, what was tuned; `normgen show` with --op, --shape, --dtype and
+// --schedule prints them alone. Schedules:
 //   4096 x 151936: threads_per_row=1024 vector=8 softmax=online hold=hybrid copy=bulk unroll=0 load=evict_last
 //                  arithmetic=approximate
 #ifndef NORMGEN_LOG_SOFTMAX_FWD_BF16_SM90_CU_
@@ -36,12 +36,6 @@
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #error "log_softmax_fwd_bf16 needs sm_90 or newer: compile with -arch=sm_90"
-#endif
-
-#ifdef __CUDACC_RTC__
-#define NORMGEN_KERNEL extern "C" __global__  // found by its plain name
-#else
-#define NORMGEN_KERNEL static __global__  // so that several files may include this one
 #endif
 
 namespace normgen {
@@ -305,22 +299,32 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// log_softmax forward, 151936 columns: 1024 threads own a row; it is read once.
-NORMGEN_KERNEL void __launch_bounds__(1024)
-log_softmax_fwd_bf16_151936_block_per_row_5b13a9(
+// What a tuned shape is: the sizes and hints of its kernel.
+struct Cols151936_ea6d { enum :
+    int { kCols = 151936, kThreads = 1024, kThreadsPerRow = 1024, kVector = 8, kHeldSteps = 7 }; using Load = EvictLast;
+    using Store = Default; };
+struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
+    using Load = Default; using Store = Default; };
+
+// log_softmax forward: a block owns a row; it is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+log_softmax_fwd_bf16_block_per_row_b67e(
     bfloat16* __restrict__ y,
     const bfloat16* __restrict__ x,
     long long y_pitch,
     long long x_pitch,
     int rows) {
-  constexpr int kCols = 151936;
-  constexpr int kThreads = 1024;
-  constexpr int kThreadsPerRow = 1024;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kHeldSteps = 7;  // vectors of a thread in registers
+  constexpr int kHeldSteps = Config::kHeldSteps;  // vectors of a thread in registers
   constexpr int kCopiedCols = kCols - kHeldSteps * kThreadsPerRow * kVector;  // of a row that the copy engine brings
   struct Look1 {  // look 1: online_softmax(x)
     float row_max, row_sum;
@@ -349,7 +353,7 @@ log_softmax_fwd_bf16_151936_block_per_row_5b13a9(
     mbarrier_init(&arrived, 1);
     mbarrier_fence();
     mbarrier_expect_bytes(&arrived, kCopiedCols * sizeof(bfloat16));
-    bulk_load_by<EvictLast>(x_shared, x_row + kCols - kCopiedCols, kCopiedCols * sizeof(bfloat16), &arrived);
+    bulk_load_by<Load>(x_shared, x_row + kCols - kCopiedCols, kCopiedCols * sizeof(bfloat16), &arrived);
   }
   __syncthreads();  // others wait only for a barrier that is set up
 
@@ -358,7 +362,7 @@ log_softmax_fwd_bf16_151936_block_per_row_5b13a9(
   for (int step = 0; step < kHeldSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < kVectors) {
-      x_held[step] = read<kVector, EvictLast>(x_row + vector * kVector);
+      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
     }
   }
 
@@ -425,7 +429,7 @@ log_softmax_fwd_bf16_151936_block_per_row_5b13a9(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 
@@ -444,22 +448,26 @@ log_softmax_fwd_bf16_151936_block_per_row_5b13a9(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 }
 
-// log_softmax forward, any number of columns: 256 threads own a row; it is read 3 times.
-NORMGEN_KERNEL void __launch_bounds__(256)
-log_softmax_fwd_bf16_any_cols_block_per_row_44136f(
+// log_softmax forward, any number of columns: a block owns a row; it is read 3 times.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+log_softmax_fwd_bf16_any_cols_block_per_row_38fa(
     bfloat16* __restrict__ y,
     const bfloat16* __restrict__ x,
     long long y_pitch,
     long long x_pitch,
     int rows,
     int cols) {
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 2 bytes
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: max(x)
     float row_max;
@@ -493,7 +501,7 @@ log_softmax_fwd_bf16_any_cols_block_per_row_44136f(
   Look1 look1 = {__int_as_float(0xff800000)};
 
   // Look 1: max(x)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -511,7 +519,7 @@ log_softmax_fwd_bf16_any_cols_block_per_row_44136f(
   Look2 look2 = {0.0f};
 
   // Look 2: sum(exp(x - row_max))
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -527,11 +535,11 @@ log_softmax_fwd_bf16_any_cols_block_per_row_44136f(
   look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
 
   // Last look: the outputs
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -541,7 +549,7 @@ log_softmax_fwd_bf16_any_cols_block_per_row_44136f(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 }
@@ -549,8 +557,6 @@ log_softmax_fwd_bf16_any_cols_block_per_row_44136f(
 }  // namespace log_softmax_fwd_bf16_detail
 }  // namespace sm90
 }  // namespace normgen
-
-#undef NORMGEN_KERNEL
 
 #ifndef __CUDACC_RTC__  // host side; NVRTC stops above, at the kernels
 
@@ -570,8 +576,8 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_151936_block_per_row_5b13a9{1024, 1, 1, 0, 196608, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_block_per_row_b67e_Cols151936_ea6d{1024, 1, 1, 0, 196608, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_block_per_row_38fa_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -702,20 +708,20 @@ inline cudaError_t log_softmax_fwd_bf16_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 4096 x 151936
-      status = k::grid(k::kLaunch_151936_block_per_row_5b13a9, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_b67e_Cols151936_ea6d, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::log_softmax_fwd_bf16_151936_block_per_row_5b13a9,
-          k::kLaunch_151936_block_per_row_5b13a9, blocks, stream,
+          k::log_softmax_fwd_bf16_block_per_row_b67e<k::Cols151936_ea6d>,
+          k::kLaunch_block_per_row_b67e_Cols151936_ea6d, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
     default:
       break;
   }
-  status = k::grid(k::kLaunch_any_cols_block_per_row_44136f, rows, &blocks);
+  status = k::grid(k::kLaunch_any_cols_block_per_row_38fa_AnyCols_1448, rows, &blocks);
   if (status != cudaSuccess) return status;
   return k::launch(
-      k::log_softmax_fwd_bf16_any_cols_block_per_row_44136f,
-      k::kLaunch_any_cols_block_per_row_44136f, blocks, stream,
+      k::log_softmax_fwd_bf16_any_cols_block_per_row_38fa<k::AnyCols_1448>,
+      k::kLaunch_any_cols_block_per_row_38fa_AnyCols_1448, blocks, stream,
       reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows, cols);
 }
 

@@ -14,13 +14,7 @@
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 65536x128 --op rmsnorm --dtype bf16 --direction backward
-//           normgen tune --shape 1048576x128 --op rmsnorm --dtype bf16 --direction backward
-//           normgen tune --shape 8192x768 --op rmsnorm --dtype bf16 --direction backward
-//           normgen tune --shape 65536x1024 --op rmsnorm --dtype bf16 --direction backward
-//           normgen tune --shape 4096x4096 --op rmsnorm --dtype bf16 --direction backward
-//           normgen tune --shape 4096x4097 --op rmsnorm --dtype bf16 --direction backward
-//           normgen tune --shape 16384x8192 --op rmsnorm --dtype bf16 --direction backward
-//           normgen tune --shape 2048x32768 --op rmsnorm --dtype bf16 --direction backward
+//           and 7 more: each stands in its record
 // note      emitted as another text than the one that was tuned: 65536 x 128, 1048576 x 128, 8192 x 768, 65536 x 1024,
 //           4096 x 4097, 2048 x 32768
 //
@@ -38,8 +32,8 @@
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
 //           stored dtype, over adversarial rows, on the GPU: dx 1, dweight 0.98
 //
-// The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
-// `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
+// A kernel and its Config are, byte for byte, what was tuned; `normgen show` with --op, --shape, --dtype and
+// --schedule prints them alone. Schedules:
 //   65536 x 128: threads_per_row=8 rows_per_block=32 vector=8 hold=registers persistent=3 unroll=0 params=kept
 //                dependent_launch=end
 //   1048576 x 128: threads_per_row=8 rows_per_block=32 vector=4 hold=registers persistent=3 unroll=0 load=evict_last
@@ -67,12 +61,6 @@
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #error "rmsnorm_bwd_bf16 needs sm_90 or newer: compile with -arch=sm_90"
-#endif
-
-#ifdef __CUDACC_RTC__
-#define NORMGEN_KERNEL extern "C" __global__  // found by its plain name
-#else
-#define NORMGEN_KERNEL static __global__  // so that several files may include this one
 #endif
 
 namespace normgen {
@@ -484,10 +472,40 @@ __device__ __forceinline__ bool takes_last_ticket(unsigned* ticket, bool& is_las
   return is_last;
 }
 
-// rmsnorm backward, 128 columns: 8 lanes of a warp own a row, 32 rows a block; it is read once.
+// What a tuned shape is: the sizes and hints of its kernel.
+struct Cols128_3688 { enum :
+    int { kCols = 128, kThreads = 256, kThreadsPerRow = 8, kRowsPerBlock = 32, kVector = 8, kGroups = 8, kCells = 8 };
+    using Load = Default; using Store = Default; };
+struct Cols128_ab0a { enum :
+    int { kCols = 128, kThreads = 256, kThreadsPerRow = 8, kRowsPerBlock = 32, kVector = 4, kGroups = 8, kCells = 8 };
+    using Load = EvictLast; using Store = Default; };
+struct Cols768_d4ab { enum :
+    int { kCols = 768, kThreads = 512, kThreadsPerRow = 32, kRowsPerBlock = 16, kVector = 8, kGroups = 16, kCells = 8 };
+    using Load = Default; using Store = Default; };
+struct Cols1024_2002 { enum :
+    int { kCols = 1024, kThreads = 256, kThreadsPerRow = 64, kRowsPerBlock = 4, kVector = 4, kGroups = 4, kCells = 8 };
+    using Load = Default; using Store = Default; };
+struct Cols4096_f168 { enum :
+    int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kStages = 2, kCells = 16 };
+    using Store = Default; };
+struct Cols4097_0326 { enum :
+    int { kCols = 4097, kThreads = 512, kThreadsPerRow = 256, kRowsPerBlock = 2, kVector = 4, kGroups = 2,
+    kCells = 16 }; using Load = Default; using Store = Default; };
+struct Cols8192_36c3 { enum :
+    int { kCols = 8192, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kStages = 2, kCells = 32 };
+    using Store = Default; };
+struct Cols32768_9864 { enum : int { kCols = 32768, kThreads = 256, kCluster = 8, kVector = 8, kCells = 32 };
+    using Load = EvictLast; using Store = Default; };
+struct AnyCols_d376 { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 };
+    using Load = Default; using Store = Default; };
+struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
+    using Load = Default; using Store = Default; };
+
+// rmsnorm backward: lanes of a warp own a row, rows lie side by side in a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_bwd_bf16_128_warp_per_row_60287d(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_bwd_bf16_warp_per_row_0284(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* dy,
@@ -500,16 +518,18 @@ rmsnorm_bwd_bf16_128_warp_per_row_60287d(
     int rows,
     float eps,
     float* partials) {
-  constexpr int kCols = 128;
-  constexpr int kThreads = 256;
-  constexpr int kThreadsPerRow = 8;
-  constexpr int kRowsPerBlock = 32;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kPitch = 128;  // columns of a row of float32 sums, padded
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kTensors = 1;  // that are summed over rows
-  constexpr int kGroups = 8;  // row groups of a block that keep sums of their own
+  constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
   struct Look1 {  // look 1: sum(dxhat * xhat)
     float dxhat_xhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -553,8 +573,8 @@ rmsnorm_bwd_bf16_128_warp_per_row_60287d(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      dy_held[step] = read<kVector>(dy_row + vector * kVector);
-      x_held[step] = read<kVector>(x_row + vector * kVector);
+      dy_held[step] = read<kVector, Load>(dy_row + vector * kVector);
+      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
     }
 
     Look1 look1 = {0.0f};
@@ -593,7 +613,7 @@ rmsnorm_bwd_bf16_128_warp_per_row_60287d(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      if (active) write(dx_row + vector * kVector, dx_vec);
+      if (active) write<Store>(dx_row + vector * kVector, dx_vec);
     }
   }
 
@@ -636,18 +656,19 @@ rmsnorm_bwd_bf16_128_warp_per_row_60287d(
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
-NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_128_warp_per_row_60287d_finish(
+template <class Config>
+__global__ void __launch_bounds__(512)
+rmsnorm_bwd_bf16_warp_per_row_0284_finish(
     bfloat16* __restrict__ dweight,
     const float* partials,
     int partial_rows) {
-  constexpr int kCols = 128;
-  constexpr int kPitch = 128;  // columns of a row of float32 sums, padded
-  constexpr int kVector = 8;
-  constexpr int kVectors = 16;
+  constexpr int kCols = Config::kCols;
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
+  constexpr int kVector = Config::kVector;
+  constexpr int kVectors = kCols / kVector;
   constexpr int kThreads = 512;
   constexpr int kTensors = 1;  // that are summed over rows
-  constexpr int kCells = 8;  // of a block
+  constexpr int kCells = Config::kCells;  // of a block
   __shared__ float warp_sums[kThreads / 32][kCells];
 
   constexpr int tensor = 0;
@@ -664,9 +685,10 @@ rmsnorm_bwd_bf16_128_warp_per_row_60287d_finish(
   }
 }
 
-// rmsnorm backward, 128 columns: 8 lanes of a warp own a row, 32 rows a block; it is read once.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_bwd_bf16_128_warp_per_row_9593ee(
+// rmsnorm backward: lanes of a warp own a row, rows lie side by side in a block; it is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_bwd_bf16_warp_per_row_fd82(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* __restrict__ dy,
@@ -679,16 +701,18 @@ rmsnorm_bwd_bf16_128_warp_per_row_9593ee(
     int rows,
     float eps,
     float* __restrict__ partials) {
-  constexpr int kCols = 128;
-  constexpr int kThreads = 256;
-  constexpr int kThreadsPerRow = 8;
-  constexpr int kRowsPerBlock = 32;
-  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kPitch = 128;  // columns of a row of float32 sums, padded
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kTensors = 1;  // that are summed over rows
-  constexpr int kGroups = 8;  // row groups of a block that keep sums of their own
+  constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
   struct Look1 {  // look 1: sum(dxhat * xhat)
     float dxhat_xhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -730,8 +754,8 @@ rmsnorm_bwd_bf16_128_warp_per_row_9593ee(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      dy_held[step] = read<kVector, EvictLast>(dy_row + vector * kVector);
-      x_held[step] = read<kVector, EvictLast>(x_row + vector * kVector);
+      dy_held[step] = read<kVector, Load>(dy_row + vector * kVector);
+      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
     }
 
     Look1 look1 = {0.0f};
@@ -770,7 +794,7 @@ rmsnorm_bwd_bf16_128_warp_per_row_9593ee(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      if (active) write(dx_row + vector * kVector, dx_vec);
+      if (active) write<Store>(dx_row + vector * kVector, dx_vec);
     }
   }
 
@@ -812,18 +836,19 @@ rmsnorm_bwd_bf16_128_warp_per_row_9593ee(
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
-NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_128_warp_per_row_9593ee_finish(
+template <class Config>
+__global__ void __launch_bounds__(512)
+rmsnorm_bwd_bf16_warp_per_row_fd82_finish(
     bfloat16* __restrict__ dweight,
     const float* __restrict__ partials,
     int partial_rows) {
-  constexpr int kCols = 128;
-  constexpr int kPitch = 128;  // columns of a row of float32 sums, padded
-  constexpr int kVector = 4;
-  constexpr int kVectors = 32;
+  constexpr int kCols = Config::kCols;
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
+  constexpr int kVector = Config::kVector;
+  constexpr int kVectors = kCols / kVector;
   constexpr int kThreads = 512;
   constexpr int kTensors = 1;  // that are summed over rows
-  constexpr int kCells = 8;  // of a block
+  constexpr int kCells = Config::kCells;  // of a block
   __shared__ float warp_sums[kThreads / 32][kCells];
 
   constexpr int tensor = 0;
@@ -840,10 +865,11 @@ rmsnorm_bwd_bf16_128_warp_per_row_9593ee_finish(
   }
 }
 
-// rmsnorm backward, 768 columns: 32 lanes of a warp own a row, 16 rows a block; it is read once.
+// rmsnorm backward: lanes of a warp own a row, rows lie side by side in a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_768_warp_per_row_f352f7(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_bwd_bf16_warp_per_row_183a(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* dy,
@@ -856,16 +882,18 @@ rmsnorm_bwd_bf16_768_warp_per_row_f352f7(
     int rows,
     float eps,
     float* partials) {
-  constexpr int kCols = 768;
-  constexpr int kThreads = 512;
-  constexpr int kThreadsPerRow = 32;
-  constexpr int kRowsPerBlock = 16;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kPitch = 768;  // columns of a row of float32 sums, padded
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kTensors = 1;  // that are summed over rows
-  constexpr int kGroups = 16;  // row groups of a block that keep sums of their own
+  constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
   struct Look1 {  // look 1: sum(dxhat * xhat)
     float dxhat_xhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -909,8 +937,8 @@ rmsnorm_bwd_bf16_768_warp_per_row_f352f7(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      dy_held[step] = read<kVector>(dy_row + vector * kVector);
-      x_held[step] = read<kVector>(x_row + vector * kVector);
+      dy_held[step] = read<kVector, Load>(dy_row + vector * kVector);
+      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
     }
 
     Look1 look1 = {0.0f};
@@ -949,7 +977,7 @@ rmsnorm_bwd_bf16_768_warp_per_row_f352f7(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      if (active) write(dx_row + vector * kVector, dx_vec);
+      if (active) write<Store>(dx_row + vector * kVector, dx_vec);
     }
   }
 
@@ -978,18 +1006,19 @@ rmsnorm_bwd_bf16_768_warp_per_row_f352f7(
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
-NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_768_warp_per_row_f352f7_finish(
+template <class Config>
+__global__ void __launch_bounds__(512)
+rmsnorm_bwd_bf16_warp_per_row_183a_finish(
     bfloat16* __restrict__ dweight,
     const float* partials,
     int partial_rows) {
-  constexpr int kCols = 768;
-  constexpr int kPitch = 768;  // columns of a row of float32 sums, padded
-  constexpr int kVector = 8;
-  constexpr int kVectors = 96;
+  constexpr int kCols = Config::kCols;
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
+  constexpr int kVector = Config::kVector;
+  constexpr int kVectors = kCols / kVector;
   constexpr int kThreads = 512;
   constexpr int kTensors = 1;  // that are summed over rows
-  constexpr int kCells = 8;  // of a block
+  constexpr int kCells = Config::kCells;  // of a block
   __shared__ float warp_sums[kThreads / 32][kCells];
 
   constexpr int tensor = 0;
@@ -1006,10 +1035,11 @@ rmsnorm_bwd_bf16_768_warp_per_row_f352f7_finish(
   }
 }
 
-// rmsnorm backward, 1024 columns: 64 threads own a row, 4 rows a block; it is read once.
+// rmsnorm backward: the threads of some warps own a row, rows lie side by side in a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_bwd_bf16_1024_block_per_row_9ad144(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_bwd_bf16_block_per_row_b336(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* dy,
@@ -1022,17 +1052,19 @@ rmsnorm_bwd_bf16_1024_block_per_row_9ad144(
     int rows,
     float eps,
     float* partials) {
-  constexpr int kCols = 1024;
-  constexpr int kThreads = 256;
-  constexpr int kThreadsPerRow = 64;
-  constexpr int kRowsPerBlock = 4;
-  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kPitch = 1024;  // columns of a row of float32 sums, padded
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kTensors = 1;  // that are summed over rows
-  constexpr int kGroups = 4;  // row groups of a block that keep sums of their own
+  constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
   struct Look1 {  // look 1: sum(dxhat * xhat)
     float dxhat_xhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -1076,8 +1108,8 @@ rmsnorm_bwd_bf16_1024_block_per_row_9ad144(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      dy_next[step] = read<kVector>(dy_row + vector * kVector);
-      x_next[step] = read<kVector>(x_row + vector * kVector);
+      dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
+      x_next[step] = read<kVector, Load>(x_row + vector * kVector);
     }
   };
   if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
@@ -1137,7 +1169,7 @@ rmsnorm_bwd_bf16_1024_block_per_row_9ad144(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      if (active) write(dx_row + vector * kVector, dx_vec);
+      if (active) write<Store>(dx_row + vector * kVector, dx_vec);
     }
 
     parity ^= 1;
@@ -1167,18 +1199,19 @@ rmsnorm_bwd_bf16_1024_block_per_row_9ad144(
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
-NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_1024_block_per_row_9ad144_finish(
+template <class Config>
+__global__ void __launch_bounds__(512)
+rmsnorm_bwd_bf16_block_per_row_b336_finish(
     bfloat16* __restrict__ dweight,
     const float* partials,
     int partial_rows) {
-  constexpr int kCols = 1024;
-  constexpr int kPitch = 1024;  // columns of a row of float32 sums, padded
-  constexpr int kVector = 4;
-  constexpr int kVectors = 256;
+  constexpr int kCols = Config::kCols;
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
+  constexpr int kVector = Config::kVector;
+  constexpr int kVectors = kCols / kVector;
   constexpr int kThreads = 512;
   constexpr int kTensors = 1;  // that are summed over rows
-  constexpr int kCells = 8;  // of a block
+  constexpr int kCells = Config::kCells;  // of a block
   __shared__ float warp_sums[kThreads / 32][kCells];
 
   constexpr int tensor = 0;
@@ -1196,10 +1229,11 @@ rmsnorm_bwd_bf16_1024_block_per_row_9ad144_finish(
   }
 }
 
-// rmsnorm backward, 4096 columns: 256 threads own a row; it is read once.
+// rmsnorm backward: a block owns a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_bwd_bf16_4096_block_per_row_5514c1(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_bwd_bf16_block_per_row_483c(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* dy,
@@ -1212,15 +1246,16 @@ rmsnorm_bwd_bf16_4096_block_per_row_5514c1(
     int rows,
     float eps,
     float* partials) {
-  constexpr int kCols = 4096;
-  constexpr int kThreads = 256;
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Store = typename Config::Store;  // and written
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kStages = 2;  // row tiles in shared memory
-  constexpr int kPitch = 4096;  // columns of a row of float32 sums, padded
+  constexpr int kStages = Config::kStages;  // row tiles in shared memory
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kTensors = 1;  // that are summed over rows
   struct Look1 {  // look 1: sum(dxhat * xhat)
     float dxhat_xhat_sum;
@@ -1336,7 +1371,7 @@ rmsnorm_bwd_bf16_4096_block_per_row_5514c1(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write(dx_row + vector * kVector, dx_vec);
+      write<Store>(dx_row + vector * kVector, dx_vec);
     }
 
     stage = (stage + 1) % kStages;
@@ -1359,18 +1394,19 @@ rmsnorm_bwd_bf16_4096_block_per_row_5514c1(
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
-NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_4096_block_per_row_5514c1_finish(
+template <class Config>
+__global__ void __launch_bounds__(512)
+rmsnorm_bwd_bf16_block_per_row_483c_finish(
     bfloat16* __restrict__ dweight,
     const float* partials,
     int partial_rows) {
-  constexpr int kCols = 4096;
-  constexpr int kPitch = 4096;  // columns of a row of float32 sums, padded
-  constexpr int kVector = 8;
-  constexpr int kVectors = 512;
+  constexpr int kCols = Config::kCols;
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
+  constexpr int kVector = Config::kVector;
+  constexpr int kVectors = kCols / kVector;
   constexpr int kThreads = 512;
   constexpr int kTensors = 1;  // that are summed over rows
-  constexpr int kCells = 16;  // of a block
+  constexpr int kCells = Config::kCells;  // of a block
   __shared__ float warp_sums[kThreads / 32][kCells];
 
   constexpr int tensor = 0;
@@ -1387,10 +1423,11 @@ rmsnorm_bwd_bf16_4096_block_per_row_5514c1_finish(
   }
 }
 
-// rmsnorm backward, 4097 columns: 256 threads own a row, 2 rows a block; it is read once.
+// rmsnorm backward: the threads of some warps own a row, rows lie side by side in a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_4097_block_per_row_9f5e95(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_bwd_bf16_block_per_row_4e91(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* dy,
@@ -1403,19 +1440,21 @@ rmsnorm_bwd_bf16_4097_block_per_row_9f5e95(
     int rows,
     float eps,
     float* partials) {
-  constexpr int kCols = 4097;
-  constexpr int kThreads = 512;
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kRowsPerBlock = 2;
-  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   // steps in which every row has a vector, and one behind it, for each thread
   constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;
-  constexpr int kPitch = 4128;  // columns of a row of float32 sums, padded
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kTensors = 1;  // that are summed over rows
-  constexpr int kGroups = 2;  // row groups of a block that keep sums of their own
+  constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
   struct Look1 {  // look 1: sum(dxhat * xhat)
     float dxhat_xhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -1481,13 +1520,13 @@ rmsnorm_bwd_bf16_4097_block_per_row_9f5e95(
       const int vector = lane + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         const int column = head + vector * kVector;
-        dy_next[step] = read<kVector>(dy_row + column);
-        x_next[step] = read<kVector>(x_row + column);
+        dy_next[step] = read<kVector, Load>(dy_row + column);
+        x_next[step] = read<kVector, Load>(x_row + column);
       }
     }
     if (has_edge) {
-      dy_edge_next = read<1>(dy_row + edge);
-      x_edge_next = read<1>(x_row + edge);
+      dy_edge_next = read<1, Load>(dy_row + edge);
+      x_edge_next = read<1, Load>(x_row + edge);
     }
   };
   if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
@@ -1564,7 +1603,7 @@ rmsnorm_bwd_bf16_4097_block_per_row_9f5e95(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        if (active) write(dx_row + column, dx_vec);
+        if (active) write<Store>(dx_row + column, dx_vec);
       }
     }
     if (has_edge) {
@@ -1578,7 +1617,7 @@ rmsnorm_bwd_bf16_4097_block_per_row_9f5e95(
       if (active) dweight_edge_sum += dy_i * xhat_i;
       Vec<bfloat16, 1> dx_vec;
       pack(dx_vec, dx_values);
-      if (active) write(dx_row + edge, dx_vec);
+      if (active) write<Store>(dx_row + edge, dx_vec);
     }
 
     parity ^= 1;
@@ -1614,16 +1653,17 @@ rmsnorm_bwd_bf16_4097_block_per_row_9f5e95(
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
-NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_4097_block_per_row_9f5e95_finish(
+template <class Config>
+__global__ void __launch_bounds__(512)
+rmsnorm_bwd_bf16_block_per_row_4e91_finish(
     bfloat16* __restrict__ dweight,
     const float* partials,
     int partial_rows) {
-  constexpr int kCols = 4097;
-  constexpr int kPitch = 4128;  // columns of a row of float32 sums, padded
+  constexpr int kCols = Config::kCols;
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kThreads = 512;
   constexpr int kTensors = 1;  // that are summed over rows
-  constexpr int kCells = 16;  // of a block
+  constexpr int kCells = Config::kCells;  // of a block
   __shared__ float warp_sums[kThreads / 32][kCells];
 
   constexpr int tensor = 0;
@@ -1641,10 +1681,11 @@ rmsnorm_bwd_bf16_4097_block_per_row_9f5e95_finish(
   }
 }
 
-// rmsnorm backward, 8192 columns: 512 threads own a row; it is read once.
+// rmsnorm backward: a block owns a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_8192_block_per_row_bf44c4(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_bwd_bf16_block_per_row_e5bf(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* dy,
@@ -1657,15 +1698,16 @@ rmsnorm_bwd_bf16_8192_block_per_row_bf44c4(
     int rows,
     float eps,
     float* partials) {
-  constexpr int kCols = 8192;
-  constexpr int kThreads = 512;
-  constexpr int kThreadsPerRow = 512;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Store = typename Config::Store;  // and written
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kStages = 2;  // row tiles in shared memory
-  constexpr int kPitch = 8192;  // columns of a row of float32 sums, padded
+  constexpr int kStages = Config::kStages;  // row tiles in shared memory
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kTensors = 1;  // that are summed over rows
   struct Look1 {  // look 1: sum(dxhat * xhat)
     float dxhat_xhat_sum;
@@ -1782,7 +1824,7 @@ rmsnorm_bwd_bf16_8192_block_per_row_bf44c4(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write(dx_row + vector * kVector, dx_vec);
+      write<Store>(dx_row + vector * kVector, dx_vec);
     }
 
     stage = (stage + 1) % kStages;
@@ -1803,18 +1845,19 @@ rmsnorm_bwd_bf16_8192_block_per_row_bf44c4(
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
-NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_8192_block_per_row_bf44c4_finish(
+template <class Config>
+__global__ void __launch_bounds__(512)
+rmsnorm_bwd_bf16_block_per_row_e5bf_finish(
     bfloat16* __restrict__ dweight,
     const float* partials,
     int partial_rows) {
-  constexpr int kCols = 8192;
-  constexpr int kPitch = 8192;  // columns of a row of float32 sums, padded
-  constexpr int kVector = 8;
-  constexpr int kVectors = 1024;
+  constexpr int kCols = Config::kCols;
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
+  constexpr int kVector = Config::kVector;
+  constexpr int kVectors = kCols / kVector;
   constexpr int kThreads = 512;
   constexpr int kTensors = 1;  // that are summed over rows
-  constexpr int kCells = 32;  // of a block
+  constexpr int kCells = Config::kCells;  // of a block
   __shared__ float warp_sums[kThreads / 32][kCells];
 
   constexpr int tensor = 0;
@@ -1832,10 +1875,11 @@ rmsnorm_bwd_bf16_8192_block_per_row_bf44c4_finish(
   }
 }
 
-// rmsnorm backward, 32768 columns: 8 blocks of 256 threads own a row; it is read once.
+// rmsnorm backward: the blocks of a cluster own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_bwd_bf16_32768_cluster_per_row_7a0578(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_bwd_bf16_cluster_per_row_a0cc(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* dy,
@@ -1848,15 +1892,17 @@ rmsnorm_bwd_bf16_32768_cluster_per_row_7a0578(
     int rows,
     float eps,
     float* partials) {
-  constexpr int kCols = 32768;
-  constexpr int kThreads = 256;
-  constexpr int kCluster = 8;  // blocks that share a row
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kCluster = Config::kCluster;  // blocks that share a row
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kPitch = 32768;  // columns of a row of float32 sums, padded
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kTensors = 1;  // that are summed over rows
   struct Look1 {  // look 1: sum(dxhat * xhat)
     float dxhat_xhat_sum;
@@ -1897,8 +1943,8 @@ rmsnorm_bwd_bf16_32768_cluster_per_row_7a0578(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      dy_next[step] = read<kVector, EvictLast>(dy_row + vector * kVector);
-      x_next[step] = read<kVector, EvictLast>(x_row + vector * kVector);
+      dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
+      x_next[step] = read<kVector, Load>(x_row + vector * kVector);
     }
   };
   if (blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
@@ -1961,7 +2007,7 @@ rmsnorm_bwd_bf16_32768_cluster_per_row_7a0578(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write(dx_row + vector * kVector, dx_vec);
+      write<Store>(dx_row + vector * kVector, dx_vec);
     }
 
     ++trip;
@@ -1983,21 +2029,23 @@ rmsnorm_bwd_bf16_32768_cluster_per_row_7a0578(
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
-NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_bf16_32768_cluster_per_row_7a0578_finish(
+template <class Config>
+__global__ void __launch_bounds__(512)
+rmsnorm_bwd_bf16_cluster_per_row_a0cc_finish(
     bfloat16* __restrict__ dweight,
     const float* partials,
     int blocks) {
-  constexpr int kCols = 32768;
-  constexpr int kPitch = 32768;  // columns of a row of float32 sums, padded
-  constexpr int kVector = 8;
-  constexpr int kVectors = 4096;
+  constexpr int kCols = Config::kCols;
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
+  constexpr int kVector = Config::kVector;
+  constexpr int kVectors = kCols / kVector;
+  constexpr int kCluster = Config::kCluster;  // blocks that fill a partial row together
   constexpr int kThreads = 512;
   constexpr int kTensors = 1;  // that are summed over rows
-  constexpr int kCells = 32;  // of a block
+  constexpr int kCells = Config::kCells;  // of a block
   __shared__ float warp_sums[kThreads / 32][kCells];
 
-  const int partial_rows = blocks / 8;  // the blocks of a cluster fill one together
+  const int partial_rows = blocks / kCluster;
   constexpr int tensor = 0;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
   dependency_wait();
@@ -2012,9 +2060,10 @@ rmsnorm_bwd_bf16_32768_cluster_per_row_7a0578_finish(
   }
 }
 
-// rmsnorm backward, any number of columns: 256 threads own a row; it is read twice.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_bwd_bf16_any_cols_block_per_row_f450a7(
+// rmsnorm backward, any number of columns: a block owns a row; it is read twice.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_bwd_bf16_any_cols_block_per_row_b7dd(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* __restrict__ dy,
@@ -2029,9 +2078,12 @@ rmsnorm_bwd_bf16_any_cols_block_per_row_f450a7(
     float eps,
     unsigned* __restrict__ ticket,
     float* __restrict__ sums) {
-  constexpr int kThreads = 256;
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 2 bytes
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(dxhat * xhat)
     float dxhat_xhat_sum;
@@ -2059,7 +2111,7 @@ rmsnorm_bwd_bf16_any_cols_block_per_row_f450a7(
     Look1 look1 = {0.0f};
 
     // Look 1: sum(dxhat * xhat)
-    #pragma unroll 1
+    #pragma unroll kUnroll
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
@@ -2082,12 +2134,12 @@ rmsnorm_bwd_bf16_any_cols_block_per_row_f450a7(
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / cols;
 
     // Last look: the outputs
-    #pragma unroll 1
+    #pragma unroll kUnroll
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
-        const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
-        const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+        const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + vector * kVector);
+        const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
         const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
         float dx_values[kVector];
         #pragma unroll
@@ -2102,7 +2154,7 @@ rmsnorm_bwd_bf16_any_cols_block_per_row_f450a7(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write(dx_row + vector * kVector, dx_vec);
+        write<Store>(dx_row + vector * kVector, dx_vec);
       }
     }
 
@@ -2126,9 +2178,10 @@ rmsnorm_bwd_bf16_any_cols_block_per_row_f450a7(
   }
 }
 
-// rmsnorm backward, any number of columns: 256 threads own a row; it is read twice.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_44136f(
+// rmsnorm backward, any number of columns: a block owns a row; it is read twice.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_fea7(
     bfloat16* __restrict__ dx,
     const bfloat16* __restrict__ dy,
     const bfloat16* __restrict__ x,
@@ -2139,8 +2192,11 @@ rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_44136f(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 2 bytes
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(dy * y)
     float dy_y_sum;
@@ -2166,7 +2222,7 @@ rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_44136f(
   Look1 look1 = {0.0f};
 
   // Look 1: sum(dy * y)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -2186,12 +2242,12 @@ rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_44136f(
   const float row_dy_y_mean = look1.dy_y_sum / cols;
 
   // Last look: the outputs
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
       float dx_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -2202,7 +2258,7 @@ rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_44136f(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write(dx_row + vector * kVector, dx_vec);
+      write<Store>(dx_row + vector * kVector, dx_vec);
     }
   }
 }
@@ -2210,8 +2266,6 @@ rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_44136f(
 }  // namespace rmsnorm_bwd_bf16_detail
 }  // namespace sm90
 }  // namespace normgen
-
-#undef NORMGEN_KERNEL
 
 #ifndef __CUDACC_RTC__  // host side; NVRTC stops above, at the kernels
 
@@ -2231,24 +2285,24 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_128_warp_per_row_60287d{256, 32, 1, 3, 4096, 0, 1, 1, true};
-inline constexpr Launch kLaunch_128_warp_per_row_60287d_finish{512, 1, 1, 0, 0, 16, 1, 0, true};
-inline constexpr Launch kLaunch_128_warp_per_row_9593ee{256, 32, 1, 3, 4096, 0, 1, 1, false};
-inline constexpr Launch kLaunch_128_warp_per_row_9593ee_finish{512, 1, 1, 0, 0, 16, 1, 0, true};
-inline constexpr Launch kLaunch_768_warp_per_row_f352f7{512, 16, 1, 1, 49152, 0, 1, 1, true};
-inline constexpr Launch kLaunch_768_warp_per_row_f352f7_finish{512, 1, 1, 0, 0, 96, 1, 0, true};
-inline constexpr Launch kLaunch_1024_block_per_row_9ad144{256, 4, 1, 2, 16384, 0, 1, 1, true};
-inline constexpr Launch kLaunch_1024_block_per_row_9ad144_finish{512, 1, 1, 0, 0, 128, 1, 0, true};
-inline constexpr Launch kLaunch_4096_block_per_row_5514c1{256, 1, 1, 2, 32768, 0, 1, 1, true};
-inline constexpr Launch kLaunch_4096_block_per_row_5514c1_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
-inline constexpr Launch kLaunch_4097_block_per_row_9f5e95{512, 2, 1, 1, 33024, 0, 2, 1, true};
-inline constexpr Launch kLaunch_4097_block_per_row_9f5e95_finish{512, 1, 1, 0, 0, 258, 1, 0, true};
-inline constexpr Launch kLaunch_8192_block_per_row_bf44c4{512, 1, 1, 1, 65536, 0, 1, 1, true};
-inline constexpr Launch kLaunch_8192_block_per_row_bf44c4_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
-inline constexpr Launch kLaunch_32768_cluster_per_row_7a0578{256, 1, 8, 3, 0, 0, 1, 1, true};
-inline constexpr Launch kLaunch_32768_cluster_per_row_7a0578_finish{512, 1, 1, 0, 0, 1024, 1, 0, true};
-inline constexpr Launch kLaunch_any_cols_block_per_row_f450a7{256, 1, 1, 0, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_warp_per_row_0284_Cols128_3688{256, 32, 1, 3, 4096, 0, 1, 1, true};
+inline constexpr Launch kLaunch_warp_per_row_0284_finish_Cols128_3688{512, 1, 1, 0, 0, 16, 1, 0, true};
+inline constexpr Launch kLaunch_warp_per_row_fd82_Cols128_ab0a{256, 32, 1, 3, 4096, 0, 1, 1, false};
+inline constexpr Launch kLaunch_warp_per_row_fd82_finish_Cols128_ab0a{512, 1, 1, 0, 0, 16, 1, 0, true};
+inline constexpr Launch kLaunch_warp_per_row_183a_Cols768_d4ab{512, 16, 1, 1, 49152, 0, 1, 1, true};
+inline constexpr Launch kLaunch_warp_per_row_183a_finish_Cols768_d4ab{512, 1, 1, 0, 0, 96, 1, 0, true};
+inline constexpr Launch kLaunch_block_per_row_b336_Cols1024_2002{256, 4, 1, 2, 16384, 0, 1, 1, true};
+inline constexpr Launch kLaunch_block_per_row_b336_finish_Cols1024_2002{512, 1, 1, 0, 0, 128, 1, 0, true};
+inline constexpr Launch kLaunch_block_per_row_483c_Cols4096_f168{256, 1, 1, 2, 32768, 0, 1, 1, true};
+inline constexpr Launch kLaunch_block_per_row_483c_finish_Cols4096_f168{512, 1, 1, 0, 0, 256, 1, 0, true};
+inline constexpr Launch kLaunch_block_per_row_4e91_Cols4097_0326{512, 2, 1, 1, 33024, 0, 2, 1, true};
+inline constexpr Launch kLaunch_block_per_row_4e91_finish_Cols4097_0326{512, 1, 1, 0, 0, 258, 1, 0, true};
+inline constexpr Launch kLaunch_block_per_row_e5bf_Cols8192_36c3{512, 1, 1, 1, 65536, 0, 1, 1, true};
+inline constexpr Launch kLaunch_block_per_row_e5bf_finish_Cols8192_36c3{512, 1, 1, 0, 0, 256, 1, 0, true};
+inline constexpr Launch kLaunch_cluster_per_row_a0cc_Cols32768_9864{256, 1, 8, 3, 0, 0, 1, 1, true};
+inline constexpr Launch kLaunch_cluster_per_row_a0cc_finish_Cols32768_9864{512, 1, 1, 0, 0, 1024, 1, 0, true};
+inline constexpr Launch kLaunch_any_cols_block_per_row_b7dd_AnyCols_d376{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_fea7_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -2413,42 +2467,42 @@ inline std::size_t rmsnorm_bwd_bf16_workspace_bytes(int rows, int cols) {
   std::size_t most = 128 + 4 * static_cast<std::size_t>(cols);
   int blocks = 0;
   if (cols == 128) {
-    if (k::grid(k::kLaunch_128_warp_per_row_60287d, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_warp_per_row_0284_Cols128_3688, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 512 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 128) {
-    if (k::grid(k::kLaunch_128_warp_per_row_9593ee, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_warp_per_row_fd82_Cols128_ab0a, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 512 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 768) {
-    if (k::grid(k::kLaunch_768_warp_per_row_f352f7, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_warp_per_row_183a_Cols768_d4ab, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 3072 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 1024) {
-    if (k::grid(k::kLaunch_1024_block_per_row_9ad144, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_block_per_row_b336_Cols1024_2002, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 4096 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 4096) {
-    if (k::grid(k::kLaunch_4096_block_per_row_5514c1, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_block_per_row_483c_Cols4096_f168, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 16384 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 4097) {
-    if (k::grid(k::kLaunch_4097_block_per_row_9f5e95, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_block_per_row_4e91_Cols4097_0326, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 16512 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 8192) {
-    if (k::grid(k::kLaunch_8192_block_per_row_bf44c4, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_block_per_row_e5bf_Cols8192_36c3, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 32768 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   if (cols == 32768) {
-    if (k::grid(k::kLaunch_32768_cluster_per_row_7a0578, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_cluster_per_row_a0cc_Cols32768_9864, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 16384 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
@@ -2478,126 +2532,126 @@ inline cudaError_t rmsnorm_bwd_bf16_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent, alike)) {
     case 0:  // 65536 x 128
-      status = k::grid(k::kLaunch_128_warp_per_row_60287d, rows, &blocks);
+      status = k::grid(k::kLaunch_warp_per_row_0284_Cols128_3688, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::rmsnorm_bwd_bf16_128_warp_per_row_60287d,
-          k::kLaunch_128_warp_per_row_60287d, blocks, stream,
+          k::rmsnorm_bwd_bf16_warp_per_row_0284<k::Cols128_3688>,
+          k::kLaunch_warp_per_row_0284_Cols128_3688, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_bwd_bf16_128_warp_per_row_60287d_finish,
-          k::kLaunch_128_warp_per_row_60287d_finish, k::kLaunch_128_warp_per_row_60287d_finish.blocks, stream,
+          k::rmsnorm_bwd_bf16_warp_per_row_0284_finish<k::Cols128_3688>,
+          k::kLaunch_warp_per_row_0284_finish_Cols128_3688, k::kLaunch_warp_per_row_0284_finish_Cols128_3688.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 1:  // 1048576 x 128
-      status = k::grid(k::kLaunch_128_warp_per_row_9593ee, rows, &blocks);
+      status = k::grid(k::kLaunch_warp_per_row_fd82_Cols128_ab0a, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::rmsnorm_bwd_bf16_128_warp_per_row_9593ee,
-          k::kLaunch_128_warp_per_row_9593ee, blocks, stream,
+          k::rmsnorm_bwd_bf16_warp_per_row_fd82<k::Cols128_ab0a>,
+          k::kLaunch_warp_per_row_fd82_Cols128_ab0a, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_bwd_bf16_128_warp_per_row_9593ee_finish,
-          k::kLaunch_128_warp_per_row_9593ee_finish, k::kLaunch_128_warp_per_row_9593ee_finish.blocks, stream,
+          k::rmsnorm_bwd_bf16_warp_per_row_fd82_finish<k::Cols128_ab0a>,
+          k::kLaunch_warp_per_row_fd82_finish_Cols128_ab0a, k::kLaunch_warp_per_row_fd82_finish_Cols128_ab0a.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 2:  // 8192 x 768
-      status = k::grid(k::kLaunch_768_warp_per_row_f352f7, rows, &blocks);
+      status = k::grid(k::kLaunch_warp_per_row_183a_Cols768_d4ab, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::rmsnorm_bwd_bf16_768_warp_per_row_f352f7,
-          k::kLaunch_768_warp_per_row_f352f7, blocks, stream,
+          k::rmsnorm_bwd_bf16_warp_per_row_183a<k::Cols768_d4ab>,
+          k::kLaunch_warp_per_row_183a_Cols768_d4ab, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_bwd_bf16_768_warp_per_row_f352f7_finish,
-          k::kLaunch_768_warp_per_row_f352f7_finish, k::kLaunch_768_warp_per_row_f352f7_finish.blocks, stream,
+          k::rmsnorm_bwd_bf16_warp_per_row_183a_finish<k::Cols768_d4ab>,
+          k::kLaunch_warp_per_row_183a_finish_Cols768_d4ab, k::kLaunch_warp_per_row_183a_finish_Cols768_d4ab.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 3:  // 65536 x 1024
-      status = k::grid(k::kLaunch_1024_block_per_row_9ad144, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_b336_Cols1024_2002, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::rmsnorm_bwd_bf16_1024_block_per_row_9ad144,
-          k::kLaunch_1024_block_per_row_9ad144, blocks, stream,
+          k::rmsnorm_bwd_bf16_block_per_row_b336<k::Cols1024_2002>,
+          k::kLaunch_block_per_row_b336_Cols1024_2002, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_bwd_bf16_1024_block_per_row_9ad144_finish,
-          k::kLaunch_1024_block_per_row_9ad144_finish, k::kLaunch_1024_block_per_row_9ad144_finish.blocks, stream,
+          k::rmsnorm_bwd_bf16_block_per_row_b336_finish<k::Cols1024_2002>,
+          k::kLaunch_block_per_row_b336_finish_Cols1024_2002, k::kLaunch_block_per_row_b336_finish_Cols1024_2002.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 4:  // 4096 x 4096
-      status = k::grid(k::kLaunch_4096_block_per_row_5514c1, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_483c_Cols4096_f168, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::rmsnorm_bwd_bf16_4096_block_per_row_5514c1,
-          k::kLaunch_4096_block_per_row_5514c1, blocks, stream,
+          k::rmsnorm_bwd_bf16_block_per_row_483c<k::Cols4096_f168>,
+          k::kLaunch_block_per_row_483c_Cols4096_f168, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_bwd_bf16_4096_block_per_row_5514c1_finish,
-          k::kLaunch_4096_block_per_row_5514c1_finish, k::kLaunch_4096_block_per_row_5514c1_finish.blocks, stream,
+          k::rmsnorm_bwd_bf16_block_per_row_483c_finish<k::Cols4096_f168>,
+          k::kLaunch_block_per_row_483c_finish_Cols4096_f168, k::kLaunch_block_per_row_483c_finish_Cols4096_f168.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 5:  // 4096 x 4097
-      status = k::grid(k::kLaunch_4097_block_per_row_9f5e95, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_4e91_Cols4097_0326, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::rmsnorm_bwd_bf16_4097_block_per_row_9f5e95,
-          k::kLaunch_4097_block_per_row_9f5e95, blocks, stream,
+          k::rmsnorm_bwd_bf16_block_per_row_4e91<k::Cols4097_0326>,
+          k::kLaunch_block_per_row_4e91_Cols4097_0326, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_bwd_bf16_4097_block_per_row_9f5e95_finish,
-          k::kLaunch_4097_block_per_row_9f5e95_finish, k::kLaunch_4097_block_per_row_9f5e95_finish.blocks, stream,
+          k::rmsnorm_bwd_bf16_block_per_row_4e91_finish<k::Cols4097_0326>,
+          k::kLaunch_block_per_row_4e91_finish_Cols4097_0326, k::kLaunch_block_per_row_4e91_finish_Cols4097_0326.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 6:  // 16384 x 8192
-      status = k::grid(k::kLaunch_8192_block_per_row_bf44c4, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_e5bf_Cols8192_36c3, rows, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::rmsnorm_bwd_bf16_8192_block_per_row_bf44c4,
-          k::kLaunch_8192_block_per_row_bf44c4, blocks, stream,
+          k::rmsnorm_bwd_bf16_block_per_row_e5bf<k::Cols8192_36c3>,
+          k::kLaunch_block_per_row_e5bf_Cols8192_36c3, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_bwd_bf16_8192_block_per_row_bf44c4_finish,
-          k::kLaunch_8192_block_per_row_bf44c4_finish, k::kLaunch_8192_block_per_row_bf44c4_finish.blocks, stream,
+          k::rmsnorm_bwd_bf16_block_per_row_e5bf_finish<k::Cols8192_36c3>,
+          k::kLaunch_block_per_row_e5bf_finish_Cols8192_36c3, k::kLaunch_block_per_row_e5bf_finish_Cols8192_36c3.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     case 7:  // 2048 x 32768
-      status = k::grid(k::kLaunch_32768_cluster_per_row_7a0578, rows, &blocks);
+      status = k::grid(k::kLaunch_cluster_per_row_a0cc_Cols32768_9864, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::rmsnorm_bwd_bf16_32768_cluster_per_row_7a0578, k::kLaunch_32768_cluster_per_row_7a0578, &blocks);
+      status = k::fit_clusters(k::rmsnorm_bwd_bf16_cluster_per_row_a0cc<k::Cols32768_9864>, k::kLaunch_cluster_per_row_a0cc_Cols32768_9864, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::rmsnorm_bwd_bf16_32768_cluster_per_row_7a0578,
-          k::kLaunch_32768_cluster_per_row_7a0578, blocks, stream,
+          k::rmsnorm_bwd_bf16_cluster_per_row_a0cc<k::Cols32768_9864>,
+          k::kLaunch_cluster_per_row_a0cc_Cols32768_9864, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
           k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_bwd_bf16_32768_cluster_per_row_7a0578_finish,
-          k::kLaunch_32768_cluster_per_row_7a0578_finish, k::kLaunch_32768_cluster_per_row_7a0578_finish.blocks, stream,
+          k::rmsnorm_bwd_bf16_cluster_per_row_a0cc_finish<k::Cols32768_9864>,
+          k::kLaunch_cluster_per_row_a0cc_finish_Cols32768_9864, k::kLaunch_cluster_per_row_a0cc_finish_Cols32768_9864.blocks, stream,
           reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
     default:
       break;
@@ -2606,21 +2660,21 @@ inline cudaError_t rmsnorm_bwd_bf16_pitched(
     case 0u:
       status = cudaMemsetAsync(workspace, 0, 128 + 4 * static_cast<std::size_t>(cols), stream);
       if (status != cudaSuccess) return status;
-      status = k::grid(k::kLaunch_any_cols_block_per_row_f450a7, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_b7dd_AnyCols_d376, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_bwd_bf16_any_cols_block_per_row_f450a7,
-          k::kLaunch_any_cols_block_per_row_f450a7, blocks, stream,
+          k::rmsnorm_bwd_bf16_any_cols_block_per_row_b7dd<k::AnyCols_d376>,
+          k::kLaunch_any_cols_block_per_row_b7dd_AnyCols_d376, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
           reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps,
           k::at<unsigned>(workspace, 0), k::at<float>(workspace, 128));
     default:  // without weight
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_44136f, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_fea7_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_44136f,
-          k::kLaunch_any_cols_without_weight_block_per_row_44136f, blocks, stream,
+          k::rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_fea7<k::AnyCols_1448>,
+          k::kLaunch_any_cols_without_weight_block_per_row_fea7_AnyCols_1448, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(x), rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps);
   }

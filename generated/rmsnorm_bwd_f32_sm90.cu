@@ -23,8 +23,8 @@
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
 //           stored dtype, over adversarial rows, on the GPU: dx 0.32, dweight 0.0021
 //
-// The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
-// `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
+// A kernel and its Config are, byte for byte, what was tuned; `normgen show` with --op, --shape, --dtype and
+// --schedule prints them alone. Schedules:
 //   8192 x 4096: threads_per_row=128 cluster=2 vector=4 hold=registers persistent=3 stages=2 unroll=0 load=evict_last
 //                params=kept dependent_launch=end
 #ifndef NORMGEN_RMSNORM_BWD_F32_SM90_CU_
@@ -38,12 +38,6 @@
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #error "rmsnorm_bwd_f32 needs sm_90 or newer: compile with -arch=sm_90"
-#endif
-
-#ifdef __CUDACC_RTC__
-#define NORMGEN_KERNEL extern "C" __global__  // found by its plain name
-#else
-#define NORMGEN_KERNEL static __global__  // so that several files may include this one
 #endif
 
 namespace normgen {
@@ -324,10 +318,19 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
-// rmsnorm backward, 4096 columns: 2 blocks of 128 threads own a row; it is read once.
+// What a tuned shape is: the sizes and hints of its kernel.
+struct Cols4096_f775 { enum : int { kCols = 4096, kThreads = 128, kCluster = 2, kVector = 4, kCells = 16 };
+    using Load = EvictLast; using Store = Default; };
+struct AnyCols_d376 { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 };
+    using Load = Default; using Store = Default; };
+struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
+    using Load = Default; using Store = Default; };
+
+// rmsnorm backward: the blocks of a cluster own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(128)
-rmsnorm_bwd_f32_4096_cluster_per_row_12452a(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_bwd_f32_cluster_per_row_3e4b(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     const float* dy,
@@ -340,15 +343,17 @@ rmsnorm_bwd_f32_4096_cluster_per_row_12452a(
     int rows,
     float eps,
     float* partials) {
-  constexpr int kCols = 4096;
-  constexpr int kThreads = 128;
-  constexpr int kCluster = 2;  // blocks that share a row
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kCluster = Config::kCluster;  // blocks that share a row
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
-  constexpr int kVector = 4;  // elements per access of 16 bytes
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kPitch = 4096;  // columns of a row of float32 sums, padded
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kTensors = 1;  // that are summed over rows
   struct Look1 {  // look 1: sum(dxhat * xhat)
     float dxhat_xhat_sum;
@@ -397,8 +402,8 @@ rmsnorm_bwd_f32_4096_cluster_per_row_12452a(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      dy_next[step] = read<kVector, EvictLast>(dy_row + vector * kVector);
-      x_next[step] = read<kVector, EvictLast>(x_row + vector * kVector);
+      dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
+      x_next[step] = read<kVector, Load>(x_row + vector * kVector);
     }
   };
   if (blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
@@ -458,7 +463,7 @@ rmsnorm_bwd_f32_4096_cluster_per_row_12452a(
       }
       Vec<float, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write(dx_row + vector * kVector, dx_vec);
+      write<Store>(dx_row + vector * kVector, dx_vec);
     }
 
     ++trip;
@@ -480,21 +485,23 @@ rmsnorm_bwd_f32_4096_cluster_per_row_12452a(
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
-NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_bwd_f32_4096_cluster_per_row_12452a_finish(
+template <class Config>
+__global__ void __launch_bounds__(512)
+rmsnorm_bwd_f32_cluster_per_row_3e4b_finish(
     float* __restrict__ dweight,
     const float* partials,
     int blocks) {
-  constexpr int kCols = 4096;
-  constexpr int kPitch = 4096;  // columns of a row of float32 sums, padded
-  constexpr int kVector = 4;
-  constexpr int kVectors = 1024;
+  constexpr int kCols = Config::kCols;
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
+  constexpr int kVector = Config::kVector;
+  constexpr int kVectors = kCols / kVector;
+  constexpr int kCluster = Config::kCluster;  // blocks that fill a partial row together
   constexpr int kThreads = 512;
   constexpr int kTensors = 1;  // that are summed over rows
-  constexpr int kCells = 16;  // of a block
+  constexpr int kCells = Config::kCells;  // of a block
   __shared__ float warp_sums[kThreads / 32][kCells];
 
-  const int partial_rows = blocks / 2;  // the blocks of a cluster fill one together
+  const int partial_rows = blocks / kCluster;
   constexpr int tensor = 0;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
   dependency_wait();
@@ -509,9 +516,10 @@ rmsnorm_bwd_f32_4096_cluster_per_row_12452a_finish(
   }
 }
 
-// rmsnorm backward, any number of columns: 256 threads own a row; it is read twice.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_bwd_f32_any_cols_block_per_row_f450a7(
+// rmsnorm backward, any number of columns: a block owns a row; it is read twice.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_bwd_f32_any_cols_block_per_row_cf9e(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     const float* __restrict__ dy,
@@ -526,9 +534,12 @@ rmsnorm_bwd_f32_any_cols_block_per_row_f450a7(
     float eps,
     unsigned* __restrict__ ticket,
     float* __restrict__ sums) {
-  constexpr int kThreads = 256;
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 4 bytes
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(dxhat * xhat)
     float dxhat_xhat_sum;
@@ -556,7 +567,7 @@ rmsnorm_bwd_f32_any_cols_block_per_row_f450a7(
     Look1 look1 = {0.0f};
 
     // Look 1: sum(dxhat * xhat)
-    #pragma unroll 1
+    #pragma unroll kUnroll
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
@@ -579,12 +590,12 @@ rmsnorm_bwd_f32_any_cols_block_per_row_f450a7(
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / cols;
 
     // Last look: the outputs
-    #pragma unroll 1
+    #pragma unroll kUnroll
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
-        const Vec<float, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
-        const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+        const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + vector * kVector);
+        const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
         const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
         float dx_values[kVector];
         #pragma unroll
@@ -599,7 +610,7 @@ rmsnorm_bwd_f32_any_cols_block_per_row_f450a7(
         }
         Vec<float, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write(dx_row + vector * kVector, dx_vec);
+        write<Store>(dx_row + vector * kVector, dx_vec);
       }
     }
 
@@ -623,9 +634,10 @@ rmsnorm_bwd_f32_any_cols_block_per_row_f450a7(
   }
 }
 
-// rmsnorm backward, any number of columns: 256 threads own a row; it is read twice.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_44136f(
+// rmsnorm backward, any number of columns: a block owns a row; it is read twice.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_84b4(
     float* __restrict__ dx,
     const float* __restrict__ dy,
     const float* __restrict__ x,
@@ -636,8 +648,11 @@ rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_44136f(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 4 bytes
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(dy * y)
     float dy_y_sum;
@@ -663,7 +678,7 @@ rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_44136f(
   Look1 look1 = {0.0f};
 
   // Look 1: sum(dy * y)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -683,12 +698,12 @@ rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_44136f(
   const float row_dy_y_mean = look1.dy_y_sum / cols;
 
   // Last look: the outputs
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<float, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
-      const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + vector * kVector);
+      const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
       float dx_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -699,7 +714,7 @@ rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_44136f(
       }
       Vec<float, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write(dx_row + vector * kVector, dx_vec);
+      write<Store>(dx_row + vector * kVector, dx_vec);
     }
   }
 }
@@ -707,8 +722,6 @@ rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_44136f(
 }  // namespace rmsnorm_bwd_f32_detail
 }  // namespace sm90
 }  // namespace normgen
-
-#undef NORMGEN_KERNEL
 
 #ifndef __CUDACC_RTC__  // host side; NVRTC stops above, at the kernels
 
@@ -728,10 +741,10 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_4096_cluster_per_row_12452a{128, 1, 2, 3, 0, 0, 1, 1, true};
-inline constexpr Launch kLaunch_4096_cluster_per_row_12452a_finish{512, 1, 1, 0, 0, 256, 1, 0, true};
-inline constexpr Launch kLaunch_any_cols_block_per_row_f450a7{256, 1, 1, 0, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_cluster_per_row_3e4b_Cols4096_f775{128, 1, 2, 3, 0, 0, 1, 1, true};
+inline constexpr Launch kLaunch_cluster_per_row_3e4b_finish_Cols4096_f775{512, 1, 1, 0, 0, 256, 1, 0, true};
+inline constexpr Launch kLaunch_any_cols_block_per_row_cf9e_AnyCols_d376{256, 1, 1, 0, 0, 0, 1, 1, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_84b4_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -889,7 +902,7 @@ inline std::size_t rmsnorm_bwd_f32_workspace_bytes(int rows, int cols) {
   std::size_t most = 128 + 4 * static_cast<std::size_t>(cols);
   int blocks = 0;
   if (cols == 4096) {
-    if (k::grid(k::kLaunch_4096_cluster_per_row_12452a, rows, &blocks) != cudaSuccess) return 0;
+    if (k::grid(k::kLaunch_cluster_per_row_3e4b_Cols4096_f775, rows, &blocks) != cudaSuccess) return 0;
     const std::size_t needed = 0 + 8192 * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
@@ -918,18 +931,18 @@ inline cudaError_t rmsnorm_bwd_f32_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 4096
-      status = k::grid(k::kLaunch_4096_cluster_per_row_12452a, rows, &blocks);
+      status = k::grid(k::kLaunch_cluster_per_row_3e4b_Cols4096_f775, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::rmsnorm_bwd_f32_4096_cluster_per_row_12452a, k::kLaunch_4096_cluster_per_row_12452a, &blocks);
+      status = k::fit_clusters(k::rmsnorm_bwd_f32_cluster_per_row_3e4b<k::Cols4096_f775>, k::kLaunch_cluster_per_row_3e4b_Cols4096_f775, &blocks);
       if (status != cudaSuccess) return status;
       status = k::launch(
-          k::rmsnorm_bwd_f32_4096_cluster_per_row_12452a,
-          k::kLaunch_4096_cluster_per_row_12452a, blocks, stream,
+          k::rmsnorm_bwd_f32_cluster_per_row_3e4b<k::Cols4096_f775>,
+          k::kLaunch_cluster_per_row_3e4b_Cols4096_f775, blocks, stream,
           dx, dweight, dy, x, weight, rstd, dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_bwd_f32_4096_cluster_per_row_12452a_finish,
-          k::kLaunch_4096_cluster_per_row_12452a_finish, k::kLaunch_4096_cluster_per_row_12452a_finish.blocks, stream,
+          k::rmsnorm_bwd_f32_cluster_per_row_3e4b_finish<k::Cols4096_f775>,
+          k::kLaunch_cluster_per_row_3e4b_finish_Cols4096_f775, k::kLaunch_cluster_per_row_3e4b_finish_Cols4096_f775.blocks, stream,
           dweight, k::at<float>(workspace, 0), blocks);
     default:
       break;
@@ -938,19 +951,19 @@ inline cudaError_t rmsnorm_bwd_f32_pitched(
     case 0u:
       status = cudaMemsetAsync(workspace, 0, 128 + 4 * static_cast<std::size_t>(cols), stream);
       if (status != cudaSuccess) return status;
-      status = k::grid(k::kLaunch_any_cols_block_per_row_f450a7, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_cf9e_AnyCols_d376, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_bwd_f32_any_cols_block_per_row_f450a7,
-          k::kLaunch_any_cols_block_per_row_f450a7, blocks, stream,
+          k::rmsnorm_bwd_f32_any_cols_block_per_row_cf9e<k::AnyCols_d376>,
+          k::kLaunch_any_cols_block_per_row_cf9e_AnyCols_d376, blocks, stream,
           dx, dweight, dy, x, weight, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps,
           k::at<unsigned>(workspace, 0), k::at<float>(workspace, 128));
     default:  // without weight
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_44136f, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_84b4_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_44136f,
-          k::kLaunch_any_cols_without_weight_block_per_row_44136f, blocks, stream,
+          k::rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_84b4<k::AnyCols_1448>,
+          k::kLaunch_any_cols_without_weight_block_per_row_84b4_AnyCols_1448, blocks, stream,
           dx, dy, x, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps);
   }
 }

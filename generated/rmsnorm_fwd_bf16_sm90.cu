@@ -12,32 +12,7 @@
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 524288x64 --op rmsnorm --dtype bf16 --without rstd
-//           normgen tune --shape 65536x128 --op rmsnorm --dtype bf16 --without rstd
-//           normgen tune --shape 262144x128 --op rmsnorm --dtype bf16 --without rstd
-//           normgen tune --shape 32768x256 --op rmsnorm --dtype bf16 --without rstd
-//           normgen tune --shape 1x2048 --op rmsnorm --dtype bf16 --without rstd --cache hot
-//           normgen tune --shape 64x2048 --op rmsnorm --dtype bf16 --without rstd --cache hot
-//           normgen tune --shape 16384x4095 --op rmsnorm --dtype bf16 --without rstd
-//           normgen tune --shape 1x4096 --op rmsnorm --dtype bf16 --without rstd --cache hot
-//           normgen tune --shape 8x4096 --op rmsnorm --dtype bf16 --without rstd --cache hot
-//           normgen tune --shape 16x4096 --op rmsnorm --dtype bf16 --without rstd --cache hot
-//           normgen tune --shape 4096x4096 --op rmsnorm --dtype bf16 --without rstd
-//           normgen tune --shape 8192x4096 --op rmsnorm --dtype bf16 --without rstd --pitch 5120
-//           normgen tune --shape 8192x4096 --op rmsnorm --dtype bf16 --without rstd --align 2
-//           normgen tune --shape 32x5120 --op rmsnorm --dtype bf16 --without rstd --cache hot
-//           normgen tune --shape 2048x5120 --op rmsnorm --dtype bf16 --without rstd
-//           normgen tune --shape 1x7168 --op rmsnorm --dtype bf16 --without rstd --cache hot
-//           normgen tune --shape 8192x7168 --op rmsnorm --dtype bf16 --without rstd
-//           normgen tune --shape 8192x8191 --op rmsnorm --dtype bf16 --without rstd
-//           normgen tune --shape 1x8192 --op rmsnorm --dtype bf16 --without rstd --cache hot
-//           normgen tune --shape 16x8192 --op rmsnorm --dtype bf16 --without rstd --cache hot
-//           normgen tune --shape 64x8192 --op rmsnorm --dtype bf16 --without rstd --cache hot
-//           normgen tune --shape 16384x8192 --op rmsnorm --dtype bf16 --without rstd
-//           normgen tune --shape 1x16384 --op rmsnorm --dtype bf16 --without rstd --cache hot
-//           normgen tune --shape 64x16384 --op rmsnorm --dtype bf16 --without rstd --cache hot
-//           normgen tune --shape 4096x16384 --op rmsnorm --dtype bf16 --without rstd
-//           normgen tune --shape 8192x32768 --op rmsnorm --dtype bf16 --without rstd
-//           normgen tune --shape 4096x131072 --op rmsnorm --dtype bf16 --without rstd
+//           and 26 more: each stands in its record
 // note      emitted as another text than the one that was tuned: 4096 x 131072
 //
 //   rows x cols                     kernel           threads  rows/block  vector        median us  GB/s  of roof  vs default  data
@@ -73,8 +48,8 @@
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
 //           stored dtype, over adversarial rows, on the GPU: y 1
 //
-// The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
-// `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
+// A kernel and its Config are, byte for byte, what was tuned; `normgen show` with --op, --shape, --dtype and
+// --schedule prints them alone. Schedules:
 //   524288 x 64: threads_per_row=8 rows_per_block=16 vector=4 hold=registers unroll=0 store=streaming params=early
 //   65536 x 128: threads_per_row=8 rows_per_block=32 vector=8 hold=registers unroll=0 load=evict_last store=streaming
 //                params=early dependent_launch=loads
@@ -123,12 +98,6 @@
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #error "rmsnorm_fwd_bf16 needs sm_90 or newer: compile with -arch=sm_90"
-#endif
-
-#ifdef __CUDACC_RTC__
-#define NORMGEN_KERNEL extern "C" __global__  // found by its plain name
-#else
-#define NORMGEN_KERNEL static __global__  // so that several files may include this one
 #endif
 
 namespace normgen {
@@ -540,9 +509,58 @@ struct Streaming {
   }
 };
 
-// rmsnorm forward, 64 columns: 8 lanes of a warp own a row, 16 rows a block; it is read once.
-NORMGEN_KERNEL void __launch_bounds__(128)
-rmsnorm_fwd_bf16_64_without_rstd_warp_per_row_17dc45(
+// What a tuned shape is: the sizes and hints of its kernel.
+struct Cols64_8bc9 { enum : int { kCols = 64, kThreadsPerRow = 8, kRowsPerBlock = 16, kVector = 4, kThreads = 128 };
+    using Load = Default; using Store = Streaming; };
+struct Cols128_e548 { enum : int { kCols = 128, kThreadsPerRow = 8, kRowsPerBlock = 32, kVector = 8, kThreads = 256 };
+    using Load = EvictLast; using Store = Streaming; };
+struct Cols128_6ced { enum : int { kCols = 128, kThreadsPerRow = 16, kRowsPerBlock = 8, kVector = 8, kThreads = 128 };
+    using Load = Default; using Store = Default; };
+struct Cols256_0552 { enum : int { kCols = 256, kThreadsPerRow = 8, kRowsPerBlock = 8, kVector = 8, kThreads = 64 };
+    using Load = EvictLast; using Store = Default; };
+struct Cols2048_8d33 { enum : int { kCols = 2048, kThreadsPerRow = 256, kVector = 4, kThreads = 256 };
+    using Load = Default; using Store = Default; };
+struct Cols4095_d742 { enum : int { kCols = 4095, kThreadsPerRow = 128, kVector = 8, kThreads = 128 };
+    using Load = EvictLast; using Store = Default; };
+struct Cols4096_800d { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 4, kThreads = 256 };
+    using Load = Default; using Store = Default; };
+struct Cols4096_a8c0 { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 4, kThreads = 256 };
+    using Load = NoAllocate; using Store = Default; };
+struct Cols4096_b878 { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
+    using Load = Default; using Store = Default; };
+struct Cols4096_d387 { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
+    using Load = NoAllocate; using Store = Streaming; };
+struct Cols5120_136c { enum : int { kCols = 5120, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
+    using Load = EvictLast; using Store = Default; };
+struct Cols7168_e377 { enum : int { kCols = 7168, kThreadsPerRow = 512, kVector = 4, kThreads = 512 };
+    using Load = Default; using Store = Default; };
+struct Cols7168_5014 { enum : int { kCols = 7168, kThreadsPerRow = 256, kVector = 4, kThreads = 256 };
+    using Load = Default; using Store = Default; };
+struct Cols8191_8b30 { enum : int { kCols = 8191, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
+    using Load = EvictLast; using Store = Default; };
+struct Cols8192_6602 { enum : int { kCols = 8192, kThreadsPerRow = 512, kVector = 4, kThreads = 512 };
+    using Load = Default; using Store = Default; };
+struct Cols8192_9de5 { enum : int { kCols = 8192, kThreadsPerRow = 1024, kVector = 4, kThreads = 1024 };
+    using Load = Default; using Store = Default; };
+struct Cols8192_ee86 { enum : int { kCols = 8192, kThreadsPerRow = 128, kVector = 8, kThreads = 128 };
+    using Load = EvictLast; using Store = Default; };
+struct Cols16384_b0fc { enum : int { kCols = 16384, kThreads = 1024, kCluster = 4, kVector = 4 }; using Load = Default;
+    using Store = Default; };
+struct Cols16384_c34f { enum : int { kCols = 16384, kThreadsPerRow = 1024, kVector = 8, kThreads = 1024 };
+    using Load = Default; using Store = Default; };
+struct Cols16384_9457 { enum : int { kCols = 16384, kThreadsPerRow = 512, kVector = 4, kThreads = 512 };
+    using Load = EvictLast; using Store = Streaming; };
+struct Cols32768_8b8c { enum : int { kCols = 32768, kThreads = 1024, kThreadsPerRow = 1024, kVector = 4, kUnroll = 4 };
+    using Load = EvictLast; using Store = Default; };
+struct Cols131072_d544 { enum : int { kCols = 131072, kThreads = 128, kCluster = 8, kVector = 8, kStages = 2 };
+    using Load = EvictLast; using Store = Default; };
+struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
+    using Load = Default; using Store = Default; };
+
+// rmsnorm forward: lanes of a warp own a row, rows lie side by side in a block; it is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_fwd_bf16_without_rstd_warp_per_row_c2fa(
     bfloat16* __restrict__ y,
     const bfloat16* __restrict__ x,
     const bfloat16* __restrict__ weight,
@@ -550,10 +568,12 @@ rmsnorm_fwd_bf16_64_without_rstd_warp_per_row_17dc45(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = 64;
-  constexpr int kThreadsPerRow = 8;
-  constexpr int kRowsPerBlock = 16;
-  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   struct Look1 {  // look 1: sum(x**2)
@@ -581,7 +601,7 @@ rmsnorm_fwd_bf16_64_without_rstd_warp_per_row_17dc45(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector>(x_row + vector * kVector);
+    x_held[step] = read<kVector, Load>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -620,14 +640,15 @@ rmsnorm_fwd_bf16_64_without_rstd_warp_per_row_17dc45(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    if (active) write<Streaming>(y_row + vector * kVector, y_vec);
+    if (active) write<Store>(y_row + vector * kVector, y_vec);
   }
 }
 
-// rmsnorm forward, 128 columns: 8 lanes of a warp own a row, 32 rows a block; it is read once.
+// rmsnorm forward: lanes of a warp own a row, rows lie side by side in a block; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_d9bb0a(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_fwd_bf16_without_rstd_warp_per_row_d9e1(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -635,10 +656,12 @@ rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_d9bb0a(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = 128;
-  constexpr int kThreadsPerRow = 8;
-  constexpr int kRowsPerBlock = 32;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   struct Look1 {  // look 1: sum(x**2)
@@ -668,7 +691,7 @@ rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_d9bb0a(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector, EvictLast>(x_row + vector * kVector);
+    x_held[step] = read<kVector, Load>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -709,98 +732,15 @@ rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_d9bb0a(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    if (active) write<Streaming>(y_row + vector * kVector, y_vec);
+    if (active) write<Store>(y_row + vector * kVector, y_vec);
   }
 }
 
-// rmsnorm forward, 128 columns: 16 lanes of a warp own a row, 8 rows a block; it is read once.
-NORMGEN_KERNEL void __launch_bounds__(128)
-rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_4bc2dc(
-    bfloat16* __restrict__ y,
-    const bfloat16* __restrict__ x,
-    const bfloat16* __restrict__ weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  constexpr int kCols = 128;
-  constexpr int kThreadsPerRow = 16;
-  constexpr int kRowsPerBlock = 8;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  struct Look1 {  // look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
-    }
-  };
-
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
-  const int row = blockIdx.x * kRowsPerBlock + slot;
-
-  const bool active = row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector>(x_row + vector * kVector);
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read<kVector>(weight + vector * kVector);
-  }
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look1.x_squares += x_i * x_i;
-    }
-  }
-
-  look1 = reduce_lanes<kThreadsPerRow>(look1);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_held[step], i);
-      y_values[i] = x_i * row_rstd * weight_i;
-    }
-    Vec<bfloat16, kVector> y_vec;
-    pack(y_vec, y_values);
-    if (active) write(y_row + vector * kVector, y_vec);
-  }
-}
-
-// rmsnorm forward, 256 columns: 8 lanes of a warp own a row, 8 rows a block; it is read once.
+// rmsnorm forward: a block owns a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(64)
-rmsnorm_fwd_bf16_256_without_rstd_warp_per_row_5aa236(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -808,98 +748,11 @@ rmsnorm_fwd_bf16_256_without_rstd_warp_per_row_5aa236(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = 256;
-  constexpr int kThreadsPerRow = 8;
-  constexpr int kRowsPerBlock = 8;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  struct Look1 {  // look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
-    }
-  };
-
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
-  const int row = blockIdx.x * kRowsPerBlock + slot;
-
-  const bool active = row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector, EvictLast>(x_row + vector * kVector);
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read<kVector>(weight + vector * kVector);
-  }
-
-  dependency_trigger();  // the next kernel may start: this one has asked for its row
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look1.x_squares += x_i * x_i;
-    }
-  }
-
-  look1 = reduce_lanes<kThreadsPerRow>(look1);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_held[step], i);
-      y_values[i] = x_i * row_rstd * weight_i;
-    }
-    Vec<bfloat16, kVector> y_vec;
-    pack(y_vec, y_values);
-    if (active) write(y_row + vector * kVector, y_vec);
-  }
-}
-
-// rmsnorm forward, 2048 columns: 256 threads own a row; it is read once.
-// It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_2048_without_rstd_block_per_row_b1272c(
-    bfloat16* __restrict__ y,
-    const bfloat16* x,
-    const bfloat16* weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  constexpr int kCols = 2048;
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -928,7 +781,7 @@ rmsnorm_fwd_bf16_2048_without_rstd_block_per_row_b1272c(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector>(x_row + vector * kVector);
+    x_held[step] = read<kVector, Load>(x_row + vector * kVector);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -969,14 +822,15 @@ rmsnorm_fwd_bf16_2048_without_rstd_block_per_row_b1272c(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write(y_row + vector * kVector, y_vec);
+    write<Store>(y_row + vector * kVector, y_vec);
   }
 }
 
-// rmsnorm forward, 4095 columns: 128 threads own a row; it is read once.
+// rmsnorm forward: a block owns a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(128)
-rmsnorm_fwd_bf16_4095_without_rstd_block_per_row_8d214e(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_fwd_bf16_without_rstd_block_per_row_8162(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -984,9 +838,11 @@ rmsnorm_fwd_bf16_4095_without_rstd_block_per_row_8d214e(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = 4095;
-  constexpr int kThreadsPerRow = 128;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -1026,11 +882,11 @@ rmsnorm_fwd_bf16_4095_without_rstd_block_per_row_8d214e(
     const int vector = lane + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
       const int column = head + vector * kVector;
-      x_held[step] = read<kVector, EvictLast>(x_row + column);
+      x_held[step] = read<kVector, Load>(x_row + column);
     }
   }
   if (has_edge) {
-    x_edge = read<1, EvictLast>(x_row + edge);
+    x_edge = read<1, Load>(x_row + edge);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -1087,7 +943,7 @@ rmsnorm_fwd_bf16_4095_without_rstd_block_per_row_8d214e(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write(y_row + column, y_vec);
+      write<Store>(y_row + column, y_vec);
     }
   }
   if (has_edge) {
@@ -1097,361 +953,14 @@ rmsnorm_fwd_bf16_4095_without_rstd_block_per_row_8d214e(
     y_values[0] = x_i * row_rstd * weight_i;
     Vec<bfloat16, 1> y_vec;
     pack(y_vec, y_values);
-    write(y_row + edge, y_vec);
+    write<Store>(y_row + edge, y_vec);
   }
 }
 
-// rmsnorm forward, 4096 columns: 256 threads own a row; it is read once.
-// It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_b1272c(
-    bfloat16* __restrict__ y,
-    const bfloat16* x,
-    const bfloat16* weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  constexpr int kCols = 4096;
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 4;  // elements per access of 8 bytes
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  struct Look1 {  // look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector>(x_row + vector * kVector);
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read<kVector>(weight + vector * kVector);
-  }
-
-  dependency_trigger();  // the next kernel may start: this one has asked for its row
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look1.x_squares += x_i * x_i;
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_held[step], i);
-      y_values[i] = x_i * row_rstd * weight_i;
-    }
-    Vec<bfloat16, kVector> y_vec;
-    pack(y_vec, y_values);
-    write(y_row + vector * kVector, y_vec);
-  }
-}
-
-// rmsnorm forward, 4096 columns: 256 threads own a row; it is read once.
-// It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_dc7c0b(
-    bfloat16* __restrict__ y,
-    const bfloat16* x,
-    const bfloat16* weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  constexpr int kCols = 4096;
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 4;  // elements per access of 8 bytes
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  struct Look1 {  // look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector, NoAllocate>(x_row + vector * kVector);
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read<kVector>(weight + vector * kVector);
-  }
-
-  dependency_trigger();  // the next kernel may start: this one has asked for its row
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look1.x_squares += x_i * x_i;
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_held[step], i);
-      y_values[i] = x_i * row_rstd * weight_i;
-    }
-    Vec<bfloat16, kVector> y_vec;
-    pack(y_vec, y_values);
-    write(y_row + vector * kVector, y_vec);
-  }
-}
-
-// rmsnorm forward, 4096 columns: 256 threads own a row; it is read once.
-// It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_3c3ee5(
-    bfloat16* __restrict__ y,
-    const bfloat16* x,
-    const bfloat16* weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  constexpr int kCols = 4096;
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  struct Look1 {  // look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector>(x_row + vector * kVector);
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read<kVector>(weight + vector * kVector);
-  }
-
-  dependency_trigger();  // the next kernel may start: this one has asked for its row
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look1.x_squares += x_i * x_i;
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_held[step], i);
-      y_values[i] = x_i * row_rstd * weight_i;
-    }
-    Vec<bfloat16, kVector> y_vec;
-    pack(y_vec, y_values);
-    write(y_row + vector * kVector, y_vec);
-  }
-}
-
-// rmsnorm forward, 4096 columns: 256 threads own a row; it is read once.
-// It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_76118e(
-    bfloat16* __restrict__ y,
-    const bfloat16* x,
-    const bfloat16* weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  constexpr int kCols = 4096;
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  struct Look1 {  // look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector, NoAllocate>(x_row + vector * kVector);
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read<kVector>(weight + vector * kVector);
-  }
-
-  dependency_trigger();  // the next kernel may start: this one has asked for its row
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look1.x_squares += x_i * x_i;
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_held[step], i);
-      y_values[i] = x_i * row_rstd * weight_i;
-    }
-    Vec<bfloat16, kVector> y_vec;
-    pack(y_vec, y_values);
-    write<Streaming>(y_row + vector * kVector, y_vec);
-  }
-}
-
-// rmsnorm forward, 4096 columns: 256 threads own a row; it is read once.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_dc2773(
+// rmsnorm forward: a block owns a row; it is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_fwd_bf16_without_rstd_block_per_row_2679(
     bfloat16* __restrict__ y,
     const bfloat16* __restrict__ x,
     const bfloat16* __restrict__ weight,
@@ -1459,9 +968,11 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_dc2773(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = 4096;
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -1499,11 +1010,11 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_dc2773(
     const int vector = lane + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
       const int column = head + vector * kVector;
-      x_held[step] = read<kVector, NoAllocate>(x_row + column);
+      x_held[step] = read<kVector, Load>(x_row + column);
     }
   }
   if (has_edge) {
-    x_edge = read<1, NoAllocate>(x_row + edge);
+    x_edge = read<1, Load>(x_row + edge);
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -1558,7 +1069,7 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_dc2773(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Streaming>(y_row + column, y_vec);
+      write<Store>(y_row + column, y_vec);
     }
   }
   if (has_edge) {
@@ -1568,14 +1079,15 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_dc2773(
     y_values[0] = x_i * row_rstd * weight_i;
     Vec<bfloat16, 1> y_vec;
     pack(y_vec, y_values);
-    write<Streaming>(y_row + edge, y_vec);
+    write<Store>(y_row + edge, y_vec);
   }
 }
 
-// rmsnorm forward, 5120 columns: 256 threads own a row; it is read once.
+// rmsnorm forward: a block owns a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_5120_without_rstd_block_per_row_414802(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_fwd_bf16_without_rstd_block_per_row_df31(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -1583,9 +1095,11 @@ rmsnorm_fwd_bf16_5120_without_rstd_block_per_row_414802(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = 5120;
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -1615,7 +1129,7 @@ rmsnorm_fwd_bf16_5120_without_rstd_block_per_row_414802(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < kVectors) {
-      x_held[step] = read<kVector, EvictLast>(x_row + vector * kVector);
+      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
     }
   }
 
@@ -1663,15 +1177,16 @@ rmsnorm_fwd_bf16_5120_without_rstd_block_per_row_414802(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 }
 
-// rmsnorm forward, 7168 columns: 512 threads own a row; it is read once.
+// rmsnorm forward: a block owns a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_8a4a35(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_fwd_bf16_without_rstd_block_per_row_7a6b(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -1679,192 +1194,11 @@ rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_8a4a35(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = 7168;
-  constexpr int kThreadsPerRow = 512;
-  constexpr int kVector = 4;  // elements per access of 8 bytes
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  struct Look1 {  // look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
-      x_held[step] = read<kVector>(x_row + vector * kVector);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + vector * kVector);
-    }
-  }
-
-  dependency_trigger();  // the next kernel may start: this one has asked for its row
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1.x_squares += x_i * x_i;
-      }
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        y_values[i] = x_i * row_rstd * weight_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write(y_row + vector * kVector, y_vec);
-    }
-  }
-}
-
-// rmsnorm forward, 7168 columns: 256 threads own a row; it is read once.
-// It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_b1272c(
-    bfloat16* __restrict__ y,
-    const bfloat16* x,
-    const bfloat16* weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  constexpr int kCols = 7168;
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 4;  // elements per access of 8 bytes
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  struct Look1 {  // look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector>(x_row + vector * kVector);
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read<kVector>(weight + vector * kVector);
-  }
-
-  dependency_trigger();  // the next kernel may start: this one has asked for its row
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look1.x_squares += x_i * x_i;
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_held[step], i);
-      y_values[i] = x_i * row_rstd * weight_i;
-    }
-    Vec<bfloat16, kVector> y_vec;
-    pack(y_vec, y_values);
-    write(y_row + vector * kVector, y_vec);
-  }
-}
-
-// rmsnorm forward, 8191 columns: 256 threads own a row; it is read once.
-// It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_8191_without_rstd_block_per_row_e0e3c6(
-    bfloat16* __restrict__ y,
-    const bfloat16* x,
-    const bfloat16* weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  constexpr int kCols = 8191;
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -1904,11 +1238,11 @@ rmsnorm_fwd_bf16_8191_without_rstd_block_per_row_e0e3c6(
     const int vector = lane + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
       const int column = head + vector * kVector;
-      x_held[step] = read<kVector, EvictLast>(x_row + column);
+      x_held[step] = read<kVector, Load>(x_row + column);
     }
   }
   if (has_edge) {
-    x_edge = read<1, EvictLast>(x_row + edge);
+    x_edge = read<1, Load>(x_row + edge);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -1951,7 +1285,7 @@ rmsnorm_fwd_bf16_8191_without_rstd_block_per_row_e0e3c6(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write(y_row + column, y_vec);
+      write<Store>(y_row + column, y_vec);
     }
   }
   if (has_edge) {
@@ -1962,14 +1296,15 @@ rmsnorm_fwd_bf16_8191_without_rstd_block_per_row_e0e3c6(
     y_values[0] = x_i * row_rstd * weight_i;
     Vec<bfloat16, 1> y_vec;
     pack(y_vec, y_values);
-    write(y_row + edge, y_vec);
+    write<Store>(y_row + edge, y_vec);
   }
 }
 
-// rmsnorm forward, 8192 columns: 512 threads own a row; it is read once.
+// rmsnorm forward: the blocks of a cluster own a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_8a4a35(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_fwd_bf16_without_rstd_cluster_per_row_fff1(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -1977,273 +1312,14 @@ rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_8a4a35(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = 8192;
-  constexpr int kThreadsPerRow = 512;
-  constexpr int kVector = 4;  // elements per access of 8 bytes
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  struct Look1 {  // look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector>(x_row + vector * kVector);
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read<kVector>(weight + vector * kVector);
-  }
-
-  dependency_trigger();  // the next kernel may start: this one has asked for its row
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look1.x_squares += x_i * x_i;
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_held[step], i);
-      y_values[i] = x_i * row_rstd * weight_i;
-    }
-    Vec<bfloat16, kVector> y_vec;
-    pack(y_vec, y_values);
-    write(y_row + vector * kVector, y_vec);
-  }
-}
-
-// rmsnorm forward, 8192 columns: 1024 threads own a row; it is read once.
-// It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(1024)
-rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_e63c7e(
-    bfloat16* __restrict__ y,
-    const bfloat16* x,
-    const bfloat16* weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  constexpr int kCols = 8192;
-  constexpr int kThreadsPerRow = 1024;
-  constexpr int kVector = 4;  // elements per access of 8 bytes
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  struct Look1 {  // look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector>(x_row + vector * kVector);
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read<kVector>(weight + vector * kVector);
-  }
-
-  dependency_trigger();  // the next kernel may start: this one has asked for its row
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look1.x_squares += x_i * x_i;
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_held[step], i);
-      y_values[i] = x_i * row_rstd * weight_i;
-    }
-    Vec<bfloat16, kVector> y_vec;
-    pack(y_vec, y_values);
-    write(y_row + vector * kVector, y_vec);
-  }
-}
-
-// rmsnorm forward, 8192 columns: 128 threads own a row; it is read once.
-// It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(128)
-rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_d31c54(
-    bfloat16* __restrict__ y,
-    const bfloat16* x,
-    const bfloat16* weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  constexpr int kCols = 8192;
-  constexpr int kThreadsPerRow = 128;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  struct Look1 {  // look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector, EvictLast>(x_row + vector * kVector);
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read<kVector>(weight + vector * kVector);
-  }
-
-  dependency_trigger();  // the next kernel may start: this one has asked for its row
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look1.x_squares += x_i * x_i;
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_held[step], i);
-      y_values[i] = x_i * row_rstd * weight_i;
-    }
-    Vec<bfloat16, kVector> y_vec;
-    pack(y_vec, y_values);
-    write(y_row + vector * kVector, y_vec);
-  }
-}
-
-// rmsnorm forward, 16384 columns: 4 blocks of 1024 threads own a row; it is read once.
-// It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(1024)
-rmsnorm_fwd_bf16_16384_without_rstd_cluster_per_row_a66627(
-    bfloat16* __restrict__ y,
-    const bfloat16* x,
-    const bfloat16* weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  constexpr int kCols = 16384;
-  constexpr int kThreads = 1024;
-  constexpr int kCluster = 4;  // blocks that share a row
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kCluster = Config::kCluster;  // blocks that share a row
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
-  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   struct Look1 {  // look 1: sum(x**2)
@@ -2287,7 +1363,7 @@ rmsnorm_fwd_bf16_16384_without_rstd_cluster_per_row_a66627(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      x_next[step] = read<kVector>(x_row + vector * kVector);
+      x_next[step] = read<kVector, Load>(x_row + vector * kVector);
     }
   };
   if (blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
@@ -2341,17 +1417,18 @@ rmsnorm_fwd_bf16_16384_without_rstd_cluster_per_row_a66627(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
 
     ++trip;
   }
 }
 
-// rmsnorm forward, 16384 columns: 1024 threads own a row; it is read once.
+// rmsnorm forward: a block owns a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(1024)
-rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_749be3(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_fwd_bf16_without_rstd_block_per_row_8156(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -2359,9 +1436,11 @@ rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_749be3(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = 16384;
-  constexpr int kThreadsPerRow = 1024;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -2390,7 +1469,7 @@ rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_749be3(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector>(x_row + vector * kVector);
+    x_held[step] = read<kVector, Load>(x_row + vector * kVector);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -2424,100 +1503,14 @@ rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_749be3(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write(y_row + vector * kVector, y_vec);
+    write<Store>(y_row + vector * kVector, y_vec);
   }
 }
 
-// rmsnorm forward, 16384 columns: 512 threads own a row; it is read once.
-// It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_709a2e(
-    bfloat16* __restrict__ y,
-    const bfloat16* x,
-    const bfloat16* weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  constexpr int kCols = 16384;
-  constexpr int kThreadsPerRow = 512;
-  constexpr int kVector = 4;  // elements per access of 8 bytes
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  struct Look1 {  // look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector, EvictLast>(x_row + vector * kVector);
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read<kVector>(weight + vector * kVector);
-  }
-
-  dependency_trigger();  // the next kernel may start: this one has asked for its row
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look1.x_squares += x_i * x_i;
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_held[step], i);
-      y_values[i] = x_i * row_rstd * weight_i;
-    }
-    Vec<bfloat16, kVector> y_vec;
-    pack(y_vec, y_values);
-    write<Streaming>(y_row + vector * kVector, y_vec);
-  }
-}
-
-// rmsnorm forward, 32768 columns: 1024 threads own a row; it is read once.
-NORMGEN_KERNEL void __launch_bounds__(1024)
-rmsnorm_fwd_bf16_32768_without_rstd_block_per_row_500d57(
+// rmsnorm forward: a block owns a row; it is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_fwd_bf16_without_rstd_block_per_row_fa88(
     bfloat16* __restrict__ y,
     const bfloat16* __restrict__ x,
     const bfloat16* __restrict__ weight,
@@ -2525,10 +1518,13 @@ rmsnorm_fwd_bf16_32768_without_rstd_block_per_row_500d57(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = 32768;
-  constexpr int kThreads = 1024;
-  constexpr int kThreadsPerRow = 1024;
-  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -2548,16 +1544,16 @@ rmsnorm_fwd_bf16_32768_without_rstd_block_per_row_500d57(
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
   // The row of x is read once and waits in shared memory; each thread reads back its own part.
-  #pragma unroll 4
+  #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    write(x_shared + (step * kThreads + threadIdx.x) * kVector, read<kVector, EvictLast>(x_row + vector * kVector));
+    write(x_shared + (step * kThreads + threadIdx.x) * kVector, read<kVector, Load>(x_row + vector * kVector));
   }
 
   Look1 look1 = {0.0f};
 
   // Look 1: sum(x**2)
-  #pragma unroll 4
+  #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
     #pragma unroll
@@ -2571,7 +1567,7 @@ rmsnorm_fwd_bf16_32768_without_rstd_block_per_row_500d57(
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
   // Last look: the outputs
-  #pragma unroll 4
+  #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
@@ -2585,13 +1581,14 @@ rmsnorm_fwd_bf16_32768_without_rstd_block_per_row_500d57(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write(y_row + vector * kVector, y_vec);
+    write<Store>(y_row + vector * kVector, y_vec);
   }
 }
 
-// rmsnorm forward, 131072 columns: 8 blocks of 128 threads own a row; it is read once.
-NORMGEN_KERNEL void __launch_bounds__(128)
-rmsnorm_fwd_bf16_131072_without_rstd_cluster_per_row_f6ba90(
+// rmsnorm forward: the blocks of a cluster own a row; it is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_fwd_bf16_without_rstd_cluster_per_row_7738(
     bfloat16* __restrict__ y,
     const bfloat16* __restrict__ x,
     const bfloat16* __restrict__ weight,
@@ -2599,15 +1596,17 @@ rmsnorm_fwd_bf16_131072_without_rstd_cluster_per_row_f6ba90(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = 131072;
-  constexpr int kThreads = 128;
-  constexpr int kCluster = 8;  // blocks that share a row
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kCluster = Config::kCluster;  // blocks that share a row
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kStages = 2;  // row tiles in shared memory
+  constexpr int kStages = Config::kStages;  // row tiles in shared memory
   struct Look1 {  // look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -2652,7 +1651,7 @@ rmsnorm_fwd_bf16_131072_without_rstd_cluster_per_row_f6ba90(
       const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
       if (first >= kVectors) break;
       const int count = min(kThreads, kVectors - first) * kVector;
-      bulk_load_by<EvictLast>(x_shared + (stage * kSteps + step) * kThreads * kVector, x_row + first * kVector,
+      bulk_load_by<Load>(x_shared + (stage * kSteps + step) * kThreads * kVector, x_row + first * kVector,
           count * sizeof(bfloat16), &arrived[stage]);
     }
   };
@@ -2718,7 +1717,7 @@ rmsnorm_fwd_bf16_131072_without_rstd_cluster_per_row_f6ba90(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
 
     if (++stage == kStages) {
@@ -2729,9 +1728,10 @@ rmsnorm_fwd_bf16_131072_without_rstd_cluster_per_row_f6ba90(
   }
 }
 
-// rmsnorm forward, any number of columns: 256 threads own a row; it is read twice.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_any_cols_block_per_row_44136f(
+// rmsnorm forward, any number of columns: a block owns a row; it is read twice.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_fwd_bf16_any_cols_block_per_row_5f71(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     const bfloat16* __restrict__ x,
@@ -2741,8 +1741,11 @@ rmsnorm_fwd_bf16_any_cols_block_per_row_44136f(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 2 bytes
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(x**2)
     float x_squares;
@@ -2766,7 +1769,7 @@ rmsnorm_fwd_bf16_any_cols_block_per_row_44136f(
   Look1 look1 = {0.0f};
 
   // Look 1: sum(x**2)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -2787,11 +1790,11 @@ rmsnorm_fwd_bf16_any_cols_block_per_row_44136f(
   }
 
   // Last look: the outputs
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
       const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
       float y_values[kVector];
       #pragma unroll
@@ -2802,14 +1805,15 @@ rmsnorm_fwd_bf16_any_cols_block_per_row_44136f(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 }
 
-// rmsnorm forward, any number of columns: 256 threads own a row; it is read twice.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
+// rmsnorm forward, any number of columns: a block owns a row; it is read twice.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_04b3(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     const bfloat16* __restrict__ x,
@@ -2818,8 +1822,11 @@ rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 2 bytes
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(x**2)
     float x_squares;
@@ -2843,7 +1850,7 @@ rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
   Look1 look1 = {0.0f};
 
   // Look 1: sum(x**2)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -2864,11 +1871,11 @@ rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
   }
 
   // Last look: the outputs
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -2877,7 +1884,7 @@ rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 }
@@ -2885,8 +1892,6 @@ rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f(
 }  // namespace rmsnorm_fwd_bf16_detail
 }  // namespace sm90
 }  // namespace normgen
-
-#undef NORMGEN_KERNEL
 
 #ifndef __CUDACC_RTC__  // host side; NVRTC stops above, at the kernels
 
@@ -2906,31 +1911,31 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_64_without_rstd_warp_per_row_17dc45{128, 16, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_128_without_rstd_warp_per_row_d9bb0a{256, 32, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_128_without_rstd_warp_per_row_4bc2dc{128, 8, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_256_without_rstd_warp_per_row_5aa236{64, 8, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_2048_without_rstd_block_per_row_b1272c{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_4095_without_rstd_block_per_row_8d214e{128, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_b1272c{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_dc7c0b{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_3c3ee5{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_76118e{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_dc2773{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_5120_without_rstd_block_per_row_414802{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_7168_without_rstd_block_per_row_8a4a35{512, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_7168_without_rstd_block_per_row_b1272c{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_8191_without_rstd_block_per_row_e0e3c6{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_8192_without_rstd_block_per_row_8a4a35{512, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_8192_without_rstd_block_per_row_e63c7e{1024, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_8192_without_rstd_block_per_row_d31c54{128, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_16384_without_rstd_cluster_per_row_a66627{1024, 1, 4, 1, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_16384_without_rstd_block_per_row_749be3{1024, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_16384_without_rstd_block_per_row_709a2e{512, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_32768_without_rstd_block_per_row_500d57{1024, 1, 1, 0, 65536, 0, 1, 0, false};
-inline constexpr Launch kLaunch_131072_without_rstd_cluster_per_row_f6ba90{128, 1, 8, 8, 65536, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_without_rstd_warp_per_row_c2fa_Cols64_8bc9{128, 16, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_without_rstd_warp_per_row_d9e1_Cols128_e548{256, 32, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_warp_per_row_c2fa_Cols128_6ced{128, 8, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_without_rstd_warp_per_row_d9e1_Cols256_0552{64, 8, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols2048_8d33{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_8162_Cols4095_d742{128, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols4096_800d{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols4096_a8c0{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols4096_b878{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols4096_d387{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_2679_Cols4096_d387{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_df31_Cols5120_136c{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_df31_Cols7168_e377{512, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols7168_5014{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_7a6b_Cols8191_8b30{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols8192_6602{512, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols8192_9de5{1024, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols8192_ee86{128, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_cluster_per_row_fff1_Cols16384_b0fc{1024, 1, 4, 1, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_8156_Cols16384_c34f{1024, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols16384_9457{512, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_fa88_Cols32768_8b8c{1024, 1, 1, 0, 65536, 0, 1, 0, false};
+inline constexpr Launch kLaunch_without_rstd_cluster_per_row_7738_Cols131072_d544{128, 1, 8, 8, 65536, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_block_per_row_5f71_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_04b3_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -3120,195 +2125,195 @@ inline cudaError_t rmsnorm_fwd_bf16_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent, alike)) {
     case 0:  // 524288 x 64
-      status = k::grid(k::kLaunch_64_without_rstd_warp_per_row_17dc45, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_warp_per_row_c2fa_Cols64_8bc9, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_64_without_rstd_warp_per_row_17dc45,
-          k::kLaunch_64_without_rstd_warp_per_row_17dc45, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_warp_per_row_c2fa<k::Cols64_8bc9>,
+          k::kLaunch_without_rstd_warp_per_row_c2fa_Cols64_8bc9, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 1:  // 65536 x 128
-      status = k::grid(k::kLaunch_128_without_rstd_warp_per_row_d9bb0a, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_warp_per_row_d9e1_Cols128_e548, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_d9bb0a,
-          k::kLaunch_128_without_rstd_warp_per_row_d9bb0a, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_warp_per_row_d9e1<k::Cols128_e548>,
+          k::kLaunch_without_rstd_warp_per_row_d9e1_Cols128_e548, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 2:  // 262144 x 128
-      status = k::grid(k::kLaunch_128_without_rstd_warp_per_row_4bc2dc, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_warp_per_row_c2fa_Cols128_6ced, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_128_without_rstd_warp_per_row_4bc2dc,
-          k::kLaunch_128_without_rstd_warp_per_row_4bc2dc, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_warp_per_row_c2fa<k::Cols128_6ced>,
+          k::kLaunch_without_rstd_warp_per_row_c2fa_Cols128_6ced, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 3:  // 32768 x 256
-      status = k::grid(k::kLaunch_256_without_rstd_warp_per_row_5aa236, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_warp_per_row_d9e1_Cols256_0552, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_256_without_rstd_warp_per_row_5aa236,
-          k::kLaunch_256_without_rstd_warp_per_row_5aa236, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_warp_per_row_d9e1<k::Cols256_0552>,
+          k::kLaunch_without_rstd_warp_per_row_d9e1_Cols256_0552, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 4:
     case 5:  // 1 x 2048, 64 x 2048
-      status = k::grid(k::kLaunch_2048_without_rstd_block_per_row_b1272c, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols2048_8d33, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_2048_without_rstd_block_per_row_b1272c,
-          k::kLaunch_2048_without_rstd_block_per_row_b1272c, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols2048_8d33>,
+          k::kLaunch_without_rstd_block_per_row_4c63_Cols2048_8d33, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 6:  // 16384 x 4095
-      status = k::grid(k::kLaunch_4095_without_rstd_block_per_row_8d214e, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_8162_Cols4095_d742, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_4095_without_rstd_block_per_row_8d214e,
-          k::kLaunch_4095_without_rstd_block_per_row_8d214e, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_8162<k::Cols4095_d742>,
+          k::kLaunch_without_rstd_block_per_row_8162_Cols4095_d742, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 7:
     case 9:  // 1 x 4096, 16 x 4096
-      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_b1272c, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols4096_800d, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_b1272c,
-          k::kLaunch_4096_without_rstd_block_per_row_b1272c, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols4096_800d>,
+          k::kLaunch_without_rstd_block_per_row_4c63_Cols4096_800d, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 8:  // 8 x 4096
-      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_dc7c0b, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols4096_a8c0, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_dc7c0b,
-          k::kLaunch_4096_without_rstd_block_per_row_dc7c0b, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols4096_a8c0>,
+          k::kLaunch_without_rstd_block_per_row_4c63_Cols4096_a8c0, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 10:  // 4096 x 4096
-      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_3c3ee5, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols4096_b878, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_3c3ee5,
-          k::kLaunch_4096_without_rstd_block_per_row_3c3ee5, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols4096_b878>,
+          k::kLaunch_without_rstd_block_per_row_4c63_Cols4096_b878, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 11:  // 8192 x 4096
-      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_76118e, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols4096_d387, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_76118e,
-          k::kLaunch_4096_without_rstd_block_per_row_76118e, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols4096_d387>,
+          k::kLaunch_without_rstd_block_per_row_4c63_Cols4096_d387, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 12:  // 8192 x 4096
-      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_dc2773, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_2679_Cols4096_d387, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_dc2773,
-          k::kLaunch_4096_without_rstd_block_per_row_dc2773, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_2679<k::Cols4096_d387>,
+          k::kLaunch_without_rstd_block_per_row_2679_Cols4096_d387, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 13:
     case 14:  // 32 x 5120, 2048 x 5120
-      status = k::grid(k::kLaunch_5120_without_rstd_block_per_row_414802, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_df31_Cols5120_136c, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_5120_without_rstd_block_per_row_414802,
-          k::kLaunch_5120_without_rstd_block_per_row_414802, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_df31<k::Cols5120_136c>,
+          k::kLaunch_without_rstd_block_per_row_df31_Cols5120_136c, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 15:  // 1 x 7168
-      status = k::grid(k::kLaunch_7168_without_rstd_block_per_row_8a4a35, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_df31_Cols7168_e377, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_8a4a35,
-          k::kLaunch_7168_without_rstd_block_per_row_8a4a35, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_df31<k::Cols7168_e377>,
+          k::kLaunch_without_rstd_block_per_row_df31_Cols7168_e377, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 16:  // 8192 x 7168
-      status = k::grid(k::kLaunch_7168_without_rstd_block_per_row_b1272c, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols7168_5014, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_7168_without_rstd_block_per_row_b1272c,
-          k::kLaunch_7168_without_rstd_block_per_row_b1272c, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols7168_5014>,
+          k::kLaunch_without_rstd_block_per_row_4c63_Cols7168_5014, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 17:  // 8192 x 8191
-      status = k::grid(k::kLaunch_8191_without_rstd_block_per_row_e0e3c6, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_7a6b_Cols8191_8b30, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_8191_without_rstd_block_per_row_e0e3c6,
-          k::kLaunch_8191_without_rstd_block_per_row_e0e3c6, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_7a6b<k::Cols8191_8b30>,
+          k::kLaunch_without_rstd_block_per_row_7a6b_Cols8191_8b30, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 18:  // 1 x 8192
-      status = k::grid(k::kLaunch_8192_without_rstd_block_per_row_8a4a35, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols8192_6602, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_8a4a35,
-          k::kLaunch_8192_without_rstd_block_per_row_8a4a35, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols8192_6602>,
+          k::kLaunch_without_rstd_block_per_row_4c63_Cols8192_6602, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 19:
     case 20:  // 16 x 8192, 64 x 8192
-      status = k::grid(k::kLaunch_8192_without_rstd_block_per_row_e63c7e, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols8192_9de5, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_e63c7e,
-          k::kLaunch_8192_without_rstd_block_per_row_e63c7e, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols8192_9de5>,
+          k::kLaunch_without_rstd_block_per_row_4c63_Cols8192_9de5, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 21:  // 16384 x 8192
-      status = k::grid(k::kLaunch_8192_without_rstd_block_per_row_d31c54, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols8192_ee86, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_8192_without_rstd_block_per_row_d31c54,
-          k::kLaunch_8192_without_rstd_block_per_row_d31c54, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols8192_ee86>,
+          k::kLaunch_without_rstd_block_per_row_4c63_Cols8192_ee86, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 22:  // 1 x 16384
-      status = k::grid(k::kLaunch_16384_without_rstd_cluster_per_row_a66627, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_cluster_per_row_fff1_Cols16384_b0fc, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::rmsnorm_fwd_bf16_16384_without_rstd_cluster_per_row_a66627, k::kLaunch_16384_without_rstd_cluster_per_row_a66627, &blocks);
+      status = k::fit_clusters(k::rmsnorm_fwd_bf16_without_rstd_cluster_per_row_fff1<k::Cols16384_b0fc>, k::kLaunch_without_rstd_cluster_per_row_fff1_Cols16384_b0fc, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_16384_without_rstd_cluster_per_row_a66627,
-          k::kLaunch_16384_without_rstd_cluster_per_row_a66627, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_cluster_per_row_fff1<k::Cols16384_b0fc>,
+          k::kLaunch_without_rstd_cluster_per_row_fff1_Cols16384_b0fc, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 23:  // 64 x 16384
-      status = k::grid(k::kLaunch_16384_without_rstd_block_per_row_749be3, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_8156_Cols16384_c34f, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_749be3,
-          k::kLaunch_16384_without_rstd_block_per_row_749be3, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_8156<k::Cols16384_c34f>,
+          k::kLaunch_without_rstd_block_per_row_8156_Cols16384_c34f, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 24:  // 4096 x 16384
-      status = k::grid(k::kLaunch_16384_without_rstd_block_per_row_709a2e, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols16384_9457, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_16384_without_rstd_block_per_row_709a2e,
-          k::kLaunch_16384_without_rstd_block_per_row_709a2e, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols16384_9457>,
+          k::kLaunch_without_rstd_block_per_row_4c63_Cols16384_9457, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 25:  // 8192 x 32768
-      status = k::grid(k::kLaunch_32768_without_rstd_block_per_row_500d57, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_fa88_Cols32768_8b8c, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_32768_without_rstd_block_per_row_500d57,
-          k::kLaunch_32768_without_rstd_block_per_row_500d57, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_fa88<k::Cols32768_8b8c>,
+          k::kLaunch_without_rstd_block_per_row_fa88_Cols32768_8b8c, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     case 26:  // 4096 x 131072
-      status = k::grid(k::kLaunch_131072_without_rstd_cluster_per_row_f6ba90, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_cluster_per_row_7738_Cols131072_d544, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::rmsnorm_fwd_bf16_131072_without_rstd_cluster_per_row_f6ba90, k::kLaunch_131072_without_rstd_cluster_per_row_f6ba90, &blocks);
+      status = k::fit_clusters(k::rmsnorm_fwd_bf16_without_rstd_cluster_per_row_7738<k::Cols131072_d544>, k::kLaunch_without_rstd_cluster_per_row_7738_Cols131072_d544, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_131072_without_rstd_cluster_per_row_f6ba90,
-          k::kLaunch_131072_without_rstd_cluster_per_row_f6ba90, blocks, stream,
+          k::rmsnorm_fwd_bf16_without_rstd_cluster_per_row_7738<k::Cols131072_d544>,
+          k::kLaunch_without_rstd_cluster_per_row_7738_Cols131072_d544, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
     default:
@@ -3316,19 +2321,19 @@ inline cudaError_t rmsnorm_fwd_bf16_pitched(
   }
   switch (absent & k::kCompiledOut) {  // the general kernel
     case 0u:
-      status = k::grid(k::kLaunch_any_cols_block_per_row_44136f, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_5f71_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_any_cols_block_per_row_44136f,
-          k::kLaunch_any_cols_block_per_row_44136f, blocks, stream,
+          k::rmsnorm_fwd_bf16_any_cols_block_per_row_5f71<k::AnyCols_1448>,
+          k::kLaunch_any_cols_block_per_row_5f71_AnyCols_1448, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), rstd, reinterpret_cast<const k::bfloat16*>(x),
           reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, cols, eps);
     default:  // without weight
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_44136f, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_04b3_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_44136f,
-          k::kLaunch_any_cols_without_weight_block_per_row_44136f, blocks, stream,
+          k::rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_04b3<k::AnyCols_1448>,
+          k::kLaunch_any_cols_without_weight_block_per_row_04b3_AnyCols_1448, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), rstd, reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows,
           cols, eps);
   }

@@ -20,8 +20,8 @@
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
 //           stored dtype, over adversarial rows, on the GPU: y 0.99
 //
-// The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
-// `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
+// A kernel and its Config are, byte for byte, what was tuned; `normgen show` with --op, --shape, --dtype and
+// --schedule prints them alone. Schedules:
 //   8192 x 4096: vector=8 hold=registers unroll=0 load=evict_last params=early dependent_launch=loads
 #ifndef NORMGEN_RMSNORM_FWD_F16_SM90_CU_
 #define NORMGEN_RMSNORM_FWD_F16_SM90_CU_
@@ -35,12 +35,6 @@
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #error "rmsnorm_fwd_f16 needs sm_90 or newer: compile with -arch=sm_90"
-#endif
-
-#ifdef __CUDACC_RTC__
-#define NORMGEN_KERNEL extern "C" __global__  // found by its plain name
-#else
-#define NORMGEN_KERNEL static __global__  // so that several files may include this one
 #endif
 
 namespace normgen {
@@ -237,10 +231,17 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// rmsnorm forward, 4096 columns: 256 threads own a row; it is read once.
+// What a tuned shape is: the sizes and hints of its kernel.
+struct Cols4096_5691 { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
+    using Load = EvictLast; using Store = Default; };
+struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
+    using Load = Default; using Store = Default; };
+
+// rmsnorm forward: a block owns a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_f16_4096_without_rstd_block_per_row_414802(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_fwd_f16_without_rstd_block_per_row_dd4c(
     float16* __restrict__ y,
     const float16* x,
     const float16* weight,
@@ -248,9 +249,11 @@ rmsnorm_fwd_f16_4096_without_rstd_block_per_row_414802(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = 4096;
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -279,7 +282,7 @@ rmsnorm_fwd_f16_4096_without_rstd_block_per_row_414802(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector, EvictLast>(x_row + vector * kVector);
+    x_held[step] = read<kVector, Load>(x_row + vector * kVector);
   }
 
   Vec<float16, kVector> weight_held[kSteps];
@@ -320,13 +323,14 @@ rmsnorm_fwd_f16_4096_without_rstd_block_per_row_414802(
     }
     Vec<float16, kVector> y_vec;
     pack(y_vec, y_values);
-    write(y_row + vector * kVector, y_vec);
+    write<Store>(y_row + vector * kVector, y_vec);
   }
 }
 
-// rmsnorm forward, any number of columns: 256 threads own a row; it is read twice.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_f16_any_cols_block_per_row_44136f(
+// rmsnorm forward, any number of columns: a block owns a row; it is read twice.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_fwd_f16_any_cols_block_per_row_9321(
     float16* __restrict__ y,
     float* __restrict__ rstd,
     const float16* __restrict__ x,
@@ -336,8 +340,11 @@ rmsnorm_fwd_f16_any_cols_block_per_row_44136f(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 2 bytes
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(x**2)
     float x_squares;
@@ -361,7 +368,7 @@ rmsnorm_fwd_f16_any_cols_block_per_row_44136f(
   Look1 look1 = {0.0f};
 
   // Look 1: sum(x**2)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -382,11 +389,11 @@ rmsnorm_fwd_f16_any_cols_block_per_row_44136f(
   }
 
   // Last look: the outputs
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<float16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<float16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
       const Vec<float16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
       float y_values[kVector];
       #pragma unroll
@@ -397,14 +404,15 @@ rmsnorm_fwd_f16_any_cols_block_per_row_44136f(
       }
       Vec<float16, kVector> y_vec;
       pack(y_vec, y_values);
-      write(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 }
 
-// rmsnorm forward, any number of columns: 256 threads own a row; it is read twice.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_f16_any_cols_without_weight_block_per_row_44136f(
+// rmsnorm forward, any number of columns: a block owns a row; it is read twice.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_fwd_f16_any_cols_without_weight_block_per_row_5a3c(
     float16* __restrict__ y,
     float* __restrict__ rstd,
     const float16* __restrict__ x,
@@ -413,8 +421,11 @@ rmsnorm_fwd_f16_any_cols_without_weight_block_per_row_44136f(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 2 bytes
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(x**2)
     float x_squares;
@@ -438,7 +449,7 @@ rmsnorm_fwd_f16_any_cols_without_weight_block_per_row_44136f(
   Look1 look1 = {0.0f};
 
   // Look 1: sum(x**2)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -459,11 +470,11 @@ rmsnorm_fwd_f16_any_cols_without_weight_block_per_row_44136f(
   }
 
   // Last look: the outputs
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<float16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<float16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -472,7 +483,7 @@ rmsnorm_fwd_f16_any_cols_without_weight_block_per_row_44136f(
       }
       Vec<float16, kVector> y_vec;
       pack(y_vec, y_values);
-      write(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 }
@@ -480,8 +491,6 @@ rmsnorm_fwd_f16_any_cols_without_weight_block_per_row_44136f(
 }  // namespace rmsnorm_fwd_f16_detail
 }  // namespace sm90
 }  // namespace normgen
-
-#undef NORMGEN_KERNEL
 
 #ifndef __CUDACC_RTC__  // host side; NVRTC stops above, at the kernels
 
@@ -501,9 +510,9 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_414802{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_any_cols_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_dd4c_Cols4096_5691{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_any_cols_block_per_row_9321_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_5a3c_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -636,11 +645,11 @@ inline cudaError_t rmsnorm_fwd_f16_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 4096
-      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_414802, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_dd4c_Cols4096_5691, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_f16_4096_without_rstd_block_per_row_414802,
-          k::kLaunch_4096_without_rstd_block_per_row_414802, blocks, stream,
+          k::rmsnorm_fwd_f16_without_rstd_block_per_row_dd4c<k::Cols4096_5691>,
+          k::kLaunch_without_rstd_block_per_row_dd4c_Cols4096_5691, blocks, stream,
           reinterpret_cast<k::float16*>(y), reinterpret_cast<const k::float16*>(x),
           reinterpret_cast<const k::float16*>(weight), y_pitch, x_pitch, rows, eps);
     default:
@@ -648,19 +657,19 @@ inline cudaError_t rmsnorm_fwd_f16_pitched(
   }
   switch (absent & k::kCompiledOut) {  // the general kernel
     case 0u:
-      status = k::grid(k::kLaunch_any_cols_block_per_row_44136f, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_9321_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_f16_any_cols_block_per_row_44136f,
-          k::kLaunch_any_cols_block_per_row_44136f, blocks, stream,
+          k::rmsnorm_fwd_f16_any_cols_block_per_row_9321<k::AnyCols_1448>,
+          k::kLaunch_any_cols_block_per_row_9321_AnyCols_1448, blocks, stream,
           reinterpret_cast<k::float16*>(y), rstd, reinterpret_cast<const k::float16*>(x),
           reinterpret_cast<const k::float16*>(weight), y_pitch, x_pitch, rows, cols, eps);
     default:  // without weight
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_44136f, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_5a3c_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_f16_any_cols_without_weight_block_per_row_44136f,
-          k::kLaunch_any_cols_without_weight_block_per_row_44136f, blocks, stream,
+          k::rmsnorm_fwd_f16_any_cols_without_weight_block_per_row_5a3c<k::AnyCols_1448>,
+          k::kLaunch_any_cols_without_weight_block_per_row_5a3c_AnyCols_1448, blocks, stream,
           reinterpret_cast<k::float16*>(y), rstd, reinterpret_cast<const k::float16*>(x), y_pitch, x_pitch, rows,
           cols, eps);
   }

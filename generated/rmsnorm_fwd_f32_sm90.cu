@@ -12,7 +12,7 @@
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x4096 --op rmsnorm --without rstd
-//           normgen tune --shape 2048x262144 --op rmsnorm --without rstd
+//           and 1 more: each stands in its record
 // note      emitted as another text than the one that was tuned: 2048 x 262144
 //
 //   rows x cols            kernel           threads  rows/block  vector  median us  GB/s  of roof  vs default  data
@@ -23,8 +23,8 @@
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
 //           stored dtype, over adversarial rows, on the GPU: y 0.15
 //
-// The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
-// `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
+// A kernel and its Config are, byte for byte, what was tuned; `normgen show` with --op, --shape, --dtype and
+// --schedule prints them alone. Schedules:
 //   8192 x 4096: threads_per_row=128 vector=4 hold=registers unroll=0 load=evict_last store=streaming params=early
 //                dependent_launch=loads
 //   2048 x 262144: threads_per_row=512 cluster=16 vector=4 hold=registers copy=bulk persistent=2 stages=2 unroll=0
@@ -40,12 +40,6 @@
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #error "rmsnorm_fwd_f32 needs sm_90 or newer: compile with -arch=sm_90"
-#endif
-
-#ifdef __CUDACC_RTC__
-#define NORMGEN_KERNEL extern "C" __global__  // found by its plain name
-#else
-#define NORMGEN_KERNEL static __global__  // so that several files may include this one
 #endif
 
 namespace normgen {
@@ -321,10 +315,19 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
-// rmsnorm forward, 4096 columns: 128 threads own a row; it is read once.
+// What a tuned shape is: the sizes and hints of its kernel.
+struct Cols4096_9d52 { enum : int { kCols = 4096, kThreadsPerRow = 128, kVector = 4, kThreads = 128 };
+    using Load = EvictLast; using Store = Streaming; };
+struct Cols262144_1157 { enum : int { kCols = 262144, kThreads = 512, kCluster = 16, kVector = 4, kStages = 2 };
+    using Load = EvictLast; using Store = Default; };
+struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
+    using Load = Default; using Store = Default; };
+
+// rmsnorm forward: a block owns a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(128)
-rmsnorm_fwd_f32_4096_without_rstd_block_per_row_c4b95c(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_fwd_f32_without_rstd_block_per_row_90d3(
     float* __restrict__ y,
     const float* x,
     const float* weight,
@@ -332,9 +335,11 @@ rmsnorm_fwd_f32_4096_without_rstd_block_per_row_c4b95c(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = 4096;
-  constexpr int kThreadsPerRow = 128;
-  constexpr int kVector = 4;  // elements per access of 16 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -363,7 +368,7 @@ rmsnorm_fwd_f32_4096_without_rstd_block_per_row_c4b95c(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector, EvictLast>(x_row + vector * kVector);
+    x_held[step] = read<kVector, Load>(x_row + vector * kVector);
   }
 
   Vec<float, kVector> weight_held[kSteps];
@@ -404,13 +409,14 @@ rmsnorm_fwd_f32_4096_without_rstd_block_per_row_c4b95c(
     }
     Vec<float, kVector> y_vec;
     pack(y_vec, y_values);
-    write<Streaming>(y_row + vector * kVector, y_vec);
+    write<Store>(y_row + vector * kVector, y_vec);
   }
 }
 
-// rmsnorm forward, 262144 columns: 16 blocks of 512 threads own a row; it is read once.
-NORMGEN_KERNEL void __launch_bounds__(512)
-rmsnorm_fwd_f32_262144_without_rstd_cluster_per_row_a52443(
+// rmsnorm forward: the blocks of a cluster own a row; it is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_fwd_f32_without_rstd_cluster_per_row_40c8(
     float* __restrict__ y,
     const float* __restrict__ x,
     const float* __restrict__ weight,
@@ -418,15 +424,17 @@ rmsnorm_fwd_f32_262144_without_rstd_cluster_per_row_a52443(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = 262144;
-  constexpr int kThreads = 512;
-  constexpr int kCluster = 16;  // blocks that share a row
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kCluster = Config::kCluster;  // blocks that share a row
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
-  constexpr int kVector = 4;  // elements per access of 16 bytes
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kStages = 2;  // row tiles in shared memory
+  constexpr int kStages = Config::kStages;  // row tiles in shared memory
   struct Look1 {  // look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -471,7 +479,7 @@ rmsnorm_fwd_f32_262144_without_rstd_cluster_per_row_a52443(
       const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
       if (first >= kVectors) break;
       const int count = min(kThreads, kVectors - first) * kVector;
-      bulk_load_by<EvictLast>(x_shared + (stage * kSteps + step) * kThreads * kVector, x_row + first * kVector,
+      bulk_load_by<Load>(x_shared + (stage * kSteps + step) * kThreads * kVector, x_row + first * kVector,
           count * sizeof(float), &arrived[stage]);
     }
   };
@@ -537,7 +545,7 @@ rmsnorm_fwd_f32_262144_without_rstd_cluster_per_row_a52443(
       }
       Vec<float, kVector> y_vec;
       pack(y_vec, y_values);
-      write(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
 
     if (++stage == kStages) {
@@ -548,9 +556,10 @@ rmsnorm_fwd_f32_262144_without_rstd_cluster_per_row_a52443(
   }
 }
 
-// rmsnorm forward, any number of columns: 256 threads own a row; it is read twice.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_f32_any_cols_block_per_row_44136f(
+// rmsnorm forward, any number of columns: a block owns a row; it is read twice.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_fwd_f32_any_cols_block_per_row_3e41(
     float* __restrict__ y,
     float* __restrict__ rstd,
     const float* __restrict__ x,
@@ -560,8 +569,11 @@ rmsnorm_fwd_f32_any_cols_block_per_row_44136f(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 4 bytes
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(x**2)
     float x_squares;
@@ -585,7 +597,7 @@ rmsnorm_fwd_f32_any_cols_block_per_row_44136f(
   Look1 look1 = {0.0f};
 
   // Look 1: sum(x**2)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -606,11 +618,11 @@ rmsnorm_fwd_f32_any_cols_block_per_row_44136f(
   }
 
   // Last look: the outputs
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
       const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
       float y_values[kVector];
       #pragma unroll
@@ -621,14 +633,15 @@ rmsnorm_fwd_f32_any_cols_block_per_row_44136f(
       }
       Vec<float, kVector> y_vec;
       pack(y_vec, y_values);
-      write(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 }
 
-// rmsnorm forward, any number of columns: 256 threads own a row; it is read twice.
-NORMGEN_KERNEL void __launch_bounds__(256)
-rmsnorm_fwd_f32_any_cols_without_weight_block_per_row_44136f(
+// rmsnorm forward, any number of columns: a block owns a row; it is read twice.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_fwd_f32_any_cols_without_weight_block_per_row_dd35(
     float* __restrict__ y,
     float* __restrict__ rstd,
     const float* __restrict__ x,
@@ -637,8 +650,11 @@ rmsnorm_fwd_f32_any_cols_without_weight_block_per_row_44136f(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 4 bytes
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(x**2)
     float x_squares;
@@ -662,7 +678,7 @@ rmsnorm_fwd_f32_any_cols_without_weight_block_per_row_44136f(
   Look1 look1 = {0.0f};
 
   // Look 1: sum(x**2)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -683,11 +699,11 @@ rmsnorm_fwd_f32_any_cols_without_weight_block_per_row_44136f(
   }
 
   // Last look: the outputs
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -696,7 +712,7 @@ rmsnorm_fwd_f32_any_cols_without_weight_block_per_row_44136f(
       }
       Vec<float, kVector> y_vec;
       pack(y_vec, y_values);
-      write(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 }
@@ -704,8 +720,6 @@ rmsnorm_fwd_f32_any_cols_without_weight_block_per_row_44136f(
 }  // namespace rmsnorm_fwd_f32_detail
 }  // namespace sm90
 }  // namespace normgen
-
-#undef NORMGEN_KERNEL
 
 #ifndef __CUDACC_RTC__  // host side; NVRTC stops above, at the kernels
 
@@ -725,10 +739,10 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_4096_without_rstd_block_per_row_c4b95c{128, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_262144_without_rstd_cluster_per_row_a52443{512, 1, 16, 2, 131072, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_without_rstd_block_per_row_90d3_Cols4096_9d52{128, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_without_rstd_cluster_per_row_40c8_Cols262144_1157{512, 1, 16, 2, 131072, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_block_per_row_3e41_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_dd35_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -892,38 +906,38 @@ inline cudaError_t rmsnorm_fwd_f32_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 4096
-      status = k::grid(k::kLaunch_4096_without_rstd_block_per_row_c4b95c, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_block_per_row_90d3_Cols4096_9d52, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_f32_4096_without_rstd_block_per_row_c4b95c,
-          k::kLaunch_4096_without_rstd_block_per_row_c4b95c, blocks, stream,
+          k::rmsnorm_fwd_f32_without_rstd_block_per_row_90d3<k::Cols4096_9d52>,
+          k::kLaunch_without_rstd_block_per_row_90d3_Cols4096_9d52, blocks, stream,
           y, x, weight, y_pitch, x_pitch, rows, eps);
     case 1:  // 2048 x 262144
-      status = k::grid(k::kLaunch_262144_without_rstd_cluster_per_row_a52443, rows, &blocks);
+      status = k::grid(k::kLaunch_without_rstd_cluster_per_row_40c8_Cols262144_1157, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::rmsnorm_fwd_f32_262144_without_rstd_cluster_per_row_a52443, k::kLaunch_262144_without_rstd_cluster_per_row_a52443, &blocks);
+      status = k::fit_clusters(k::rmsnorm_fwd_f32_without_rstd_cluster_per_row_40c8<k::Cols262144_1157>, k::kLaunch_without_rstd_cluster_per_row_40c8_Cols262144_1157, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_f32_262144_without_rstd_cluster_per_row_a52443,
-          k::kLaunch_262144_without_rstd_cluster_per_row_a52443, blocks, stream,
+          k::rmsnorm_fwd_f32_without_rstd_cluster_per_row_40c8<k::Cols262144_1157>,
+          k::kLaunch_without_rstd_cluster_per_row_40c8_Cols262144_1157, blocks, stream,
           y, x, weight, y_pitch, x_pitch, rows, eps);
     default:
       break;
   }
   switch (absent & k::kCompiledOut) {  // the general kernel
     case 0u:
-      status = k::grid(k::kLaunch_any_cols_block_per_row_44136f, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_block_per_row_3e41_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_f32_any_cols_block_per_row_44136f,
-          k::kLaunch_any_cols_block_per_row_44136f, blocks, stream,
+          k::rmsnorm_fwd_f32_any_cols_block_per_row_3e41<k::AnyCols_1448>,
+          k::kLaunch_any_cols_block_per_row_3e41_AnyCols_1448, blocks, stream,
           y, rstd, x, weight, y_pitch, x_pitch, rows, cols, eps);
     default:  // without weight
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_44136f, rows, &blocks);
+      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_dd35_AnyCols_1448, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::rmsnorm_fwd_f32_any_cols_without_weight_block_per_row_44136f,
-          k::kLaunch_any_cols_without_weight_block_per_row_44136f, blocks, stream,
+          k::rmsnorm_fwd_f32_any_cols_without_weight_block_per_row_dd35<k::AnyCols_1448>,
+          k::kLaunch_any_cols_without_weight_block_per_row_dd35_AnyCols_1448, blocks, stream,
           y, rstd, x, y_pitch, x_pitch, rows, cols, eps);
   }
 }

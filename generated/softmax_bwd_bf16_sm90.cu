@@ -21,8 +21,8 @@
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
 //           stored dtype, over adversarial rows, on the GPU: dx 0.99
 //
-// The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
-// `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
+// A kernel and its Config are, byte for byte, what was tuned; `normgen show` with --op, --shape, --dtype and
+// --schedule prints them alone. Schedules:
 //   8192 x 4096: threads_per_row=512 vector=8 hold=registers unroll=0 dependent_launch=loads
 #ifndef NORMGEN_SOFTMAX_BWD_BF16_SM90_CU_
 #define NORMGEN_SOFTMAX_BWD_BF16_SM90_CU_
@@ -36,12 +36,6 @@
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #error "softmax_bwd_bf16 needs sm_90 or newer: compile with -arch=sm_90"
-#endif
-
-#ifdef __CUDACC_RTC__
-#define NORMGEN_KERNEL extern "C" __global__  // found by its plain name
-#else
-#define NORMGEN_KERNEL static __global__  // so that several files may include this one
 #endif
 
 namespace normgen {
@@ -207,10 +201,17 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// softmax backward, 4096 columns: 512 threads own a row; it is read once.
+// What a tuned shape is: the sizes and hints of its kernel.
+struct Cols4096_a28f { enum : int { kCols = 4096, kThreadsPerRow = 512, kVector = 8, kThreads = 512 };
+    using Load = Default; using Store = Default; };
+struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
+    using Load = Default; using Store = Default; };
+
+// softmax backward: a block owns a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(512)
-softmax_bwd_bf16_4096_block_per_row_e7d2cc(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+softmax_bwd_bf16_block_per_row_7378(
     bfloat16* __restrict__ dx,
     const bfloat16* dy,
     const bfloat16* y,
@@ -218,9 +219,11 @@ softmax_bwd_bf16_4096_block_per_row_e7d2cc(
     long long dy_pitch,
     long long y_pitch,
     int rows) {
-  constexpr int kCols = 4096;
-  constexpr int kThreadsPerRow = 512;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -251,8 +254,8 @@ softmax_bwd_bf16_4096_block_per_row_e7d2cc(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    dy_held[step] = read<kVector>(dy_row + vector * kVector);
-    y_held[step] = read<kVector>(y_row + vector * kVector);
+    dy_held[step] = read<kVector, Load>(dy_row + vector * kVector);
+    y_held[step] = read<kVector, Load>(y_row + vector * kVector);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -285,13 +288,14 @@ softmax_bwd_bf16_4096_block_per_row_e7d2cc(
     }
     Vec<bfloat16, kVector> dx_vec;
     pack(dx_vec, dx_values);
-    write(dx_row + vector * kVector, dx_vec);
+    write<Store>(dx_row + vector * kVector, dx_vec);
   }
 }
 
-// softmax backward, any number of columns: 256 threads own a row; it is read twice.
-NORMGEN_KERNEL void __launch_bounds__(256)
-softmax_bwd_bf16_any_cols_block_per_row_44136f(
+// softmax backward, any number of columns: a block owns a row; it is read twice.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+softmax_bwd_bf16_any_cols_block_per_row_4893(
     bfloat16* __restrict__ dx,
     const bfloat16* __restrict__ dy,
     const bfloat16* __restrict__ y,
@@ -300,8 +304,11 @@ softmax_bwd_bf16_any_cols_block_per_row_44136f(
     long long y_pitch,
     int rows,
     int cols) {
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 2 bytes
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(dy * y)
     float dy_y_sum;
@@ -326,7 +333,7 @@ softmax_bwd_bf16_any_cols_block_per_row_44136f(
   Look1 look1 = {0.0f};
 
   // Look 1: sum(dy * y)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -344,12 +351,12 @@ softmax_bwd_bf16_any_cols_block_per_row_44136f(
   look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
 
   // Last look: the outputs
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
-      const Vec<bfloat16, kVector> y_vec = read<kVector>(y_row + vector * kVector);
+      const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + vector * kVector);
+      const Vec<bfloat16, kVector> y_vec = read<kVector, Load>(y_row + vector * kVector);
       float dx_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -359,7 +366,7 @@ softmax_bwd_bf16_any_cols_block_per_row_44136f(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write(dx_row + vector * kVector, dx_vec);
+      write<Store>(dx_row + vector * kVector, dx_vec);
     }
   }
 }
@@ -367,8 +374,6 @@ softmax_bwd_bf16_any_cols_block_per_row_44136f(
 }  // namespace softmax_bwd_bf16_detail
 }  // namespace sm90
 }  // namespace normgen
-
-#undef NORMGEN_KERNEL
 
 #ifndef __CUDACC_RTC__  // host side; NVRTC stops above, at the kernels
 
@@ -388,8 +393,8 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_4096_block_per_row_e7d2cc{512, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_any_cols_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_block_per_row_7378_Cols4096_a28f{512, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_any_cols_block_per_row_4893_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -522,21 +527,21 @@ inline cudaError_t softmax_bwd_bf16_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 4096
-      status = k::grid(k::kLaunch_4096_block_per_row_e7d2cc, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_7378_Cols4096_a28f, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::softmax_bwd_bf16_4096_block_per_row_e7d2cc,
-          k::kLaunch_4096_block_per_row_e7d2cc, blocks, stream,
+          k::softmax_bwd_bf16_block_per_row_7378<k::Cols4096_a28f>,
+          k::kLaunch_block_per_row_7378_Cols4096_a28f, blocks, stream,
           reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<const k::bfloat16*>(dy),
           reinterpret_cast<const k::bfloat16*>(y), dx_pitch, dy_pitch, y_pitch, rows);
     default:
       break;
   }
-  status = k::grid(k::kLaunch_any_cols_block_per_row_44136f, rows, &blocks);
+  status = k::grid(k::kLaunch_any_cols_block_per_row_4893_AnyCols_1448, rows, &blocks);
   if (status != cudaSuccess) return status;
   return k::launch(
-      k::softmax_bwd_bf16_any_cols_block_per_row_44136f,
-      k::kLaunch_any_cols_block_per_row_44136f, blocks, stream,
+      k::softmax_bwd_bf16_any_cols_block_per_row_4893<k::AnyCols_1448>,
+      k::kLaunch_any_cols_block_per_row_4893_AnyCols_1448, blocks, stream,
       reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<const k::bfloat16*>(dy),
       reinterpret_cast<const k::bfloat16*>(y), dx_pitch, dy_pitch, y_pitch, rows, cols);
 }

@@ -21,8 +21,8 @@
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
 //           stored dtype, over adversarial rows, on the GPU: dx 0.0052
 //
-// The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
-// `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
+// A kernel and its Config are, byte for byte, what was tuned; `normgen show` with --op, --shape, --dtype and
+// --schedule prints them alone. Schedules:
 //   4096 x 32000: threads_per_row=512 cluster=2 vector=4 hold=registers unroll=0 load=evict_last
 #ifndef NORMGEN_SOFTMAX_BWD_F32_SM90_CU_
 #define NORMGEN_SOFTMAX_BWD_F32_SM90_CU_
@@ -35,12 +35,6 @@
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #error "softmax_bwd_f32 needs sm_90 or newer: compile with -arch=sm_90"
-#endif
-
-#ifdef __CUDACC_RTC__
-#define NORMGEN_KERNEL extern "C" __global__  // found by its plain name
-#else
-#define NORMGEN_KERNEL static __global__  // so that several files may include this one
 #endif
 
 namespace normgen {
@@ -231,9 +225,16 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
-// softmax backward, 32000 columns: 2 blocks of 512 threads own a row; it is read once.
-NORMGEN_KERNEL void __launch_bounds__(512)
-softmax_bwd_f32_32000_cluster_per_row_f5e1b7(
+// What a tuned shape is: the sizes and hints of its kernel.
+struct Cols32000_3f78 { enum : int { kCols = 32000, kThreads = 512, kCluster = 2, kVector = 4 }; using Load = EvictLast;
+    using Store = Default; };
+struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
+    using Load = Default; using Store = Default; };
+
+// softmax backward: the blocks of a cluster own a row; it is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+softmax_bwd_f32_cluster_per_row_93bf(
     float* __restrict__ dx,
     const float* __restrict__ dy,
     const float* __restrict__ y,
@@ -241,12 +242,14 @@ softmax_bwd_f32_32000_cluster_per_row_f5e1b7(
     long long dy_pitch,
     long long y_pitch,
     int rows) {
-  constexpr int kCols = 32000;
-  constexpr int kThreads = 512;
-  constexpr int kCluster = 2;  // blocks that share a row
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kCluster = Config::kCluster;  // blocks that share a row
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
-  constexpr int kVector = 4;  // elements per access of 16 bytes
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   struct Look1 {  // look 1: sum(dy * y)
@@ -275,8 +278,8 @@ softmax_bwd_f32_32000_cluster_per_row_f5e1b7(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < kVectors) {
-      dy_held[step] = read<kVector, EvictLast>(dy_row + vector * kVector);
-      y_held[step] = read<kVector, EvictLast>(y_row + vector * kVector);
+      dy_held[step] = read<kVector, Load>(dy_row + vector * kVector);
+      y_held[step] = read<kVector, Load>(y_row + vector * kVector);
     }
   }
 
@@ -315,14 +318,15 @@ softmax_bwd_f32_32000_cluster_per_row_f5e1b7(
       }
       Vec<float, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write(dx_row + vector * kVector, dx_vec);
+      write<Store>(dx_row + vector * kVector, dx_vec);
     }
   }
 }
 
-// softmax backward, any number of columns: 256 threads own a row; it is read twice.
-NORMGEN_KERNEL void __launch_bounds__(256)
-softmax_bwd_f32_any_cols_block_per_row_44136f(
+// softmax backward, any number of columns: a block owns a row; it is read twice.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+softmax_bwd_f32_any_cols_block_per_row_0beb(
     float* __restrict__ dx,
     const float* __restrict__ dy,
     const float* __restrict__ y,
@@ -331,8 +335,11 @@ softmax_bwd_f32_any_cols_block_per_row_44136f(
     long long y_pitch,
     int rows,
     int cols) {
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 4 bytes
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(dy * y)
     float dy_y_sum;
@@ -357,7 +364,7 @@ softmax_bwd_f32_any_cols_block_per_row_44136f(
   Look1 look1 = {0.0f};
 
   // Look 1: sum(dy * y)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -375,12 +382,12 @@ softmax_bwd_f32_any_cols_block_per_row_44136f(
   look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
 
   // Last look: the outputs
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<float, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
-      const Vec<float, kVector> y_vec = read<kVector>(y_row + vector * kVector);
+      const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + vector * kVector);
+      const Vec<float, kVector> y_vec = read<kVector, Load>(y_row + vector * kVector);
       float dx_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -390,7 +397,7 @@ softmax_bwd_f32_any_cols_block_per_row_44136f(
       }
       Vec<float, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write(dx_row + vector * kVector, dx_vec);
+      write<Store>(dx_row + vector * kVector, dx_vec);
     }
   }
 }
@@ -398,8 +405,6 @@ softmax_bwd_f32_any_cols_block_per_row_44136f(
 }  // namespace softmax_bwd_f32_detail
 }  // namespace sm90
 }  // namespace normgen
-
-#undef NORMGEN_KERNEL
 
 #ifndef __CUDACC_RTC__  // host side; NVRTC stops above, at the kernels
 
@@ -419,8 +424,8 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_32000_cluster_per_row_f5e1b7{512, 1, 2, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_cluster_per_row_93bf_Cols32000_3f78{512, 1, 2, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_block_per_row_0beb_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -553,20 +558,20 @@ inline cudaError_t softmax_bwd_f32_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 4096 x 32000
-      status = k::grid(k::kLaunch_32000_cluster_per_row_f5e1b7, rows, &blocks);
+      status = k::grid(k::kLaunch_cluster_per_row_93bf_Cols32000_3f78, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::softmax_bwd_f32_32000_cluster_per_row_f5e1b7,
-          k::kLaunch_32000_cluster_per_row_f5e1b7, blocks, stream,
+          k::softmax_bwd_f32_cluster_per_row_93bf<k::Cols32000_3f78>,
+          k::kLaunch_cluster_per_row_93bf_Cols32000_3f78, blocks, stream,
           dx, dy, y, dx_pitch, dy_pitch, y_pitch, rows);
     default:
       break;
   }
-  status = k::grid(k::kLaunch_any_cols_block_per_row_44136f, rows, &blocks);
+  status = k::grid(k::kLaunch_any_cols_block_per_row_0beb_AnyCols_1448, rows, &blocks);
   if (status != cudaSuccess) return status;
   return k::launch(
-      k::softmax_bwd_f32_any_cols_block_per_row_44136f,
-      k::kLaunch_any_cols_block_per_row_44136f, blocks, stream,
+      k::softmax_bwd_f32_any_cols_block_per_row_0beb<k::AnyCols_1448>,
+      k::kLaunch_any_cols_block_per_row_0beb_AnyCols_1448, blocks, stream,
       dx, dy, y, dx_pitch, dy_pitch, y_pitch, rows, cols);
 }
 

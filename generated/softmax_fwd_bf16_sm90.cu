@@ -12,10 +12,7 @@
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x2048 --op softmax --dtype bf16
-//           normgen tune --shape 4096x32000 --op softmax --dtype bf16
-//           normgen tune --shape 16384x32768 --op softmax --dtype bf16
-//           normgen tune --shape 2048x50257 --op softmax --dtype bf16
-//           normgen tune --shape 4096x128256 --op softmax --dtype bf16
+//           and 4 more: each stands in its record
 // note      emitted as another text than the one that was tuned: 4096 x 128256
 //
 //   rows x cols    kernel           threads  rows/block  vector        median us  GB/s  of roof  vs default  data
@@ -29,8 +26,8 @@
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
 //           stored dtype, over adversarial rows, on the GPU: y 0.99
 //
-// The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
-// `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
+// A kernel and its Config are, byte for byte, what was tuned; `normgen show` with --op, --shape, --dtype and
+// --schedule prints them alone. Schedules:
 //   8192 x 2048: threads_per_row=128 vector=8 softmax=online hold=registers unroll=0 load=evict_last
 //                dependent_launch=loads arithmetic=approximate
 //   4096 x 32000: threads_per_row=1024 vector=8 softmax=online hold=registers unroll=0 load=evict_last
@@ -53,12 +50,6 @@
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #error "softmax_fwd_bf16 needs sm_90 or newer: compile with -arch=sm_90"
-#endif
-
-#ifdef __CUDACC_RTC__
-#define NORMGEN_KERNEL extern "C" __global__  // found by its plain name
-#else
-#define NORMGEN_KERNEL static __global__  // so that several files may include this one
 #endif
 
 namespace normgen {
@@ -438,18 +429,35 @@ __device__ __forceinline__ State reduce_tree(State s, State* slots) {
   return s;
 }
 
-// softmax forward, 2048 columns: 128 threads own a row; it is read once.
+// What a tuned shape is: the sizes and hints of its kernel.
+struct Cols2048_e90e { enum : int { kCols = 2048, kThreadsPerRow = 128, kVector = 8, kThreads = 128 };
+    using Load = EvictLast; using Store = Default; };
+struct Cols32000_4f53 { enum : int { kCols = 32000, kThreadsPerRow = 1024, kVector = 8, kThreads = 1024 };
+    using Load = EvictLast; using Store = Default; };
+struct Cols32768_320a { enum : int { kCols = 32768, kThreads = 1024, kThreadsPerRow = 1024, kVector = 8, kUnroll = 4 };
+    using Load = EvictLast; using Store = Default; };
+struct Cols50257_edaa { enum : int { kCols = 50257, kThreads = 512, kThreadsPerRow = 512, kVector = 8 };
+    using Load = Default; using Store = Default; };
+struct Cols128256_6e38 { enum : int { kCols = 128256, kThreads = 512, kCluster = 4, kVector = 8, kStages = 2 };
+    using Load = EvictLast; using Store = Default; };
+struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
+    using Load = Default; using Store = Default; };
+
+// softmax forward: a block owns a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(128)
-softmax_fwd_bf16_2048_block_per_row_014120(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+softmax_fwd_bf16_block_per_row_2589(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     long long y_pitch,
     long long x_pitch,
     int rows) {
-  constexpr int kCols = 2048;
-  constexpr int kThreadsPerRow = 128;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -480,7 +488,7 @@ softmax_fwd_bf16_2048_block_per_row_014120(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector, EvictLast>(x_row + vector * kVector);
+    x_held[step] = read<kVector, Load>(x_row + vector * kVector);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -520,22 +528,25 @@ softmax_fwd_bf16_2048_block_per_row_014120(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write(y_row + vector * kVector, y_vec);
+    write<Store>(y_row + vector * kVector, y_vec);
   }
 }
 
-// softmax forward, 32000 columns: 1024 threads own a row; it is read once.
+// softmax forward: a block owns a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(1024)
-softmax_fwd_bf16_32000_block_per_row_b7f691(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+softmax_fwd_bf16_block_per_row_4a46(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     long long y_pitch,
     long long x_pitch,
     int rows) {
-  constexpr int kCols = 32000;
-  constexpr int kThreadsPerRow = 1024;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -567,7 +578,7 @@ softmax_fwd_bf16_32000_block_per_row_b7f691(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < kVectors) {
-      x_held[step] = read<kVector, EvictLast>(x_row + vector * kVector);
+      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
     }
   }
 
@@ -612,23 +623,27 @@ softmax_fwd_bf16_32000_block_per_row_b7f691(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 }
 
-// softmax forward, 32768 columns: 1024 threads own a row; it is read once.
-NORMGEN_KERNEL void __launch_bounds__(1024)
-softmax_fwd_bf16_32768_block_per_row_58268f(
+// softmax forward: a block owns a row; it is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+softmax_fwd_bf16_block_per_row_c293(
     bfloat16* __restrict__ y,
     const bfloat16* __restrict__ x,
     long long y_pitch,
     long long x_pitch,
     int rows) {
-  constexpr int kCols = 32768;
-  constexpr int kThreads = 1024;
-  constexpr int kThreadsPerRow = 1024;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   struct Look1 {  // look 1: online_softmax(x)
@@ -649,16 +664,16 @@ softmax_fwd_bf16_32768_block_per_row_58268f(
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
   // The row of x is read once and waits in shared memory; each thread reads back its own part.
-  #pragma unroll 4
+  #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    write(x_shared + (step * kThreads + threadIdx.x) * kVector, read<kVector, EvictLast>(x_row + vector * kVector));
+    write(x_shared + (step * kThreads + threadIdx.x) * kVector, read<kVector, Load>(x_row + vector * kVector));
   }
 
   Look1 look1 = {-3.402823466e+38f, 0.0f};
 
   // Look 1: online_softmax(x)
-  #pragma unroll 4
+  #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
     float new_max = look1.row_max;
@@ -680,7 +695,7 @@ softmax_fwd_bf16_32768_block_per_row_58268f(
   const float row_sum_inverse = 1.0f / look1.row_sum;
 
   // Last look: the outputs
-  #pragma unroll 4
+  #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
@@ -692,22 +707,25 @@ softmax_fwd_bf16_32768_block_per_row_58268f(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write(y_row + vector * kVector, y_vec);
+    write<Store>(y_row + vector * kVector, y_vec);
   }
 }
 
-// softmax forward, 50257 columns: 512 threads own a row; it is read once.
-NORMGEN_KERNEL void __launch_bounds__(512)
-softmax_fwd_bf16_50257_block_per_row_060508(
+// softmax forward: a block owns a row; it is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+softmax_fwd_bf16_block_per_row_629f(
     bfloat16* __restrict__ y,
     const bfloat16* __restrict__ x,
     long long y_pitch,
     long long x_pitch,
     int rows) {
-  constexpr int kCols = 50257;
-  constexpr int kThreads = 512;
-  constexpr int kThreadsPerRow = 512;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -751,7 +769,7 @@ softmax_fwd_bf16_50257_block_per_row_060508(
     }
   }
   if (has_edge) {
-    x_edge = read<1>(x_row + edge);
+    x_edge = read<1, Load>(x_row + edge);
   }
 
   cp_async_commit();
@@ -806,7 +824,7 @@ softmax_fwd_bf16_50257_block_per_row_060508(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write(y_row + column, y_vec);
+      write<Store>(y_row + column, y_vec);
     }
   }
   if (has_edge) {
@@ -815,27 +833,30 @@ softmax_fwd_bf16_50257_block_per_row_060508(
     y_values[0] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
     Vec<bfloat16, 1> y_vec;
     pack(y_vec, y_values);
-    write(y_row + edge, y_vec);
+    write<Store>(y_row + edge, y_vec);
   }
 }
 
-// softmax forward, 128256 columns: 4 blocks of 512 threads own a row; it is read once.
-NORMGEN_KERNEL void __launch_bounds__(512)
-softmax_fwd_bf16_128256_cluster_per_row_d0014d(
+// softmax forward: the blocks of a cluster own a row; it is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+softmax_fwd_bf16_cluster_per_row_e98c(
     bfloat16* __restrict__ y,
     const bfloat16* __restrict__ x,
     long long y_pitch,
     long long x_pitch,
     int rows) {
-  constexpr int kCols = 128256;
-  constexpr int kThreads = 512;
-  constexpr int kCluster = 4;  // blocks that share a row
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kCluster = Config::kCluster;  // blocks that share a row
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kStages = 2;  // row tiles in shared memory
+  constexpr int kStages = Config::kStages;  // row tiles in shared memory
   struct Look1 {  // look 1: online_softmax(x)
     float row_max, row_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -882,7 +903,7 @@ softmax_fwd_bf16_128256_cluster_per_row_d0014d(
       const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
       if (first >= kVectors) break;
       const int count = min(kThreads, kVectors - first) * kVector;
-      bulk_load_by<EvictLast>(x_shared + (stage * kSteps + step) * kThreads * kVector, x_row + first * kVector,
+      bulk_load_by<Load>(x_shared + (stage * kSteps + step) * kThreads * kVector, x_row + first * kVector,
           count * sizeof(bfloat16), &arrived[stage]);
     }
   };
@@ -954,7 +975,7 @@ softmax_fwd_bf16_128256_cluster_per_row_d0014d(
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
-        write(y_row + vector * kVector, y_vec);
+        write<Store>(y_row + vector * kVector, y_vec);
       }
     }
 
@@ -966,17 +987,21 @@ softmax_fwd_bf16_128256_cluster_per_row_d0014d(
   }
 }
 
-// softmax forward, any number of columns: 256 threads own a row; it is read 3 times.
-NORMGEN_KERNEL void __launch_bounds__(256)
-softmax_fwd_bf16_any_cols_block_per_row_44136f(
+// softmax forward, any number of columns: a block owns a row; it is read 3 times.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+softmax_fwd_bf16_any_cols_block_per_row_42df(
     bfloat16* __restrict__ y,
     const bfloat16* __restrict__ x,
     long long y_pitch,
     long long x_pitch,
     int rows,
     int cols) {
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 2 bytes
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: max(x)
     float row_max;
@@ -1010,7 +1035,7 @@ softmax_fwd_bf16_any_cols_block_per_row_44136f(
   Look1 look1 = {__int_as_float(0xff800000)};
 
   // Look 1: max(x)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -1028,7 +1053,7 @@ softmax_fwd_bf16_any_cols_block_per_row_44136f(
   Look2 look2 = {0.0f};
 
   // Look 2: sum(exp(x - row_max))
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -1045,11 +1070,11 @@ softmax_fwd_bf16_any_cols_block_per_row_44136f(
   const float row_sum_inverse = 1.0f / look2.row_sum;
 
   // Last look: the outputs
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1058,7 +1083,7 @@ softmax_fwd_bf16_any_cols_block_per_row_44136f(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 }
@@ -1066,8 +1091,6 @@ softmax_fwd_bf16_any_cols_block_per_row_44136f(
 }  // namespace softmax_fwd_bf16_detail
 }  // namespace sm90
 }  // namespace normgen
-
-#undef NORMGEN_KERNEL
 
 #ifndef __CUDACC_RTC__  // host side; NVRTC stops above, at the kernels
 
@@ -1087,12 +1110,12 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_2048_block_per_row_014120{128, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_32000_block_per_row_b7f691{1024, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_32768_block_per_row_58268f{1024, 1, 1, 0, 65536, 0, 1, 0, false};
-inline constexpr Launch kLaunch_50257_block_per_row_060508{512, 1, 1, 0, 106496, 0, 1, 0, false};
-inline constexpr Launch kLaunch_128256_cluster_per_row_d0014d{512, 1, 4, 2, 131072, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_block_per_row_2589_Cols2048_e90e{128, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_block_per_row_4a46_Cols32000_4f53{1024, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_block_per_row_c293_Cols32768_320a{1024, 1, 1, 0, 65536, 0, 1, 0, false};
+inline constexpr Launch kLaunch_block_per_row_629f_Cols50257_edaa{512, 1, 1, 0, 106496, 0, 1, 0, false};
+inline constexpr Launch kLaunch_cluster_per_row_e98c_Cols128256_6e38{512, 1, 4, 2, 131072, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_block_per_row_42df_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -1258,50 +1281,50 @@ inline cudaError_t softmax_fwd_bf16_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent, alike)) {
     case 0:  // 8192 x 2048
-      status = k::grid(k::kLaunch_2048_block_per_row_014120, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_2589_Cols2048_e90e, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::softmax_fwd_bf16_2048_block_per_row_014120,
-          k::kLaunch_2048_block_per_row_014120, blocks, stream,
+          k::softmax_fwd_bf16_block_per_row_2589<k::Cols2048_e90e>,
+          k::kLaunch_block_per_row_2589_Cols2048_e90e, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
     case 1:  // 4096 x 32000
-      status = k::grid(k::kLaunch_32000_block_per_row_b7f691, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_4a46_Cols32000_4f53, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::softmax_fwd_bf16_32000_block_per_row_b7f691,
-          k::kLaunch_32000_block_per_row_b7f691, blocks, stream,
+          k::softmax_fwd_bf16_block_per_row_4a46<k::Cols32000_4f53>,
+          k::kLaunch_block_per_row_4a46_Cols32000_4f53, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
     case 2:  // 16384 x 32768
-      status = k::grid(k::kLaunch_32768_block_per_row_58268f, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_c293_Cols32768_320a, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::softmax_fwd_bf16_32768_block_per_row_58268f,
-          k::kLaunch_32768_block_per_row_58268f, blocks, stream,
+          k::softmax_fwd_bf16_block_per_row_c293<k::Cols32768_320a>,
+          k::kLaunch_block_per_row_c293_Cols32768_320a, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
     case 3:  // 2048 x 50257
-      status = k::grid(k::kLaunch_50257_block_per_row_060508, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_629f_Cols50257_edaa, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::softmax_fwd_bf16_50257_block_per_row_060508,
-          k::kLaunch_50257_block_per_row_060508, blocks, stream,
+          k::softmax_fwd_bf16_block_per_row_629f<k::Cols50257_edaa>,
+          k::kLaunch_block_per_row_629f_Cols50257_edaa, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
     case 4:  // 4096 x 128256
-      status = k::grid(k::kLaunch_128256_cluster_per_row_d0014d, rows, &blocks);
+      status = k::grid(k::kLaunch_cluster_per_row_e98c_Cols128256_6e38, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::softmax_fwd_bf16_128256_cluster_per_row_d0014d, k::kLaunch_128256_cluster_per_row_d0014d, &blocks);
+      status = k::fit_clusters(k::softmax_fwd_bf16_cluster_per_row_e98c<k::Cols128256_6e38>, k::kLaunch_cluster_per_row_e98c_Cols128256_6e38, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::softmax_fwd_bf16_128256_cluster_per_row_d0014d,
-          k::kLaunch_128256_cluster_per_row_d0014d, blocks, stream,
+          k::softmax_fwd_bf16_cluster_per_row_e98c<k::Cols128256_6e38>,
+          k::kLaunch_cluster_per_row_e98c_Cols128256_6e38, blocks, stream,
           reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
     default:
       break;
   }
-  status = k::grid(k::kLaunch_any_cols_block_per_row_44136f, rows, &blocks);
+  status = k::grid(k::kLaunch_any_cols_block_per_row_42df_AnyCols_1448, rows, &blocks);
   if (status != cudaSuccess) return status;
   return k::launch(
-      k::softmax_fwd_bf16_any_cols_block_per_row_44136f,
-      k::kLaunch_any_cols_block_per_row_44136f, blocks, stream,
+      k::softmax_fwd_bf16_any_cols_block_per_row_42df<k::AnyCols_1448>,
+      k::kLaunch_any_cols_block_per_row_42df_AnyCols_1448, blocks, stream,
       reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows, cols);
 }
 

@@ -12,7 +12,7 @@
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // command   normgen tune --shape 8192x4096 --op softmax
-//           normgen tune --shape 4096x131072 --op softmax
+//           and 1 more: each stands in its record
 //
 //   rows x cols    kernel           threads  rows/block  vector  median us  GB/s  of roof  vs default  data
 //   8192 x 4096    block_per_row    256      1           float2  63.66      4217  102.5 %  1.01x       cold
@@ -22,8 +22,8 @@
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
 //           stored dtype, over adversarial rows, on the GPU: y 0.01
 //
-// The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.
-// `normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:
+// A kernel and its Config are, byte for byte, what was tuned; `normgen show` with --op, --shape, --dtype and
+// --schedule prints them alone. Schedules:
 //   8192 x 4096: vector=2 hold=registers unroll=0 load=evict_last store=streaming dependent_launch=loads
 //   4096 x 131072: threads_per_row=512 cluster=8 vector=4 softmax=online hold=registers persistent=2 stages=2 unroll=0
 //                  load=evict_last
@@ -38,12 +38,6 @@
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #error "softmax_fwd_f32 needs sm_90 or newer: compile with -arch=sm_90"
-#endif
-
-#ifdef __CUDACC_RTC__
-#define NORMGEN_KERNEL extern "C" __global__  // found by its plain name
-#else
-#define NORMGEN_KERNEL static __global__  // so that several files may include this one
 #endif
 
 namespace normgen {
@@ -313,18 +307,29 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
-// softmax forward, 4096 columns: 256 threads own a row; it is read once.
+// What a tuned shape is: the sizes and hints of its kernel.
+struct Cols4096_2a1e { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 2, kThreads = 256 };
+    using Load = EvictLast; using Store = Streaming; };
+struct Cols131072_08bd { enum : int { kCols = 131072, kThreads = 512, kCluster = 8, kVector = 4 };
+    using Load = EvictLast; using Store = Default; };
+struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
+    using Load = Default; using Store = Default; };
+
+// softmax forward: a block owns a row; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-NORMGEN_KERNEL void __launch_bounds__(256)
-softmax_fwd_f32_4096_block_per_row_2f904a(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+softmax_fwd_f32_block_per_row_8703(
     float* __restrict__ y,
     const float* x,
     long long y_pitch,
     long long x_pitch,
     int rows) {
-  constexpr int kCols = 4096;
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 2;  // elements per access of 8 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -363,7 +368,7 @@ softmax_fwd_f32_4096_block_per_row_2f904a(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector, EvictLast>(x_row + vector * kVector);
+    x_held[step] = read<kVector, Load>(x_row + vector * kVector);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -409,24 +414,27 @@ softmax_fwd_f32_4096_block_per_row_2f904a(
     }
     Vec<float, kVector> y_vec;
     pack(y_vec, y_values);
-    write<Streaming>(y_row + vector * kVector, y_vec);
+    write<Store>(y_row + vector * kVector, y_vec);
   }
 }
 
-// softmax forward, 131072 columns: 8 blocks of 512 threads own a row; it is read once.
-NORMGEN_KERNEL void __launch_bounds__(512)
-softmax_fwd_f32_131072_cluster_per_row_f0d9b2(
+// softmax forward: the blocks of a cluster own a row; it is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+softmax_fwd_f32_cluster_per_row_2d0e(
     float* __restrict__ y,
     const float* __restrict__ x,
     long long y_pitch,
     long long x_pitch,
     int rows) {
-  constexpr int kCols = 131072;
-  constexpr int kThreads = 512;
-  constexpr int kCluster = 8;  // blocks that share a row
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kCluster = Config::kCluster;  // blocks that share a row
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
-  constexpr int kVector = 4;  // elements per access of 16 bytes
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   struct Look1 {  // look 1: online_softmax(x)
@@ -460,7 +468,7 @@ softmax_fwd_f32_131072_cluster_per_row_f0d9b2(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      x_next[step] = read<kVector, EvictLast>(x_row + vector * kVector);
+      x_next[step] = read<kVector, Load>(x_row + vector * kVector);
     }
   };
   if (blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
@@ -516,24 +524,28 @@ softmax_fwd_f32_131072_cluster_per_row_f0d9b2(
       }
       Vec<float, kVector> y_vec;
       pack(y_vec, y_values);
-      write(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
 
     ++trip;
   }
 }
 
-// softmax forward, any number of columns: 256 threads own a row; it is read 3 times.
-NORMGEN_KERNEL void __launch_bounds__(256)
-softmax_fwd_f32_any_cols_block_per_row_44136f(
+// softmax forward, any number of columns: a block owns a row; it is read 3 times.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+softmax_fwd_f32_any_cols_block_per_row_f09c(
     float* __restrict__ y,
     const float* __restrict__ x,
     long long y_pitch,
     long long x_pitch,
     int rows,
     int cols) {
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 4 bytes
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: max(x)
     float row_max;
@@ -567,7 +579,7 @@ softmax_fwd_f32_any_cols_block_per_row_44136f(
   Look1 look1 = {__int_as_float(0xff800000)};
 
   // Look 1: max(x)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -585,7 +597,7 @@ softmax_fwd_f32_any_cols_block_per_row_44136f(
   Look2 look2 = {0.0f};
 
   // Look 2: sum(exp(x - row_max))
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -602,11 +614,11 @@ softmax_fwd_f32_any_cols_block_per_row_44136f(
   const float row_sum_inverse = 1.0f / look2.row_sum;
 
   // Last look: the outputs
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -615,7 +627,7 @@ softmax_fwd_f32_any_cols_block_per_row_44136f(
       }
       Vec<float, kVector> y_vec;
       pack(y_vec, y_values);
-      write(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 }
@@ -623,8 +635,6 @@ softmax_fwd_f32_any_cols_block_per_row_44136f(
 }  // namespace softmax_fwd_f32_detail
 }  // namespace sm90
 }  // namespace normgen
-
-#undef NORMGEN_KERNEL
 
 #ifndef __CUDACC_RTC__  // host side; NVRTC stops above, at the kernels
 
@@ -644,9 +654,9 @@ struct Launch {
   int min_blocks;      // launched even for 0 rows
   bool dependent;      // may start while the kernel before it ends: its text waits before it reads
 };
-inline constexpr Launch kLaunch_4096_block_per_row_2f904a{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_131072_cluster_per_row_f0d9b2{512, 1, 8, 2, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_44136f{256, 1, 1, 0, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_block_per_row_8703_Cols4096_2a1e{256, 1, 1, 0, 0, 0, 1, 0, true};
+inline constexpr Launch kLaunch_cluster_per_row_2d0e_Cols131072_08bd{512, 1, 8, 2, 0, 0, 1, 0, false};
+inline constexpr Launch kLaunch_any_cols_block_per_row_f09c_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
 // What the tuner chose, one line per line of the table at the top of this file.
 struct Shape {
@@ -808,29 +818,29 @@ inline cudaError_t softmax_fwd_f32_pitched(
   cudaError_t status = cudaSuccess;
   switch (k::select(rows, cols, align, absent)) {
     case 0:  // 8192 x 4096
-      status = k::grid(k::kLaunch_4096_block_per_row_2f904a, rows, &blocks);
+      status = k::grid(k::kLaunch_block_per_row_8703_Cols4096_2a1e, rows, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::softmax_fwd_f32_4096_block_per_row_2f904a,
-          k::kLaunch_4096_block_per_row_2f904a, blocks, stream,
+          k::softmax_fwd_f32_block_per_row_8703<k::Cols4096_2a1e>,
+          k::kLaunch_block_per_row_8703_Cols4096_2a1e, blocks, stream,
           y, x, y_pitch, x_pitch, rows);
     case 1:  // 4096 x 131072
-      status = k::grid(k::kLaunch_131072_cluster_per_row_f0d9b2, rows, &blocks);
+      status = k::grid(k::kLaunch_cluster_per_row_2d0e_Cols131072_08bd, rows, &blocks);
       if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::softmax_fwd_f32_131072_cluster_per_row_f0d9b2, k::kLaunch_131072_cluster_per_row_f0d9b2, &blocks);
+      status = k::fit_clusters(k::softmax_fwd_f32_cluster_per_row_2d0e<k::Cols131072_08bd>, k::kLaunch_cluster_per_row_2d0e_Cols131072_08bd, &blocks);
       if (status != cudaSuccess) return status;
       return k::launch(
-          k::softmax_fwd_f32_131072_cluster_per_row_f0d9b2,
-          k::kLaunch_131072_cluster_per_row_f0d9b2, blocks, stream,
+          k::softmax_fwd_f32_cluster_per_row_2d0e<k::Cols131072_08bd>,
+          k::kLaunch_cluster_per_row_2d0e_Cols131072_08bd, blocks, stream,
           y, x, y_pitch, x_pitch, rows);
     default:
       break;
   }
-  status = k::grid(k::kLaunch_any_cols_block_per_row_44136f, rows, &blocks);
+  status = k::grid(k::kLaunch_any_cols_block_per_row_f09c_AnyCols_1448, rows, &blocks);
   if (status != cudaSuccess) return status;
   return k::launch(
-      k::softmax_fwd_f32_any_cols_block_per_row_44136f,
-      k::kLaunch_any_cols_block_per_row_44136f, blocks, stream,
+      k::softmax_fwd_f32_any_cols_block_per_row_f09c<k::AnyCols_1448>,
+      k::kLaunch_any_cols_block_per_row_f09c_AnyCols_1448, blocks, stream,
       y, x, y_pitch, x_pitch, rows, cols);
 }
 

@@ -103,13 +103,11 @@ class Access:
     def sites(self) -> tuple[Site, ...]:
         return (self.vector_site, EDGE) if self.plan.cut.edged else (self.vector_site,)
 
-    def read_elem(self, tensor: str, hint: LoadHint, site: Site) -> str:
-        by = "" if hint is LoadHint.DEFAULT else f", {policy(hint)}"
-        return f"read<{site.width}{by}>({tensor}_row + {site.at})"
+    def read_elem(self, tensor: str, site: Site, *, hinted: bool = True) -> str:
+        return f"read<{site.width}{', Load' if hinted else ''}>({tensor}_row + {site.at})"
 
-    def write_elem(self, tensor: str, hint: StoreHint, site: Site) -> str:
-        by = "" if hint is StoreHint.DEFAULT else f"<{policy(hint)}>"
-        return f"write{by}({tensor}_row + {site.at}, {tensor}_vec)"
+    def write_elem(self, tensor: str, site: Site) -> str:
+        return f"write<Store>({tensor}_row + {site.at}, {tensor}_vec)"
 
     def read_param(self, tensor: str, site: Site) -> str:
         if site is SHIFTED:  # such a row meets the parameters between two of their vectors
@@ -123,7 +121,7 @@ class Access:
         """Reads of this lane's element of the edge, of all held tensors."""
         if not self.plan.cut.edged:
             return ()
-        reads = [(ld.name, self.read_elem(ld.name, self.plan.schedule.load, EDGE)) for ld in self.plan.held]
+        reads = [(ld.name, self.read_elem(ld.name, EDGE)) for ld in self.plan.held]
         return tuple(Do(f"{name.format(tensor)} = {read}") for tensor, read in reads)
 
     def declarations(self, loads: Iterable[Load], steps: str) -> list[Statement]:
@@ -154,7 +152,7 @@ class Access:
 
     @property
     def unroll(self) -> str:
-        return f"#pragma unroll {self.plan.unroll}" if self.plan.unroll else "#pragma unroll"
+        return "#pragma unroll kUnroll" if self.plan.unroll else "#pragma unroll"
 
     @property
     def spans(self) -> tuple[Span, ...]:

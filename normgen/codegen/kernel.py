@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from normgen.codegen.access import Access
+from normgen.codegen.access import Access, policy
 from normgen.codegen.chain import chain_comment, declare
 from normgen.codegen.columns import Columns
 from normgen.codegen.exchange import exchange_of
 from normgen.codegen.looks import Looks
 from normgen.codegen.module import Param, Source
 from normgen.codegen.printer import Printer
-from normgen.codegen.statements import Do, For, Gap, If, Let, Statement, pruned
+from normgen.codegen.statements import (
+    Do,
+    For,
+    Gap,
+    If,
+    Let,
+    Setting,
+    Statement,
+    constant,
+    pruned,
+    setting,
+    type_setting,
+)
 from normgen.codegen.transport import transport_of
 from normgen.codegen.transport.transport import holders
 from normgen.codegen.walk import Walk
@@ -23,13 +36,19 @@ from normgen.schedule.plan import Place, Plan
 
 @dataclass(frozen=True, kw_only=True)
 class KernelText:
-    """One kernel, ready to print: `bounds` are those of its launch."""
+    """One kernel, ready to print: `bounds` are those of its launch, which read what `config` has of Config."""
 
     name: str
     comment: tuple[str, ...]
     params: tuple[str, ...]
     bounds: str
+    config: Mapping[str, int | str]
     body: tuple[Statement, ...]
+
+    @property
+    def settings(self) -> dict[str, int | str]:
+        """All that it reads of Config."""
+        return {s.name: s.chosen for s in self.body if isinstance(s, Setting)} | dict(self.config)
 
 
 class MainKernel:
@@ -214,18 +233,20 @@ class MainKernel:
 
     def constants(self) -> list[Let]:
         plan, s, problem = self.plan, self.plan.schedule, self.plan.problem
-        width = s.vector * problem.dtype.bytes
-        found = [] if problem.any_cols else [constant("kCols", problem.cols)]
-        found.append(constant("kThreads", s.threads))
+        found: list[Let] = [] if problem.any_cols else [setting("kCols", problem.cols)]
+        found.append(setting("kThreads", s.threads))
         if s.row_blocks > 1:
-            found.append(constant("kCluster", s.cluster, "blocks that share a row"))
+            found.append(setting("kCluster", s.cluster, "blocks that share a row"))
             found += [constant("kWarps", "kThreads / 32"), constant("kThreadsPerRow", "kCluster * kThreads")]
         else:
-            found.append(constant("kThreadsPerRow", s.threads_per_row))
+            found.append(setting("kThreadsPerRow", s.threads_per_row))
         if plan.sums and plan.sums.way is Way.CLUSTER_PARTIALS:
-            found.append(constant("kCluster", s.cluster, "blocks that add their column sums"))
-        found.append(constant("kRowsPerBlock", s.rows_per_block))
-        found.append(constant("kVector", s.vector, f"elements per access of {width} bytes"))
+            found.append(setting("kCluster", s.cluster, "blocks that add their column sums"))
+        found.append(setting("kRowsPerBlock", s.rows_per_block))
+        found.append(setting("kVector", s.vector, "elements per access"))
+        found.append(type_setting("Load", policy(s.load), "how rows are read"))
+        found.append(type_setting("Store", policy(s.store), "and written"))
+        found.append(setting("kUnroll", plan.unroll, "steps of a loop's trip"))
         found += self.exchange.constants()
         if not problem.any_cols:
             found.append(constant("kVectors", "kCols / kVector", "per row"))
@@ -236,21 +257,22 @@ class MainKernel:
         return [*found, *self.transport.constants(), *self.columns.constants()]
 
     def comment(self) -> tuple[str, ...]:
+        """What the kernel does, whatever its Config."""
         plan, s = self.plan, self.plan.schedule
-        size = "any number of columns" if plan.problem.any_cols else f"{plan.problem.cols} columns"
         owner = {
             "thread_per_row": "one thread owns a row",
-            "warp_per_row": f"{s.threads_per_row} lanes of a warp own a row",
-            "block_per_row": f"{s.threads_per_row} threads own a row",
-            "cluster_per_row": f"{s.cluster} blocks of {s.threads_per_row} threads own a row",
+            "warp_per_row": "lanes of a warp own a row",
+            "block_per_row": "the threads of some warps own a row" if plan.idle_rows else "a block owns a row",
+            "cluster_per_row": "the blocks of a cluster own a row",
         }[s.strategy]
         reads = len(plan.look_loads) if plan.places == (Place.RELOAD,) else 1
-        per_block = f", {s.rows_per_block} rows a block" if s.rows_per_block > 1 else ""
+        beside = ", rows lie side by side in a block" if plan.idle_rows else ""
         if plan.sums and plan.sums.way is Way.CLUSTER_PARTIALS:
-            per_block += f", {s.cluster} blocks share their column sums"
+            beside += ", the blocks of a cluster share their column sums"
         times = {1: "once", 2: "twice"}.get(reads, f"{reads} times")
-        what = f"{plan.problem.spec.name} {plan.problem.direction.value}, {size}"
-        first = f"{what}: {owner}{per_block}; it is read {times}."
+        size = ", any number of columns" if plan.problem.any_cols else ""
+        what = f"{plan.problem.spec.name} {plan.problem.direction.value}{size}"
+        first = f"{what}: {owner}{beside}; it is read {times}."
         return (first, chain_comment(plan)) if s.chained else (first,)
 
     def text(self) -> KernelText:
@@ -273,10 +295,7 @@ class MainKernel:
             name=self.name,
             comment=self.comment(),
             params=tuple(declare(plan, p) for p in self.params),
-            bounds=str(s.threads) if s.blocks_per_sm == 0 else f"{s.threads}, {s.blocks_per_sm}",
+            bounds="Config::kThreads" + (", Config::kBlocksPerSm" if s.blocks_per_sm else ""),
+            config={"kThreads": s.threads} | ({"kBlocksPerSm": s.blocks_per_sm} if s.blocks_per_sm else {}),
             body=pruned(body),
         )
-
-
-def constant(name: str, value: object, comment: str = "") -> Let:
-    return Let(f"constexpr int {name}", str(value), comment)

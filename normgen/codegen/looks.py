@@ -17,7 +17,6 @@ from normgen.codegen.statements import Do, If, Let, Statement
 from normgen.codegen.transport.transport import Transport
 from normgen.codegen.walk import Walk
 from normgen.program.ir import Load, Map, Store, names_of, used_names
-from normgen.schedule.knobs import Load as LoadHint
 from normgen.schedule.plan import Place
 
 
@@ -89,7 +88,7 @@ class Looks:
             head.append(Do(f"float {store.tensor}_values[{site.width}]"))
             if store.accumulate:
                 before = f"{store.tensor}_before"
-                read = self.access.read_elem(store.tensor, LoadHint.DEFAULT, site)
+                read = self.access.read_elem(store.tensor, site, hinted=False)
                 head.append(Let(f"const {self.access.vec(store.tensor, site)} {before}", read))
                 text = f"element({before}, {site.index}) + {text}"
             elem.append(Do(f"{store.tensor}_values[{site.index}] = {text}"))
@@ -113,14 +112,13 @@ class Looks:
         elif place is Place.SHARED:
             read = f"read<kVector>({self.transport.slot(tensor)})"
         else:  # earlier looks want it cached
-            hint = self.plan.schedule.load if look == len(self.plan.looks) else LoadHint.DEFAULT
-            read = self.access.read_elem(tensor, hint, site)
+            read = self.access.read_elem(tensor, site, hinted=look == len(self.plan.looks))
         head.append(Let(f"const {self.access.vec(tensor, site)} {tensor}_vec", read))
         return f"{tensor}_vec"
 
     def stores(self, store: Store, site: Site) -> list[Statement]:
         tensor = store.tensor
-        write = Do(self.access.write_elem(tensor, self.plan.schedule.store, site))
+        write = Do(self.access.write_elem(tensor, site))
         return [
             Do(f"{self.access.vec(tensor, site)} {tensor}_vec"),
             Do(f"pack({tensor}_vec, {tensor}_values)"),

@@ -71,11 +71,17 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """One `extern "C" __global__` entry of a module."""
+    """One `__global__` entry of a module: `extern "C"`, or the instance of a template for the type `config`."""
 
     name: str
     params: tuple[Param, ...]
     launch: Launch
+    config: str = ""
+
+    @property
+    def expression(self) -> str:
+        """The entry as C++ names it."""
+        return f"{self.name}<{self.config}>" if self.config else self.name
 
 
 @dataclass(frozen=True, kw_only=True)

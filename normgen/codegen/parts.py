@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -9,7 +10,7 @@ from normgen.codegen.kernel import KernelText, MainKernel
 from normgen.codegen.library import File, needed
 from normgen.codegen.module import Kernel, Launch, Module
 from normgen.codegen.spelling import Spelling, marked, unmarked
-from normgen.codegen.statements import pruned, reads_of, text_of
+from normgen.codegen.statements import broken, identifiers, pruned, reads_of, text_of
 from normgen.codegen.templates import environment, tidy
 from normgen.problem.problem import Problem
 from normgen.program.ir import RowProgram
@@ -17,16 +18,26 @@ from normgen.schedule.plan import Plan, plan_of
 from normgen.schedule.schedule import Schedule
 
 
+@dataclass(frozen=True)
+class Config:
+    """What makes a kernel of a strategy: the line that defines its sizes, and the name of the type."""
+
+    name: str
+    text: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Parts:
     """A module before its pieces are printed: what a header needs to merge several modules into one text.
 
     library  the files of the device library that the kernels need
-    text     the kernels, each `extern "C" __global__`
+    text     the kernels, templates of a Config: the same for all schedules of one strategy
+    config   the one that the schedule asks for
     """
 
     library: tuple[File, ...]
     text: str
+    config: Config
     kernels: tuple[Kernel, ...]
     min_arch: int
     workspace_fixed_bytes: int
@@ -42,7 +53,7 @@ class Parts:
         )
         return Module(
             instructions=f"{tidy(hardware)}\n" if hardware else "",
-            text=tidy("\n".join([includes, portable, self.text])),
+            text=tidy("\n".join([includes, portable, self.config.text, "", self.text])),
             kernels=self.kernels,
             min_arch=self.min_arch,
             headers=headers,
@@ -57,11 +68,11 @@ def headers_of(library: Iterable[File]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(header for file in library for header in file.headers))
 
 
-def kernel_name(problem: Problem, schedule: Schedule) -> str:
-    """For example layernorm_fwd_f32_768_warp_per_row_3f2a91; absent tensors are named: ..._without_bias_..."""
-    cols = "any_cols" if problem.any_cols else str(problem.cols)
+def strategy_name(problem: Problem, schedule: Schedule) -> str:
+    """For example layernorm_fwd_bf16_without_bias_warp_per_row; absent tensors are named."""
+    cols = "_any_cols" if problem.any_cols else ""
     absent = "".join(f"_without_{name}" for name in problem.absent)
-    return f"{problem.name}_{cols}{absent}_{schedule.strategy}_{schedule.key[:6]}"
+    return f"{problem.name}{cols}{absent}_{schedule.strategy}"
 
 
 def parts_of(problem: Problem, program: RowProgram, schedule: Schedule) -> Parts:
@@ -84,10 +95,10 @@ def spelled_parts(parts: Parts) -> Parts:
 
 def marked_parts(plan: Plan) -> Parts:
     """The pieces of the text, built around whatever names the problem and the program have."""
-    name = kernel_name(plan.problem, plan.schedule)
-    main = MainKernel(plan, name)
-    texts, kernels = [main.text()], [Kernel(name=name, params=main.params, launch=launch_of(plan))]
-    second = main.columns.second_kernel(name)
+    plain = strategy_name(plan.problem, plan.schedule)
+    main = MainKernel(plan, plain)
+    texts, kernels = [main.text()], [Kernel(name=plain, params=main.params, launch=launch_of(plan))]
+    second = main.columns.second_kernel(plain)
     if second is not None:
         kernels.append(second.kernel)
         texts.append(
@@ -96,19 +107,37 @@ def marked_parts(plan: Plan) -> Parts:
                 comment=(second.comment,),
                 params=second.declared,
                 bounds=str(second.kernel.launch.threads),
+                config={},
                 body=pruned(second.body),
             )
         )
     sums = plan.sums
+    text = "\n".join(map(print_kernel, texts))
+    name = f"{plain}_{digest(text)}"  # the same text has the same name, whatever its Config
+    config = config_of(plan.problem, {k: number for t in texts for k, number in t.settings.items()})
     return Parts(
-        library=tuple(needed(frozenset().union(*(reads_of(text.body) for text in texts)))),
-        text="\n".join(map(print_kernel, texts)),
-        kernels=tuple(kernels),
+        library=tuple(needed(identifiers(config.text).union(*(reads_of(text.body) for text in texts)))),
+        text=text.replace(plain, name),
+        config=config,
+        kernels=tuple(replace(k, name=k.name.replace(plain, name), config=config.name) for k in kernels),
         min_arch=plan.min_arch,
         workspace_fixed_bytes=sums.fixed_bytes if sums else 0,
         workspace_column_bytes=sums.column_bytes if sums else 0,
         workspace_block_bytes=sums.block_bytes if sums else 0,
     )
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:4]
+
+
+def config_of(problem: Problem, values: dict[str, int | str]) -> Config:
+    """The type that tells a kernel its sizes and hints, named after the columns and what it says."""
+    sizes = ", ".join(f"{name} = {number}" for name, number in values.items() if isinstance(number, int))
+    types = "".join(f" using {name} = {chosen};" for name, chosen in values.items() if isinstance(chosen, str))
+    line = f"enum : int {{ {sizes} }};{types}"  # constants without storage: NVRTC would give static members some
+    name = f"{'AnyCols' if problem.any_cols else f'Cols{problem.cols}'}_{digest(line)}"
+    return Config(name=name, text="\n".join(broken(f"struct {name} {{ {line} }};", "    ")))
 
 
 def print_kernel(kernel: KernelText) -> str:

@@ -2,6 +2,7 @@
 
     Comment   // words
     Let       a constant or variable that is declared with its value; dropped where nobody reads it
+    Setting   a constant whose value a schedule chooses: Config has it
     Do        any other declaration, assignment or call
     For       a loop, or a lambda
     If        a branch
@@ -62,6 +63,13 @@ class Let:
 
 
 @dataclass(frozen=True)
+class Setting(Let):
+    """A constant or type of the kernel's Config: `chosen` under one schedule."""
+
+    chosen: int | str = 0
+
+
+@dataclass(frozen=True)
 class Do:
     """One statement, its semicolon left out."""
 
@@ -88,7 +96,7 @@ class For:
 
     @cached_property
     def reads(self) -> frozenset[str]:
-        return identifiers(self.head) | reads_of(self.body)
+        return identifiers(f"{self.head} {self.unroll}") | reads_of(self.body)
 
 
 @dataclass(frozen=True)
@@ -116,6 +124,21 @@ class Struct:
 
 
 Statement = Gap | Comment | Let | Do | For | If | Struct
+
+
+def constant(name: str, value: str, comment: str = "") -> Let:
+    """A constant that follows from others."""
+    return Let(f"constexpr int {name}", value, comment)
+
+
+def setting(name: str, number: int, comment: str = "") -> Setting:
+    """A constant that differs from schedule to schedule, or from problem to problem."""
+    return Setting(f"constexpr int {name}", f"Config::{name}", comment, number)
+
+
+def type_setting(name: str, chosen: str, comment: str = "") -> Setting:
+    """A type that differs from schedule to schedule."""
+    return Setting(f"using {name}", f"typename Config::{name}", comment, chosen)
 
 
 def loop(variable: str, bound: str, body: Sequence[Statement], *, first: str = "0", unroll: str = "") -> For:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from normgen.codegen.module import Kernel, Module
 
+TEMPLATE = "template <class Config>"  # the line above each kernel (codegen/templates/kernel.cu.j2)
 _DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.MULTILINE)
 _INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]+<([^>]+)>", re.MULTILINE)
 
@@ -35,7 +36,7 @@ def _module_text(index: int, module: Module) -> str:
         *(f"#define {name} normgen_{index}_{name}" for name in names),
         f"namespace normgen_module_{index} {{",
         f'#line 1 "{text_name(index)}"',
-        module.text,
+        instantiated(module),
         f'#line 1 "normgen_entries_{index}"',
         *(_entry_text(index, number, kernel) for number, kernel in enumerate(module.kernels)),
         f'extern "C" __attribute__((weak, visibility("hidden"))) unsigned char __start_{section}[];',
@@ -48,6 +49,16 @@ def _module_text(index: int, module: Module) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def instantiated(module: Module) -> str:
+    """The text, line by line, in which a kernel template is the function for its config.
+
+    g++ ignores the section of a variable within a template (its bug 41091), and shared memory is such a section.
+    """
+    config = next((kernel.config for kernel in module.kernels if kernel.config), "")
+    text = module.text.replace(TEMPLATE, f"using Config = {config};", 1) if config else module.text
+    return text.replace(TEMPLATE, "") if config else text
 
 
 def _entry_text(index: int, number: int, kernel: Kernel) -> str:

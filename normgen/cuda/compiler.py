@@ -6,10 +6,10 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from normgen.codegen.module import Module
+from normgen.codegen.module import Kernel, Module
 from normgen.cuda import nvrtc
 from normgen.cuda.cache import CubinCache
-from normgen.cuda.cubin import Cubin, parse_resources
+from normgen.cuda.cubin import Cubin, parse_resources, symbol_of
 from normgen.cuda.nvrtc import header_digest, header_folders
 from normgen.errors import CompileError
 
@@ -35,8 +35,13 @@ class Job:
     name: str
     options: tuple[str, ...]
     arch: int
-    kernels: tuple[str, ...]
+    kernels: tuple[Kernel, ...]
     key: str
+
+    @property
+    def instances(self) -> tuple[str, ...]:
+        """The kernels that are instances of templates."""
+        return tuple(kernel.expression for kernel in self.kernels if kernel.config)
 
 
 def identity_of(module: Module) -> str:
@@ -58,7 +63,7 @@ def compile_module(module: Module, arch: int, *, options: Sequence[str] = (), ca
     found = cache.get(job.key) if cache else None
     if found is not None:
         return found
-    cubin = finish(job, nvrtc.compile_text(job.text, name=job.name, options=job.options))
+    cubin = finish(job, _compiled(job))
     if cache:
         cache.put(cubin)
     return cubin
@@ -67,10 +72,14 @@ def compile_module(module: Module, arch: int, *, options: Sequence[str] = (), ca
 def ptx(module: Module, arch: int, *, options: Sequence[str] = ()) -> str:
     """The module's PTX for `sm_{arch}`: what the test for double arithmetic reads. Raises CompileError."""
     job = job_of(module, arch, options=options)
-    compiled = nvrtc.compile_text(job.text, name=job.name, options=job.options)
+    compiled = _compiled(job)
     if compiled.error:
         raise refused(job, compiled)
     return compiled.ptx.decode()
+
+
+def _compiled(job: Job) -> nvrtc.Compiled:
+    return nvrtc.compile_text(job.text, name=job.name, options=job.options, instances=job.instances)
 
 
 def job_of(module: Module, arch: int, *, options: Sequence[str] = ()) -> Job:
@@ -79,14 +88,14 @@ def job_of(module: Module, arch: int, *, options: Sequence[str] = ()) -> Job:
     folders = header_folders() if module.headers else ()
     settings = (f"--gpu-architecture=sm_{arch}", *_FIXED_OPTIONS, *options)
     text = module.source.encode()
-    names = tuple(kernel.name for kernel in module.kernels)
+    names = tuple(kernel.expression for kernel in module.kernels)
     digest = header_digest(module.headers, folders) if module.headers else ""
     return Job(
         text=text,
-        name=f"{names[0] if names else 'module'}.cu",
+        name=f"{module.kernels[0].name if module.kernels else 'module'}.cu",
         options=(*settings, *(f"--include-path={folder}" for folder in folders)),
         arch=arch,
-        kernels=names,
+        kernels=module.kernels,
         key=_key((text, *settings, *names, f"nvrtc {nvrtc.version()}", f"headers {digest}")),
     )
 
@@ -95,15 +104,18 @@ def finish(job: Job, compiled: nvrtc.Compiled) -> Cubin:
     """The cubin of a compiler answer. Raises CompileError if it refused or a kernel is missing from it."""
     if compiled.error:
         raise refused(job, compiled)
-    resources = parse_resources(compiled.log)
-    missing = [name for name in job.kernels if name not in resources]
+    found = parse_resources(compiled.log)
+    symbols = {kernel: symbol_of(kernel, found) for kernel in job.kernels}
+    missing = [kernel.expression for kernel, symbol in symbols.items() if not symbol]
     if missing:
         raise CompileError(
             "the compiled module must hold every kernel it names",
             log=compiled.log,
-            received=f"no {', '.join(missing)} among: {', '.join(resources) or 'none'}",
-            hint='kernels are extern "C" __global__',
+            received=f"no {', '.join(missing)} among: {', '.join(found) or 'none'}",
+            hint='kernels are extern "C" __global__, or instances of templates for a config',
         )
+    names = {symbol: kernel.name for kernel, symbol in symbols.items()}
+    resources = {names.get(entry, entry): figures for entry, figures in found.items()}
     return Cubin(
         data=compiled.cubin,
         arch=job.arch,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+
+from normgen.codegen.module import Kernel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,22 @@ class Cubin:
     nvrtc_version: tuple[int, int]
     key: str
     cached: bool = False
+
+
+def symbol_of(kernel: Kernel, entries: Iterable[str]) -> str:
+    """The entry of machine code that a kernel is, of those that there are; "" if it is not among them.
+
+    A template's instance has the Itanium ABI's name: the lengths and names of the template and of its argument.
+    """
+    if not kernel.config:
+        return kernel.name if kernel.name in set(entries) else ""
+    words = (f"{len(kernel.name)}{kernel.name}I", f"{len(kernel.config)}{kernel.config}E")
+    return next((entry for entry in entries if all(word in entry for word in words)), "")
+
+
+def entries_of(data: bytes) -> list[str]:
+    """The entries of machine code: each has a section of its own."""
+    return [name.decode() for name in re.findall(rb"\x00\.text\.(\w+)(?=\x00)", data)]
 
 
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from normgen.codegen.module import Kernel, Launch, Module, Param, Source
-from normgen.cuda.cubin import Cubin
+from normgen.cuda.cubin import Cubin, entries_of, symbol_of
 from normgen.cuda.driver import OnDevice, check, core_device, driver
 from normgen.cuda.stream import Stream
 from normgen.errors import NormgenError
@@ -160,7 +160,8 @@ class LoadedModule:
             self._handle = None
 
     def _function(self, kernel: Kernel) -> Any:
-        found = driver().cuModuleGetFunction(self._handle, kernel.name.encode())
+        symbol = symbol_of(kernel, entries_of(self.cubin.data)) or kernel.name
+        found = driver().cuModuleGetFunction(self._handle, symbol.encode())
         return check(found, f"find kernel {kernel.name} in its cubin")
 
 

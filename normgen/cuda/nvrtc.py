@@ -81,12 +81,17 @@ def library_path() -> str:
     return str(pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path or "")
 
 
-def compile_text(text: bytes, *, name: str, options: Sequence[str]) -> Compiled:
-    """Compile one translation unit with exactly these options; a refusal is an answer, not an exception."""
+def compile_text(text: bytes, *, name: str, options: Sequence[str], instances: Sequence[str] = ()) -> Compiled:
+    """Compile one translation unit with exactly these options; a refusal is an answer, not an exception.
+
+    `instances` are the instances of kernel templates that it shall hold, as C++ names them.
+    """
     nvrtc = _nvrtc()
     started = time.perf_counter()
     program = _checked(nvrtc.nvrtcCreateProgram(text, name.encode(), 0, [], []))
     try:
+        for instance in instances:
+            _checked(nvrtc.nvrtcAddNameExpression(program, instance.encode()))
         encoded = [option.encode() for option in options]
         (status,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
         log = _read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).rstrip(b"\0 \n")

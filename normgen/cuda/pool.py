@@ -47,7 +47,7 @@ class _Worker:
         jobs, answers = self.process.stdin, self.process.stdout
         assert jobs is not None
         assert answers is not None
-        pickle.dump((job.text, job.name, job.options), jobs)
+        pickle.dump((job.text, job.name, job.options, job.instances), jobs)
         jobs.flush()
         if not select.select([answers], [], [], timeout_s)[0]:
             raise TimeoutError

@@ -16,15 +16,15 @@ from normgen.errors import NoDeviceError
 
 
 def serve(jobs: BinaryIO, answers: BinaryIO) -> None:
-    """Answer (text, name, options) with a Compiled, or with a NoDeviceError's sentence, until the input ends."""
+    """Answer (text, name, options, instances) with a Compiled, or a NoDeviceError's sentence, until the input ends."""
     while True:
         try:
-            text, name, options = pickle.load(jobs)
+            text, name, options, instances = pickle.load(jobs)
         except EOFError:
             return
         answer: nvrtc.Compiled | str
         try:
-            answer = nvrtc.compile_text(text, name=name, options=options)
+            answer = nvrtc.compile_text(text, name=name, options=options, instances=instances)
         except NoDeviceError as error:
             answer = str(error)
         pickle.dump(answer, answers)

@@ -30,10 +30,11 @@ class Header:
     file_name: str
     text: str
     arch: int
+    kernels: tuple[str, ...]  # the instances of its kernels, as C++ names them
 
     def write(self, folder: Path) -> Path:
         """Write the file at once, after its device part has compiled. Raises CompileError."""
-        check_compiles(self.text, name=self.file_name, arch=self.arch)
+        check_compiles(self.text, name=self.file_name, arch=self.arch, instances=self.kernels)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / self.file_name
         write_atomically(path, self.text)
@@ -58,7 +59,11 @@ def headers_of(
             known[op] = parse(record.spec, file=f"{op} of a record") if record.spec else load(op, spec_folders)
         return known[op]
 
-    return tuple(Header(file_name=g.file_name, text=header_text(g), arch=g.arch) for g in groups_of(records, spec_of))
+    found = []
+    for group in groups_of(records, spec_of):
+        text, kernels = header_text(group)
+        found.append(Header(file_name=group.file_name, text=text, arch=group.arch, kernels=kernels))
+    return tuple(found)
 
 
 def export_record(record: Record, folder: Path, *, spec: Spec | None = None) -> Path:

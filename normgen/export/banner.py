@@ -81,7 +81,7 @@ def _unique(values: Iterable[str]) -> list[str]:
 
 
 def _evidence(records: Sequence[Record]) -> list[str]:
-    """Who made the records, on what, with which commands; a fact that all share is said once."""
+    """Who made the records, on what, and with which command; a fact that all share is said once."""
 
     def made(record: Record) -> str:
         return f"normgen {record.versions.get('normgen', '?')}"
@@ -94,16 +94,14 @@ def _evidence(records: Sequence[Record]) -> list[str]:
         return f"{record.device.get('name')}{role}, {arch}, NVRTC {v.get('nvrtc', '?')}{driver}"
 
     lines = []
-    labelled: tuple[tuple[str, Callable[[Record], str]], ...] = (
-        ("tuned by", made),
-        ("device", where),
-        ("command", lambda r: r.command),
-    )
+    labelled: tuple[tuple[str, Callable[[Record], str]], ...] = (("tuned by", made), ("device", where))
     for label, fact in labelled:
         for text in _unique(map(fact, records)):
             lines.append(f"{label.ljust(9)} {text}")
             label = ""
-    return lines
+    first, *others = _unique(r.command for r in records) or [""]
+    lines += _wrapped(first, "command   ") if first else []
+    return lines + ([f"          and {len(others)} more: each stands in its record"] if others else [])
 
 
 def _emitted_anew(entries: Sequence[Entry]) -> list[str]:
@@ -190,8 +188,8 @@ def _accuracy(records: Sequence[Record]) -> str:
 
 def _schedules(group: Group) -> list[str]:
     lines = [
-        'The text of a kernel is as tuned, but for NORMGEN_KERNEL in place of `extern "C" __global__`.',
-        "`normgen show` with --op, --shape, --dtype and --schedule prints it alone. Schedules:",
+        "A kernel and its Config are, byte for byte, what was tuned; `normgen show` with --op, --shape, --dtype and",
+        "--schedule prints them alone. Schedules:",
     ]
     for entry in group.entries:
         p = entry.problem

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from normgen.cuda import nvrtc
 from normgen.cuda.nvrtc import header_folders
 from normgen.errors import CompileError, NoDeviceError
 from normgen.files.private import to_stderr
 
 
-def check_compiles(text: str, *, name: str, arch: int) -> None:
-    """Compile a header as NVRTC sees it: everything above its host part.
+def check_compiles(text: str, *, name: str, arch: int, instances: Sequence[str] = ()) -> None:
+    """Compile a header as NVRTC sees it: everything above its host part, and those instances of its kernels.
 
     A machine that cannot compile it, for want of NVRTC or of CUDA's headers, says so in one line on stderr.
 
@@ -20,7 +22,7 @@ def check_compiles(text: str, *, name: str, arch: int) -> None:
             raise NoDeviceError("NVRTC must know the arch", received=f"sm_{arch}")
         includes = [f"--include-path={folder}" for folder in header_folders()]
         options = [f"--gpu-architecture=sm_{arch}", "-std=c++17", *includes]
-        compiled = nvrtc.compile_text(text.encode(), name=name, options=options)
+        compiled = nvrtc.compile_text(text.encode(), name=name, options=options, instances=instances)
     except NoDeviceError as error:
         to_stderr(f"{name}: not compiled ({error.rule}: {error.received})")
         return

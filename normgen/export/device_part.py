@@ -1,4 +1,4 @@
-"""The device part of a header: the device library that its kernels need, then the kernels, each once."""
+"""The device part of a header: the device library that its kernels need, each strategy's kernel, and the Configs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from normgen.codegen.templates import tidy
 from normgen.pipeline import emit_parts
 from normgen.problem.problem import Problem
 from normgen.schedule.schedule import Schedule
+
+SIZES = "// What a tuned shape is: the sizes and hints of its kernel."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +51,14 @@ def device_part(wanted: Sequence[tuple[Problem, Schedule]]) -> DevicePart:
     names = []
     for problem, schedule in wanted:
         parts = emit_parts(problem, schedule)
-        names.append(parts.kernels[0].name)
+        names.append(parts.kernels[0].expression)
         emitted.setdefault(names[-1], Compiled(problem=problem, schedule=schedule, parts=parts))
     library = _library(emitted.values())
+    strategies = dict.fromkeys(c.parts.text for c in emitted.values())
+    configs = dict.fromkeys(c.parts.config.text for c in emitted.values())
     return DevicePart(
         kernels=tuple(emitted[name] for name in names),
-        text=tidy("\n".join([*(file.text for file in library), *map(_kernels, emitted.values())])),
+        text=tidy("\n".join([*(file.text for file in library), SIZES, *configs, "", *strategies])),
         headers=headers_of(library),
         min_arch=max(c.parts.min_arch for c in emitted.values()),
     )
@@ -64,7 +68,3 @@ def _library(compiled: Iterable[Compiled]) -> list[File]:
     """The files that some kernel needs."""
     found = {file.name: file for c in compiled for file in c.parts.library}
     return in_order(found.values())
-
-
-def _kernels(compiled: Compiled) -> str:
-    return compiled.parts.text.replace('extern "C" __global__', "NORMGEN_KERNEL")

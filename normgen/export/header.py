@@ -49,13 +49,13 @@ def wrapped(paragraphs: Sequence[str]) -> list[str]:
     return [line for text in paragraphs for line in textwrap.wrap(text, WIDTH)]
 
 
-def header_text(group: Group) -> str:
-    """Banner, device part, host part: the same bytes for the same spec, records and generator."""
+def header_text(group: Group) -> tuple[str, tuple[str, ...]]:
+    """Banner, device part, host part: the same bytes for the same spec, records and generator; and its kernels."""
     tuned = [(e.problem, e.record.schedule) for e in group.entries]
     general = [(p, fallback_schedule(p)) for p in group.fallbacks()]
     device = device_part([*tuned, *general])
     dtypes = sorted({t.dtype.name for t in group.problem.tensors})
-    return tidy(
+    text = (
         _environment()
         .get_template("header.cu.j2")
         .render(
@@ -70,6 +70,11 @@ def header_text(group: Group) -> str:
             host=_spelled(group, host_part(group, device.kernels[: len(tuned)], device.kernels[len(tuned) :])),
         )
     )
+    scope = f"normgen::sm{group.arch}::{group.name}_detail::"
+    kernels = dict.fromkeys(
+        f"{scope}{k.name}<{scope}{k.config}>" for compiled in device.kernels for k in compiled.parts.kernels
+    )
+    return tidy(text), tuple(kernels)
 
 
 def _spelled(group: Group, host: HostPart) -> HostPart:

@@ -112,7 +112,7 @@ def host_part(group: Group, tuned: Sequence[Compiled], fallbacks: Sequence[Compi
     tensors = [_declaration(t) for t in problem.tensors]
     stream = "cudaStream_t stream = nullptr"
     names = ["rows", "cols", *scalars, *(["workspace"] if workspace else []), "stream"]
-    compiled = {c.main.name: c for c in (*tuned, *fallbacks)}
+    compiled = {c.main.expression: c for c in (*tuned, *fallbacks)}
     return HostPart(
         name=group.name,
         launches=tuple(_launch_line(problem, k) for c in compiled.values() for k in c.parts.kernels),
@@ -165,8 +165,8 @@ def _shape(group: Group, entry: Entry) -> Shape:
 
 
 def launch_name(problem: Problem, kernel: Kernel) -> str:
-    """kLaunch_768_warp_per_row_3f2a91: what the kernel's name says beyond the problem's."""
-    return f"kLaunch_{kernel.name.removeprefix(problem.name + '_')}"
+    """kLaunch_warp_per_row_3f2a_Cols768_91ab: what the kernel's name says beyond the problem's, and its Config."""
+    return f"kLaunch_{kernel.name.removeprefix(problem.name + '_')}_{kernel.config}"
 
 
 def _launch_line(problem: Problem, kernel: Kernel) -> LaunchLine:
@@ -230,7 +230,7 @@ def _argument(param: Param, problem: Problem) -> str:
 def _steps(compiled: Compiled) -> tuple[Step, ...]:
     return tuple(
         Step(
-            kernel=f"{CALL}{kernel.name}",
+            kernel=f"{CALL}{kernel.name}<{CALL}{kernel.config}>",
             launch=f"{CALL}{launch_name(compiled.problem, kernel)}",
             arguments=tuple(_argument(p, compiled.problem) for p in kernel.params),
             loops_clusters=kernel.launch.loops_clusters,
@@ -243,8 +243,8 @@ def _tuned_calls(group: Group, tuned: Sequence[Compiled]) -> list[Call]:
     """One call per kernel: shapes that share a kernel share the call."""
     labels: dict[str, list[int]] = {}
     for index, compiled in enumerate(tuned):
-        labels.setdefault(compiled.main.name, []).append(index)
-    by_name = {c.main.name: c for c in tuned}
+        labels.setdefault(compiled.main.expression, []).append(index)
+    by_name = {c.main.expression: c for c in tuned}
     return [_tuned_call(group, by_name[name], indices) for name, indices in labels.items()]
 
 

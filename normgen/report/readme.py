@@ -35,7 +35,8 @@ def kernel_part(_: Path) -> str:
     op, shape = _SHOWN
     problem = problem_for(load(op), shape=shape)
     text = emit(problem, default_schedule(problem, target("h200"))).text
-    start = text.rindex("\n\n", 0, text.index('extern "C" __global__')) + 2  # with the comment above it
+    start = text.rindex("\n\n", 0, text.index("template <class Config>\n__global__")) + 2  # with the comment above it
+    start = text.rindex("\n\n", 0, start - 2) + 2  # and its Config
     command = f"normgen show --cuda --op {op} --shape {shape}"
     return f"The end of what `{command}` prints:\n\n```cuda\n{text[start:].rstrip()}\n```\n"
 

@@ -84,7 +84,7 @@ def test_a_contest_shares_a_kernel_among_equal_schedules_and_says_what_is_wrong(
     assert (same.low, same.median, same.high) == (1.0, 1.0, 1.0)
     assert other.low > 1.05
     assert found.roof_us == found.roofs_us["elementwise"] < found.roofs_us["copy"]
-    plant_in_workers(monkeypatch, **{"read<kVector, Streaming>(x_row": "wrong"})
+    plant_in_workers(monkeypatch, **{"using Load = Streaming;": "wrong"})
     found = hold(problem, Cache.COLD, {"good": slow, "bad": reread}, PLACE)
     assert found.failed == {"bad": "wrong result: y[0, 0]: got 1, want 2"}
     assert (found.us("bad"), found.ratio("good", "bad")) == (None, None)
@@ -99,7 +99,7 @@ def test_a_kernel_that_takes_workers_down_ends_no_contest(
 ) -> None:
     problem = problem_for(load("rmsnorm"), shape="512x1024", dtype="bf16")
     reread = Schedule(threads_per_row=64, vector=8, hold="reload", load="streaming")
-    plant_in_workers(monkeypatch, **{"read<kVector, Streaming>(x_row": fault})
+    plant_in_workers(monkeypatch, **{"using Load = Streaming;": fault})
     notes: list[str] = []
     schedules = {"wide": replace(WIDE, vector=1), "bad": reread, "default": default_schedule(problem, H200)}
     found = hold(problem, Cache.COLD, schedules, PLACE, note=notes.append)

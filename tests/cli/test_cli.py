@@ -152,7 +152,7 @@ def test_show_prints_program_text_and_schedule(capsys: pytest.CaptureFixture[str
     ir = run(capsys, "show", *problem, "--ir")[1]
     assert "program rmsnorm(eps)" in ir
     cuda = run(capsys, "show", *problem, "--cuda")[1]
-    assert 'extern "C" __global__' in cuda
+    assert "template <class Config>\n__global__" in cuda
     assert run(capsys, "show", *problem)[1] == cuda
     knobs = run(capsys, "show", *problem, "--print-schedule", "--schedule", "vector=4 load=streaming")[1]
     assert "vector = 4\n" in knobs

@@ -34,7 +34,7 @@ def code_of(module: Module) -> dict[str, str]:
         if not name.startswith(INSTRUCTIONS):
             continue
         number = next((i for i, k in reversed(list(enumerate(module.kernels))) if k.name in name), -1)
-        plain = name.replace(module.kernels[number].name, f"kernel_{number}") if number >= 0 else name
+        plain = next(kind for kind in INSTRUCTIONS if name.startswith(kind))
         kinds = found.setdefault(f"kernel_{number}", ([], []))
         kinds[0 if name.startswith(".text.") else 1].append(f"{plain} {size} ".encode() + content)
     return {

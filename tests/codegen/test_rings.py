@@ -138,7 +138,7 @@ def test_a_bulk_copy_carries_the_priority_of_its_rows() -> None:
     plain, kept = (emit(problem, replace(waiting, load=hint)) for hint in ("default", "evict_last"))
     assert "cache_hint" not in plain.instructions
     assert "L2::evict_last" in kept.instructions
-    assert "bulk_load_by<EvictLast>(x_shared" in kept.text
+    assert "bulk_load_by<Load>(x_shared" in kept.text
 
 
 # ---- misuse: the emitted text with one thing wrong ------------------------------------------------------------------

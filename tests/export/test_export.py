@@ -20,7 +20,7 @@ from normgen.errors import CompileError, NoDeviceError, UsageError
 from normgen.export import Header, headers_of
 from normgen.export.groups import groups_of
 from normgen.measure.cpu_check import check_on_cpu
-from normgen.pipeline import emit
+from normgen.pipeline import emit, emit_parts
 from normgen.program.source import problem_for
 from normgen.records.questions import problem_of
 from normgen.records.record import Record, parse_line
@@ -66,18 +66,18 @@ def test_what_is_in_generated_is_what_its_records_say() -> None:
 
 @pytest.mark.parametrize("entry", layernorm_records(), ids=lambda r: f"{r.problem.rows}x{r.problem.cols}")
 def test_the_kernel_text_is_the_tuned_text(entry: Record) -> None:
-    module = emit(problem_of(entry.problem, load("layernorm")), entry.schedule)
-    start = module.text.index('extern "C" __global__')
-    assert (
-        module.text[start:].replace('extern "C" __global__', "NORMGEN_KERNEL").strip()
-        in only(*layernorm_records()).text
-    )
+    """Byte for byte: the strategy's kernel, and the line that makes it the kernel of this shape."""
+    asked = (problem_of(entry.problem, load("layernorm")), entry.schedule)
+    parts, header = emit_parts(*asked), only(*layernorm_records()).text
+    assert emit(*asked).text.endswith(f"{parts.config.text}\n\n{parts.text}")
+    assert header.count(parts.config.text) == header.count(parts.text) == 1
 
 
 def test_shapes_that_share_a_kernel_print_it_once() -> None:
     schedule = layernorm_records()[0].schedule
     header = only(record(shape="8192x768", schedule=schedule), record(shape="2048x768", schedule=schedule))
-    assert header.text.count("layernorm_fwd_f32_768_block_per_row_" + schedule.key[:6] + "(") == 1
+    kernel = emit(problem_for(load("layernorm"), shape="8192x768"), schedule).kernels[0]
+    assert header.text.count(f"{kernel.name}(\n") == header.text.count(f"struct {kernel.config} ") == 1
     assert "    case 0:\n    case 1:  // 2048 x 768, 8192 x 768\n" in header.text
 
 
@@ -189,7 +189,7 @@ BROKEN = "the kernel of another language;\n"
 def test_a_header_that_does_not_compile_is_not_kept(tmp_path: Path) -> None:
     good = only(record())
     path = good.write(tmp_path)
-    broken = replace(good, text=good.text.replace("#undef NORMGEN_KERNEL", BROKEN))
+    broken = replace(good, text=good.text.replace("}  // namespace layernorm_fwd_f32_detail", BROKEN, 1))
     assert BROKEN in broken.text
     with pytest.raises(CompileError, match="must compile for sm_90") as caught:
         broken.write(tmp_path)

@@ -15,7 +15,7 @@ import pytest
 from normgen.codegen.module import Launch
 from normgen.cuda import nvrtc
 from normgen.cuda.compiler import compile_module
-from normgen.cuda.cubin import parse_resources
+from normgen.cuda.cubin import parse_resources, symbol_of
 from normgen.cuda.nvrtc import header_folders
 from normgen.export import headers_of
 from normgen.export.groups import Entry, groups_of
@@ -105,7 +105,9 @@ def test_nvrtc_takes_the_device_part_without_a_warning(records: list[Record], ar
     number = str(needed) if arch == "lowest" else arch
     includes = [f"--include-path={folder}" for folder in header_folders()]
     options = [f"--gpu-architecture=sm_{number}", "-std=c++17", *includes]
-    compiled = nvrtc.compile_text(header.text.encode(), name=header.file_name, options=options)
+    compiled = nvrtc.compile_text(
+        header.text.encode(), name=header.file_name, options=options, instances=header.kernels
+    )
     assert (compiled.error, compiled.log.strip()) == ("", "")
 
 
@@ -172,14 +174,16 @@ def test_a_headers_kernels_need_the_registers_of_the_tuned_ones() -> None:
     (header,) = headers_of(records)
     includes = [f"--include-path={folder}" for folder in header_folders()]
     options = ["--gpu-architecture=sm_90", "-std=c++17", "--ptxas-options=-v", "--no-cache", *includes]
-    found = parse_resources(nvrtc.compile_text(header.text.encode(), name="header.cu", options=options).log)
+    compiled = nvrtc.compile_text(header.text.encode(), name="header.cu", options=options, instances=header.kernels)
+    found = parse_resources(compiled.log)
     for one in records:
         module = emit(problem_of(one.problem, load("layernorm")), one.schedule)
         tuned = compile_module(module, 90).resources
-        for name, figures in tuned.items():  # a neighbour's dynamic shared memory pads static memory to 128 bytes
+        for kernel in module.kernels:  # a neighbour's dynamic shared memory pads static memory to 128 bytes
+            figures, own = tuned[kernel.name], found[symbol_of(kernel, found)]
             padded = -(-figures.static_shared_bytes // 128) * 128
-            assert replace(found[name], static_shared_bytes=padded) == replace(figures, static_shared_bytes=padded)
-            assert found[name].static_shared_bytes in (figures.static_shared_bytes, padded)
+            assert replace(own, static_shared_bytes=padded) == replace(figures, static_shared_bytes=padded)
+            assert own.static_shared_bytes in (figures.static_shared_bytes, padded)
 
 
 @pytest.fixture(scope="module")

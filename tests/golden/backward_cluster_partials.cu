@@ -274,10 +274,15 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// rmsnorm backward, 1024 columns: 64 threads own a row, 4 rows a block, 2 blocks share their column sums; it is read once.
+struct Cols1024_c65a { enum :
+    int { kCols = 1024, kThreads = 256, kThreadsPerRow = 64, kCluster = 2, kRowsPerBlock = 4, kVector = 8, kGroups = 4,
+    kCells = 8 }; using Load = Default; using Store = Default; };
+
+// rmsnorm backward: the threads of some warps own a row, rows lie side by side in a block, the blocks of a cluster share their column sums; it is read once.
 // It may start while the kernel in front of it in the stream ends.
-extern "C" __global__ void __launch_bounds__(256)
-rmsnorm_bwd_bf16_1024_block_per_row_dc216a(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_bwd_bf16_block_per_row_1e94(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     const bfloat16* dy,
@@ -290,19 +295,21 @@ rmsnorm_bwd_bf16_1024_block_per_row_dc216a(
     int rows,
     float eps,
     float* partials) {
-  constexpr int kCols = 1024;
-  constexpr int kThreads = 256;
-  constexpr int kThreadsPerRow = 64;
-  constexpr int kCluster = 2;  // blocks that add their column sums
-  constexpr int kRowsPerBlock = 4;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kCluster = Config::kCluster;  // blocks that add their column sums
+  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kPitch = 1024;  // columns of a row of float32 sums, padded
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kTensors = 1;  // that are summed over rows
-  constexpr int kGroups = 4;  // row groups of a block that keep sums of their own
-  constexpr int kSumWidth = 4;  // columns a thread adds at a time
+  constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
+  constexpr int kSumWidth = kCols % 4 == 0 ? 4 : 1;  // columns a thread adds at a time
   struct Look1 {  // look 1: sum(dxhat * xhat)
     float dxhat_xhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -345,8 +352,8 @@ rmsnorm_bwd_bf16_1024_block_per_row_dc216a(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      dy_next[step] = read<kVector>(dy_row + vector * kVector);
-      x_next[step] = read<kVector>(x_row + vector * kVector);
+      dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
+      x_next[step] = read<kVector, Load>(x_row + vector * kVector);
     }
   };
   if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
@@ -406,7 +413,7 @@ rmsnorm_bwd_bf16_1024_block_per_row_dc216a(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      if (active) write(dx_row + vector * kVector, dx_vec);
+      if (active) write<Store>(dx_row + vector * kVector, dx_vec);
     }
 
     parity ^= 1;
@@ -439,21 +446,23 @@ rmsnorm_bwd_bf16_1024_block_per_row_dc216a(
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
-extern "C" __global__ void __launch_bounds__(512)
-rmsnorm_bwd_bf16_1024_block_per_row_dc216a_finish(
+template <class Config>
+__global__ void __launch_bounds__(512)
+rmsnorm_bwd_bf16_block_per_row_1e94_finish(
     bfloat16* __restrict__ dweight,
     const float* partials,
     int blocks) {
-  constexpr int kCols = 1024;
-  constexpr int kPitch = 1024;  // columns of a row of float32 sums, padded
-  constexpr int kVector = 8;
-  constexpr int kVectors = 128;
+  constexpr int kCols = Config::kCols;
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
+  constexpr int kVector = Config::kVector;
+  constexpr int kVectors = kCols / kVector;
+  constexpr int kCluster = Config::kCluster;  // blocks that fill a partial row together
   constexpr int kThreads = 512;
   constexpr int kTensors = 1;  // that are summed over rows
-  constexpr int kCells = 8;  // of a block
+  constexpr int kCells = Config::kCells;  // of a block
   __shared__ float warp_sums[kThreads / 32][kCells];
 
-  const int partial_rows = blocks / 2;  // the blocks of a cluster fill one together
+  const int partial_rows = blocks / kCluster;
   constexpr int tensor = 0;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
   dependency_wait();

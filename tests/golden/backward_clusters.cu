@@ -255,9 +255,13 @@ __device__ __forceinline__ float total_of_warps(const float (&warp_sums)[kWarps]
   return total;
 }
 
-// layernorm backward, 4096 columns: 2 blocks of 128 threads own a row; it is read once.
-extern "C" __global__ void __launch_bounds__(128)
-layernorm_bwd_bf16_4096_cluster_per_row_617285(
+struct Cols4096_6853 { enum : int { kCols = 4096, kThreads = 128, kCluster = 2, kVector = 8, kCells = 32 };
+    using Load = Default; using Store = Default; };
+
+// layernorm backward: the blocks of a cluster own a row; it is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_bwd_bf16_cluster_per_row_8797(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -272,15 +276,17 @@ layernorm_bwd_bf16_4096_cluster_per_row_617285(
     int rows,
     float eps,
     float* __restrict__ partials) {
-  constexpr int kCols = 4096;
-  constexpr int kThreads = 128;
-  constexpr int kCluster = 2;  // blocks that share a row
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kCluster = Config::kCluster;  // blocks that share a row
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kPitch = 4096;  // columns of a row of float32 sums, padded
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kTensors = 2;  // that are summed over rows
   struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
     float dxhat_xhat_sum, dxhat_sum;
@@ -330,8 +336,8 @@ layernorm_bwd_bf16_4096_cluster_per_row_617285(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      dy_next[step] = read<kVector>(dy_row + vector * kVector);
-      x_next[step] = read<kVector>(x_row + vector * kVector);
+      dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
+      x_next[step] = read<kVector, Load>(x_row + vector * kVector);
     }
   };
   if (blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
@@ -395,7 +401,7 @@ layernorm_bwd_bf16_4096_cluster_per_row_617285(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write(dx_row + vector * kVector, dx_vec);
+      write<Store>(dx_row + vector * kVector, dx_vec);
     }
 
     ++trip;
@@ -416,22 +422,24 @@ layernorm_bwd_bf16_4096_cluster_per_row_617285(
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
-extern "C" __global__ void __launch_bounds__(512)
-layernorm_bwd_bf16_4096_cluster_per_row_617285_finish(
+template <class Config>
+__global__ void __launch_bounds__(512)
+layernorm_bwd_bf16_cluster_per_row_8797_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     const float* __restrict__ partials,
     int blocks) {
-  constexpr int kCols = 4096;
-  constexpr int kPitch = 4096;  // columns of a row of float32 sums, padded
-  constexpr int kVector = 8;
-  constexpr int kVectors = 512;
+  constexpr int kCols = Config::kCols;
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
+  constexpr int kVector = Config::kVector;
+  constexpr int kVectors = kCols / kVector;
+  constexpr int kCluster = Config::kCluster;  // blocks that fill a partial row together
   constexpr int kThreads = 512;
   constexpr int kTensors = 2;  // that are summed over rows
-  constexpr int kCells = 32;  // of a block
+  constexpr int kCells = Config::kCells;  // of a block
   __shared__ float warp_sums[kThreads / 32][kCells];
 
-  const int partial_rows = blocks / 2;  // the blocks of a cluster fill one together
+  const int partial_rows = blocks / kCluster;
   const int tensor = blockIdx.x % kTensors;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
   add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);

@@ -4,6 +4,40 @@ __device__ __forceinline__ unsigned char* dynamic_shared() {
   return bytes;
 }
 
+// The widest type that memory of that many bytes is accessed as, and its bits in registers.
+template <int kBytes> struct WordOf { using type = uint4; };
+template <> struct WordOf<8> { using type = uint2; };
+template <> struct WordOf<4> { using type = unsigned; };
+template <> struct WordOf<2> { using type = unsigned short; };
+template <> struct WordOf<1> { using type = unsigned char; };
+template <int kBytes> using Word = typename WordOf<kBytes>::type;
+
+__device__ __forceinline__ void split(unsigned char word, unsigned* bits) { bits[0] = word; }
+__device__ __forceinline__ void split(unsigned short word, unsigned* bits) { bits[0] = word; }
+__device__ __forceinline__ void split(unsigned word, unsigned* bits) { bits[0] = word; }
+__device__ __forceinline__ void split(uint2 word, unsigned* bits) { bits[0] = word.x; bits[1] = word.y; }
+__device__ __forceinline__ void split(uint4 word, unsigned* bits) {
+  bits[0] = word.x; bits[1] = word.y; bits[2] = word.z; bits[3] = word.w;
+}
+template <int kBytes>
+__device__ __forceinline__ Word<kBytes> join(const unsigned* bits) {
+  if constexpr (kBytes == 16) return make_uint4(bits[0], bits[1], bits[2], bits[3]);
+  else if constexpr (kBytes == 8) return make_uint2(bits[0], bits[1]);
+  else return static_cast<Word<kBytes>>(bits[0]);
+}
+
+// Cached at all levels, written back as usual.
+struct Default {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    split(*static_cast<const Word<kBytes>*>(address), bits);
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
+    *static_cast<Word<kBytes>*>(address) = join<kBytes>(bits);
+  }
+};
+
 // Whether this block is the last of the grid to take a ticket. What the others wrote before they took theirs is seen.
 // `is_last` is a variable in shared memory.
 __device__ __forceinline__ bool takes_last_ticket(unsigned* ticket, bool& is_last) {
@@ -97,40 +131,6 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// The widest type that memory of that many bytes is accessed as, and its bits in registers.
-template <int kBytes> struct WordOf { using type = uint4; };
-template <> struct WordOf<8> { using type = uint2; };
-template <> struct WordOf<4> { using type = unsigned; };
-template <> struct WordOf<2> { using type = unsigned short; };
-template <> struct WordOf<1> { using type = unsigned char; };
-template <int kBytes> using Word = typename WordOf<kBytes>::type;
-
-__device__ __forceinline__ void split(unsigned char word, unsigned* bits) { bits[0] = word; }
-__device__ __forceinline__ void split(unsigned short word, unsigned* bits) { bits[0] = word; }
-__device__ __forceinline__ void split(unsigned word, unsigned* bits) { bits[0] = word; }
-__device__ __forceinline__ void split(uint2 word, unsigned* bits) { bits[0] = word.x; bits[1] = word.y; }
-__device__ __forceinline__ void split(uint4 word, unsigned* bits) {
-  bits[0] = word.x; bits[1] = word.y; bits[2] = word.z; bits[3] = word.w;
-}
-template <int kBytes>
-__device__ __forceinline__ Word<kBytes> join(const unsigned* bits) {
-  if constexpr (kBytes == 16) return make_uint4(bits[0], bits[1], bits[2], bits[3]);
-  else if constexpr (kBytes == 8) return make_uint2(bits[0], bits[1]);
-  else return static_cast<Word<kBytes>>(bits[0]);
-}
-
-// Cached at all levels, written back as usual.
-struct Default {
-  template <int kBytes>
-  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
-    split(*static_cast<const Word<kBytes>*>(address), bits);
-  }
-  template <int kBytes>
-  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
-    *static_cast<Word<kBytes>*>(address) = join<kBytes>(bits);
-  }
-};
-
 // N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
 template <typename T, int N>
 struct Vec {
@@ -169,9 +169,14 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
-// rmsnorm backward, 768 columns: 64 threads own a row; it is read once.
-extern "C" __global__ void __launch_bounds__(64)
-rmsnorm_bwd_f32_768_block_per_row_68700a(
+struct Cols768_a195 { enum :
+    int { kCols = 768, kThreads = 64, kThreadsPerRow = 64, kVector = 4, kTileSums = 128, kTiles = 6 };
+    using Load = Default; using Store = Default; };
+
+// rmsnorm backward: a block owns a row; it is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_bwd_f32_block_per_row_e95e(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     const float* __restrict__ dy,
@@ -185,17 +190,19 @@ rmsnorm_bwd_f32_768_block_per_row_68700a(
     float eps,
     unsigned* __restrict__ tickets,
     float* __restrict__ partials) {
-  constexpr int kCols = 768;
-  constexpr int kThreads = 64;
-  constexpr int kThreadsPerRow = 64;
-  constexpr int kVector = 4;  // elements per access of 16 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kPitch = 768;  // columns of a row of float32 sums, padded
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kTensors = 1;  // that are summed over rows
-  constexpr int kTileSums = 128;  // cells of a tile that one block adds
-  constexpr int kTiles = 6;  // of a partial row
+  constexpr int kTileSums = Config::kTileSums;  // cells of a tile that one block adds
+  constexpr int kTiles = Config::kTiles;  // of a partial row
   constexpr int kTicketWords = 32;  // from one tile's ticket to the next
   struct Look1 {  // look 1: sum(dxhat * xhat)
     float dxhat_xhat_sum;
@@ -227,8 +234,8 @@ rmsnorm_bwd_f32_768_block_per_row_68700a(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      dy_held[step] = read<kVector>(dy_row + vector * kVector);
-      x_held[step] = read<kVector>(x_row + vector * kVector);
+      dy_held[step] = read<kVector, Load>(dy_row + vector * kVector);
+      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
     }
 
     Look1 look1 = {0.0f};
@@ -270,7 +277,7 @@ rmsnorm_bwd_f32_768_block_per_row_68700a(
       }
       Vec<float, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write(dx_row + vector * kVector, dx_vec);
+      write<Store>(dx_row + vector * kVector, dx_vec);
     }
 
     parity ^= 1;

@@ -162,9 +162,14 @@ __device__ __forceinline__ State reduce_lanes(State s) {
   return s;
 }
 
-// layernorm backward, 768 columns: 32 lanes of a warp own a row, 4 rows a block; it is read once.
-extern "C" __global__ void __launch_bounds__(128)
-layernorm_bwd_bf16_768_warp_per_row_03a820(
+struct Cols768_3e7d { enum :
+    int { kCols = 768, kThreads = 128, kThreadsPerRow = 32, kRowsPerBlock = 4, kVector = 8, kGroups = 4, kCells = 8 };
+    using Load = Default; using Store = Default; };
+
+// layernorm backward: lanes of a warp own a row, rows lie side by side in a block; it is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_bwd_bf16_warp_per_row_aa18(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -179,16 +184,18 @@ layernorm_bwd_bf16_768_warp_per_row_03a820(
     int rows,
     float eps,
     float* __restrict__ partials) {
-  constexpr int kCols = 768;
-  constexpr int kThreads = 128;
-  constexpr int kThreadsPerRow = 32;
-  constexpr int kRowsPerBlock = 4;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kPitch = 768;  // columns of a row of float32 sums, padded
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kTensors = 2;  // that are summed over rows
-  constexpr int kGroups = 4;  // row groups of a block that keep sums of their own
+  constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
   struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
     float dxhat_xhat_sum, dxhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -230,8 +237,8 @@ layernorm_bwd_bf16_768_warp_per_row_03a820(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      dy_next[step] = read<kVector>(dy_row + vector * kVector);
-      x_next[step] = read<kVector>(x_row + vector * kVector);
+      dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
+      x_next[step] = read<kVector, Load>(x_row + vector * kVector);
     }
   };
   if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
@@ -295,7 +302,7 @@ layernorm_bwd_bf16_768_warp_per_row_03a820(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      if (active) write(dx_row + vector * kVector, dx_vec);
+      if (active) write<Store>(dx_row + vector * kVector, dx_vec);
     }
   }
 
@@ -330,19 +337,20 @@ layernorm_bwd_bf16_768_warp_per_row_03a820(
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
-extern "C" __global__ void __launch_bounds__(512)
-layernorm_bwd_bf16_768_warp_per_row_03a820_finish(
+template <class Config>
+__global__ void __launch_bounds__(512)
+layernorm_bwd_bf16_warp_per_row_aa18_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     const float* __restrict__ partials,
     int partial_rows) {
-  constexpr int kCols = 768;
-  constexpr int kPitch = 768;  // columns of a row of float32 sums, padded
-  constexpr int kVector = 8;
-  constexpr int kVectors = 96;
+  constexpr int kCols = Config::kCols;
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
+  constexpr int kVector = Config::kVector;
+  constexpr int kVectors = kCols / kVector;
   constexpr int kThreads = 512;
   constexpr int kTensors = 2;  // that are summed over rows
-  constexpr int kCells = 8;  // of a block
+  constexpr int kCells = Config::kCells;  // of a block
   __shared__ float warp_sums[kThreads / 32][kCells];
 
   const int tensor = blockIdx.x % kTensors;

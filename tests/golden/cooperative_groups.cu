@@ -7,6 +7,40 @@ __device__ __forceinline__ unsigned char* dynamic_shared() {
 #include <cooperative_groups.h>
 #include <cooperative_groups/reduce.h>
 
+// The widest type that memory of that many bytes is accessed as, and its bits in registers.
+template <int kBytes> struct WordOf { using type = uint4; };
+template <> struct WordOf<8> { using type = uint2; };
+template <> struct WordOf<4> { using type = unsigned; };
+template <> struct WordOf<2> { using type = unsigned short; };
+template <> struct WordOf<1> { using type = unsigned char; };
+template <int kBytes> using Word = typename WordOf<kBytes>::type;
+
+__device__ __forceinline__ void split(unsigned char word, unsigned* bits) { bits[0] = word; }
+__device__ __forceinline__ void split(unsigned short word, unsigned* bits) { bits[0] = word; }
+__device__ __forceinline__ void split(unsigned word, unsigned* bits) { bits[0] = word; }
+__device__ __forceinline__ void split(uint2 word, unsigned* bits) { bits[0] = word.x; bits[1] = word.y; }
+__device__ __forceinline__ void split(uint4 word, unsigned* bits) {
+  bits[0] = word.x; bits[1] = word.y; bits[2] = word.z; bits[3] = word.w;
+}
+template <int kBytes>
+__device__ __forceinline__ Word<kBytes> join(const unsigned* bits) {
+  if constexpr (kBytes == 16) return make_uint4(bits[0], bits[1], bits[2], bits[3]);
+  else if constexpr (kBytes == 8) return make_uint2(bits[0], bits[1]);
+  else return static_cast<Word<kBytes>>(bits[0]);
+}
+
+// Cached at all levels, written back as usual.
+struct Default {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    split(*static_cast<const Word<kBytes>*>(address), bits);
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
+    *static_cast<Word<kBytes>*>(address) = join<kBytes>(bits);
+  }
+};
+
 struct Combine {
   template <typename State>
   __device__ __forceinline__ State operator()(const State& a, const State& b) const { return State::combine(a, b); }
@@ -43,40 +77,6 @@ __device__ __forceinline__ State reduce_tiles(State s, State* slots) {
   __syncthreads();
   return reduce_tile<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
-
-// The widest type that memory of that many bytes is accessed as, and its bits in registers.
-template <int kBytes> struct WordOf { using type = uint4; };
-template <> struct WordOf<8> { using type = uint2; };
-template <> struct WordOf<4> { using type = unsigned; };
-template <> struct WordOf<2> { using type = unsigned short; };
-template <> struct WordOf<1> { using type = unsigned char; };
-template <int kBytes> using Word = typename WordOf<kBytes>::type;
-
-__device__ __forceinline__ void split(unsigned char word, unsigned* bits) { bits[0] = word; }
-__device__ __forceinline__ void split(unsigned short word, unsigned* bits) { bits[0] = word; }
-__device__ __forceinline__ void split(unsigned word, unsigned* bits) { bits[0] = word; }
-__device__ __forceinline__ void split(uint2 word, unsigned* bits) { bits[0] = word.x; bits[1] = word.y; }
-__device__ __forceinline__ void split(uint4 word, unsigned* bits) {
-  bits[0] = word.x; bits[1] = word.y; bits[2] = word.z; bits[3] = word.w;
-}
-template <int kBytes>
-__device__ __forceinline__ Word<kBytes> join(const unsigned* bits) {
-  if constexpr (kBytes == 16) return make_uint4(bits[0], bits[1], bits[2], bits[3]);
-  else if constexpr (kBytes == 8) return make_uint2(bits[0], bits[1]);
-  else return static_cast<Word<kBytes>>(bits[0]);
-}
-
-// Cached at all levels, written back as usual.
-struct Default {
-  template <int kBytes>
-  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
-    split(*static_cast<const Word<kBytes>*>(address), bits);
-  }
-  template <int kBytes>
-  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
-    *static_cast<Word<kBytes>*>(address) = join<kBytes>(bits);
-  }
-};
 
 // N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
 template <typename T, int N>
@@ -116,9 +116,13 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
-// layernorm forward, 768 columns: 128 threads own a row; it is read once.
-extern "C" __global__ void __launch_bounds__(128)
-layernorm_fwd_f32_768_block_per_row_211600(
+struct Cols768_1b9e { enum : int { kCols = 768, kThreads = 128, kThreadsPerRow = 128, kVector = 2, kUnroll = 1 };
+    using Load = Default; using Store = Default; };
+
+// layernorm forward: a block owns a row; it is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_fwd_f32_block_per_row_6325(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -129,10 +133,13 @@ layernorm_fwd_f32_768_block_per_row_211600(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = 768;
-  constexpr int kThreads = 128;
-  constexpr int kThreadsPerRow = 128;
-  constexpr int kVector = 2;  // elements per access of 8 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -159,16 +166,16 @@ layernorm_fwd_f32_768_block_per_row_211600(
   const float* x_row = x + static_cast<long long>(row) * x_pitch;
 
   // The row of x is read once and waits in shared memory; each thread reads back its own part.
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    write(x_shared + (step * kThreads + threadIdx.x) * kVector, read<kVector>(x_row + vector * kVector));
+    write(x_shared + (step * kThreads + threadIdx.x) * kVector, read<kVector, Load>(x_row + vector * kVector));
   }
 
   Look1 look1 = {0.0f};
 
   // Look 1: sum(x)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const Vec<float, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
     #pragma unroll
@@ -184,7 +191,7 @@ layernorm_fwd_f32_768_block_per_row_211600(
   Look2 look2 = {0.0f};
 
   // Look 2: sum((x - mean)**2)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const Vec<float, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
     #pragma unroll
@@ -204,7 +211,7 @@ layernorm_fwd_f32_768_block_per_row_211600(
   }
 
   // Last look: the outputs
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     const Vec<float, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
@@ -220,6 +227,6 @@ layernorm_fwd_f32_768_block_per_row_211600(
     }
     Vec<float, kVector> y_vec;
     pack(y_vec, y_values);
-    write(y_row + vector * kVector, y_vec);
+    write<Store>(y_row + vector * kVector, y_vec);
   }
 }

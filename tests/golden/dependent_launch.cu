@@ -157,10 +157,14 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// rmsnorm forward, 4096 columns: 256 threads own a row; it is read once.
+struct Cols4096_b878 { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
+    using Load = Default; using Store = Default; };
+
+// rmsnorm forward: a block owns a row; it is read once.
 // It may start while the kernel in front of it in the stream ends; weight may be read before it has ended.
-extern "C" __global__ void __launch_bounds__(256)
-rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_3c3ee5(
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_fwd_bf16_without_rstd_block_per_row_6d83(
     bfloat16* __restrict__ y,
     const bfloat16* x,
     const bfloat16* weight,
@@ -168,9 +172,11 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_3c3ee5(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = 4096;
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -207,7 +213,7 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_3c3ee5(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector>(x_row + vector * kVector);
+    x_held[step] = read<kVector, Load>(x_row + vector * kVector);
   }
 
   dependency_trigger();  // the next kernel may start: this one has asked for its row
@@ -240,6 +246,6 @@ rmsnorm_fwd_bf16_4096_without_rstd_block_per_row_3c3ee5(
     }
     Vec<bfloat16, kVector> y_vec;
     pack(y_vec, y_values);
-    write(y_row + vector * kVector, y_vec);
+    write<Store>(y_row + vector * kVector, y_vec);
   }
 }

@@ -190,17 +190,24 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// log_softmax forward, any number of columns: 128 threads own a row; it is read twice.
-extern "C" __global__ void __launch_bounds__(128)
-log_softmax_fwd_bf16_any_cols_block_per_row_befe16(
+struct AnyCols_366f { enum : int { kThreadsPerRow = 128, kVector = 8, kUnroll = 1, kThreads = 128 };
+    using Load = NoAllocate; using Store = Default; };
+
+// log_softmax forward, any number of columns: a block owns a row; it is read twice.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+log_softmax_fwd_bf16_any_cols_block_per_row_ad18(
     bfloat16* __restrict__ y,
     const bfloat16* __restrict__ x,
     long long y_pitch,
     long long x_pitch,
     int rows,
     int cols) {
-  constexpr int kThreadsPerRow = 128;
-  constexpr int kVector = 8;  // elements per access of 16 bytes
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: online_softmax(x)
     float row_max, row_sum;
@@ -230,7 +237,7 @@ log_softmax_fwd_bf16_any_cols_block_per_row_befe16(
   Look1 look1 = {-3.402823466e+38f, 0.0f};
 
   // Look 1: online_softmax(x)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
@@ -262,12 +269,12 @@ log_softmax_fwd_bf16_any_cols_block_per_row_befe16(
   look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
 
   // Last look: the outputs
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
       const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector, NoAllocate>(x_row + column);
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -277,17 +284,17 @@ log_softmax_fwd_bf16_any_cols_block_per_row_befe16(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write(y_row + column, y_vec);
+      write<Store>(y_row + column, y_vec);
     }
   }
   if (has_edge) {
-    const Vec<bfloat16, 1> x_vec = read<1, NoAllocate>(x_row + edge);
+    const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
     float y_values[1];
     const float x_i = element(x_vec, 0);
     const float y_part_i = x_i - look1.row_max;
     y_values[0] = y_part_i - logf(look1.row_sum);
     Vec<bfloat16, 1> y_vec;
     pack(y_vec, y_values);
-    write(y_row + edge, y_vec);
+    write<Store>(y_row + edge, y_vec);
   }
 }

@@ -19,22 +19,6 @@ __device__ __forceinline__ float minimum(float a, float b) {
 #endif
 }
 
-// Halving tree in shared memory, one slot a thread.
-template <int kThreads, typename State>
-__device__ __forceinline__ State reduce_tree(State s, State* slots) {
-  const int lane = threadIdx.x % kThreads;
-  slots[lane] = s;
-  __syncthreads();
-  for (int active = kThreads, stride; active > 1; active = stride) {
-    stride = (active + 1) / 2;
-    if (lane < active - stride) slots[lane] = State::combine(slots[lane], slots[lane + stride]);
-    __syncthreads();
-  }
-  s = slots[0];
-  __syncthreads();  // the next reduction reuses the slots
-  return s;
-}
-
 // The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
 template <> struct WordOf<8> { using type = uint2; };
@@ -68,6 +52,22 @@ struct Default {
     *static_cast<Word<kBytes>*>(address) = join<kBytes>(bits);
   }
 };
+
+// Halving tree in shared memory, one slot a thread.
+template <int kThreads, typename State>
+__device__ __forceinline__ State reduce_tree(State s, State* slots) {
+  const int lane = threadIdx.x % kThreads;
+  slots[lane] = s;
+  __syncthreads();
+  for (int active = kThreads, stride; active > 1; active = stride) {
+    stride = (active + 1) / 2;
+    if (lane < active - stride) slots[lane] = State::combine(slots[lane], slots[lane + stride]);
+    __syncthreads();
+  }
+  s = slots[0];
+  __syncthreads();  // the next reduction reuses the slots
+  return s;
+}
 
 // N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
 template <typename T, int N>
@@ -107,9 +107,13 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
-// layernorm forward, 768 columns: 256 threads own a row; it is read twice.
-extern "C" __global__ void __launch_bounds__(256)
-layernorm_fwd_f32_768_block_per_row_c58618(
+struct Cols768_fc9f { enum : int { kCols = 768, kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
+    using Load = Default; using Store = Default; };
+
+// layernorm forward: a block owns a row; it is read twice.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_fwd_f32_block_per_row_3a33(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -120,9 +124,12 @@ layernorm_fwd_f32_768_block_per_row_c58618(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = 768;
-  constexpr int kThreadsPerRow = 256;
-  constexpr int kVector = 1;  // elements per access of 4 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   struct Look1 {  // look 1: sum(x), sum(x**2)
@@ -142,7 +149,7 @@ layernorm_fwd_f32_768_block_per_row_c58618(
   Look1 look1 = {0.0f, 0.0f};
 
   // Look 1: sum(x), sum(x**2)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
@@ -166,10 +173,10 @@ layernorm_fwd_f32_768_block_per_row_c58618(
   }
 
   // Last look: the outputs
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+    const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
     const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
     const Vec<float, kVector> bias_vec = read<kVector>(bias + vector * kVector);
     float y_values[kVector];
@@ -182,6 +189,6 @@ layernorm_fwd_f32_768_block_per_row_c58618(
     }
     Vec<float, kVector> y_vec;
     pack(y_vec, y_values);
-    write(y_row + vector * kVector, y_vec);
+    write<Store>(y_row + vector * kVector, y_vec);
   }
 }

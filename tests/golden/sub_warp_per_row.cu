@@ -143,18 +143,24 @@ __device__ __forceinline__ State reduce_lanes(State s) {
   return s;
 }
 
-// softmax forward, 60 columns: 8 lanes of a warp own a row, 16 rows a block; it is read once.
-extern "C" __global__ void __launch_bounds__(128)
-softmax_fwd_bf16_60_warp_per_row_deef5a(
+struct Cols60_0663 { enum : int { kCols = 60, kThreadsPerRow = 8, kRowsPerBlock = 16, kVector = 4, kThreads = 128 };
+    using Load = Default; using Store = Default; };
+
+// softmax forward: lanes of a warp own a row, rows lie side by side in a block; it is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+softmax_fwd_bf16_warp_per_row_506a(
     bfloat16* __restrict__ y,
     const bfloat16* __restrict__ x,
     long long y_pitch,
     long long x_pitch,
     int rows) {
-  constexpr int kCols = 60;
-  constexpr int kThreadsPerRow = 8;
-  constexpr int kRowsPerBlock = 16;
-  constexpr int kVector = 4;  // elements per access of 8 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   struct Look1 {  // look 1: max(x)
@@ -192,7 +198,7 @@ softmax_fwd_bf16_60_warp_per_row_deef5a(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < kVectors) {
-      x_held[step] = read<kVector>(x_row + vector * kVector);
+      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
     }
   }
 
@@ -244,7 +250,7 @@ softmax_fwd_bf16_60_warp_per_row_deef5a(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write(y_row + vector * kVector, y_vec);
+      if (active) write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 }

@@ -70,17 +70,22 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
-// row_sum forward, 8 columns: one thread owns a row, 128 rows a block; it is read twice.
-extern "C" __global__ void __launch_bounds__(128)
-row_sum_fwd_f32_8_thread_per_row_b948da(
+struct Cols8_7539 { enum :
+    int { kCols = 8, kThreadsPerRow = 1, kRowsPerBlock = 128, kVector = 4, kUnroll = 1, kThreads = 128 }; };
+
+// row_sum forward: one thread owns a row, rows lie side by side in a block; it is read twice.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+row_sum_fwd_f32_thread_per_row_886e(
     float* __restrict__ total,
     const float* __restrict__ x,
     long long x_pitch,
     int rows) {
-  constexpr int kCols = 8;
-  constexpr int kThreadsPerRow = 1;
-  constexpr int kRowsPerBlock = 128;
-  constexpr int kVector = 4;  // elements per access of 16 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
+  constexpr int kVector = Config::kVector;  // elements per access
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   struct Look1 {  // look 1: sum(x)
@@ -101,7 +106,7 @@ row_sum_fwd_f32_8_thread_per_row_b948da(
   Look1 look1 = {0.0f};
 
   // Look 1: sum(x)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);

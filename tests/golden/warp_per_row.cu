@@ -1,12 +1,3 @@
-// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
-// how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s) {
-  #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
-  return s;
-}
-
 // The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
 template <> struct WordOf<8> { using type = uint2; };
@@ -29,18 +20,6 @@ __device__ __forceinline__ Word<kBytes> join(const unsigned* bits) {
   else return static_cast<Word<kBytes>>(bits[0]);
 }
 
-// Used once: evict first (ld.global.cs, st.global.cs).
-struct Streaming {
-  template <int kBytes>
-  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
-    split(__ldcs(static_cast<const Word<kBytes>*>(address)), bits);
-  }
-  template <int kBytes>
-  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
-    __stcs(static_cast<Word<kBytes>*>(address), join<kBytes>(bits));
-  }
-};
-
 // Cached at all levels, written back as usual.
 struct Default {
   template <int kBytes>
@@ -50,6 +29,27 @@ struct Default {
   template <int kBytes>
   static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
     *static_cast<Word<kBytes>*>(address) = join<kBytes>(bits);
+  }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
+  return s;
+}
+
+// Used once: evict first (ld.global.cs, st.global.cs).
+struct Streaming {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    split(__ldcs(static_cast<const Word<kBytes>*>(address)), bits);
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
+    __stcs(static_cast<Word<kBytes>*>(address), join<kBytes>(bits));
   }
 };
 
@@ -91,9 +91,13 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
-// layernorm forward, 768 columns: 32 lanes of a warp own a row, 4 rows a block; it is read once.
-extern "C" __global__ void __launch_bounds__(128)
-layernorm_fwd_f32_768_warp_per_row_add802(
+struct Cols768_f30c { enum : int { kCols = 768, kThreadsPerRow = 32, kRowsPerBlock = 4, kVector = 4, kThreads = 128 };
+    using Load = Default; using Store = Streaming; };
+
+// layernorm forward: lanes of a warp own a row, rows lie side by side in a block; it is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_fwd_f32_warp_per_row_15d0(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -104,10 +108,12 @@ layernorm_fwd_f32_768_warp_per_row_add802(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = 768;
-  constexpr int kThreadsPerRow = 32;
-  constexpr int kRowsPerBlock = 4;
-  constexpr int kVector = 4;  // elements per access of 16 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   struct Look1 {  // look 1: sum(x)
@@ -144,7 +150,7 @@ layernorm_fwd_f32_768_warp_per_row_add802(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector>(x_row + vector * kVector);
+    x_held[step] = read<kVector, Load>(x_row + vector * kVector);
   }
 
   Look1 look1 = {0.0f};
@@ -199,6 +205,6 @@ layernorm_fwd_f32_768_warp_per_row_add802(
     }
     Vec<float, kVector> y_vec;
     pack(y_vec, y_values);
-    if (active) write<Streaming>(y_row + vector * kVector, y_vec);
+    if (active) write<Store>(y_row + vector * kVector, y_vec);
   }
 }

@@ -143,9 +143,13 @@ __device__ __forceinline__ State reduce_lanes(State s) {
   return s;
 }
 
-// layernorm forward, 123 columns: 32 lanes of a warp own a row; it is read twice.
-extern "C" __global__ void __launch_bounds__(32)
-layernorm_fwd_f16_123_warp_per_row_4607d1(
+struct Cols123_1019 { enum : int { kCols = 123, kThreadsPerRow = 32, kVector = 2, kUnroll = 1, kThreads = 32 };
+    using Load = Default; using Store = Default; };
+
+// layernorm forward: lanes of a warp own a row; it is read twice.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_fwd_f16_warp_per_row_4d8b(
     float16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -156,9 +160,12 @@ layernorm_fwd_f16_123_warp_per_row_4607d1(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = 123;
-  constexpr int kThreadsPerRow = 32;
-  constexpr int kVector = 2;  // elements per access of 4 bytes
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;  // how rows are read
+  using Store = typename Config::Store;  // and written
+  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   struct Look1 {  // look 1: welford(x)
@@ -187,7 +194,7 @@ layernorm_fwd_f16_123_warp_per_row_4607d1(
   Look1 look1 = {0.0f, 0.0f, 0.0f};
 
   // Look 1: welford(x)
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < kVectors) {
@@ -225,11 +232,11 @@ layernorm_fwd_f16_123_warp_per_row_4607d1(
   }
 
   // Last look: the outputs
-  #pragma unroll 1
+  #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < kVectors) {
-      const Vec<float16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<float16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
       const Vec<float16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
       const Vec<float16, kVector> bias_vec = read<kVector>(bias + vector * kVector);
       float y_values[kVector];
@@ -242,11 +249,11 @@ layernorm_fwd_f16_123_warp_per_row_4607d1(
       }
       Vec<float16, kVector> y_vec;
       pack(y_vec, y_values);
-      write(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
   }
   if (has_edge) {
-    const Vec<float16, 1> x_vec = read<1>(x_row + edge);
+    const Vec<float16, 1> x_vec = read<1, Load>(x_row + edge);
     const Vec<float16, 1> weight_vec = read<1>(weight + edge);
     const Vec<float16, 1> bias_vec = read<1>(bias + edge);
     float y_values[1];
@@ -256,6 +263,6 @@ layernorm_fwd_f16_123_warp_per_row_4607d1(
     y_values[0] = (x_i - look1.mean) * row_rstd * weight_i + bias_i;
     Vec<float16, 1> y_vec;
     pack(y_vec, y_values);
-    write(y_row + edge, y_vec);
+    write<Store>(y_row + edge, y_vec);
   }
 }

@@ -33,7 +33,7 @@ def plant(module: Module, kind: str, *, cols: int) -> Module:
     if kind == "wrong":
         text = module.text.replace("look2.var_sum / kCols", "look2.var_sum / (kCols - 1)")
     else:
-        head, kernel_word, rest = module.text.partition('extern "C" __global__')
+        head, kernel_word, rest = module.text.partition("__global__")
         signature, brace, body = rest.partition(") {\n")
         text = head + kernel_word + signature + brace + f"  {STATEMENTS[kind].replace('COLS', str(cols))}\n" + body
     assert text != module.text

@@ -49,11 +49,11 @@ def cols_of(match: re.Match[str]) -> str:
 
 
 def half(match: re.Match[str]) -> str:
-    return f"{match[1]}{int(match[2]) // 2};" if int(match[2]) > 1 else match[0]
+    return f"{match[1]}{int(match[2]) // 2}" if int(match[2]) > 1 else match[0]
 
 
 def one_less(match: re.Match[str]) -> str:
-    return f"{match[1]}{int(match[2]) - 1};" if int(match[2]) > 1 else match[0]
+    return f"{match[1]}{int(match[2]) - 1}" if int(match[2]) > 1 else match[0]
 
 
 def other_operand(match: re.Match[str]) -> str:
@@ -115,17 +115,17 @@ COLUMNS_OF_A_ROW = (
 )  # fmt: skip
 
 SIZES = (
-    C("cols_one_less", "kCols", r"(constexpr int kCols = )(\d+);", one_less),
-    C("vector_halved", "kVector", r"(constexpr int kVector = )(\d+);", half),
-    C("threads_halved", "kThreadsPerRow", r"(constexpr int kThreadsPerRow = )(\d+);", half),
-    C("block_threads_halved", "kThreads", r"(constexpr int kThreads = )(\d+);", half),
-    C("row_groups_halved", "kRowsPerBlock", r"(constexpr int kRowsPerBlock = )(\d+);", half),
-    C("cluster_halved", "kCluster", r"(constexpr int kCluster = )(\d+);", half),
-    C("stage_less", "kStages", r"(constexpr int kStages = )(\d+);", one_less),
-    C("held_steps_less", "kHeldSteps", r"(constexpr int kHeldSteps = )(\d+);", one_less),
+    C("cols_one_less", "kCols", r"(\bkCols = )(\d+)\b", one_less),
+    C("vector_halved", "kVector", r"(\bkVector = )(\d+)\b", half),
+    C("threads_halved", "kThreadsPerRow", r"(\bkThreadsPerRow = )(\d+)\b", half),
+    C("block_threads_halved", "kThreads", r"(\bkThreads = )(\d+)\b", half),
+    C("row_groups_halved", "kRowsPerBlock", r"(\bkRowsPerBlock = )(\d+)\b", half),
+    C("cluster_halved", "kCluster", r"(\bkCluster = )(\d+)\b", half),
+    C("stage_less", "kStages", r"(\bkStages = )(\d+)\b", one_less),
+    C("held_steps_less", "kHeldSteps", r"(\bkHeldSteps = )(\d+)\b", one_less),
     C("warps_halved", "kWarps, kWarpsPerRow", r"(constexpr int kWarps(?:PerRow)? = \w+) / 32;", r"\1 / 64;"),
-    C("pitch_of_sums_halved", "kPitch", r"(constexpr int kPitch = )(\d+);", half),
-    C("row_sums_halved", "kVectors of the kernel that adds partial rows", r"(constexpr int kVectors = )(\d+);", half),
+    C("pitch_of_sums_halved", "kPitch", r"(kPitch = \(kCols \+ 31\)) / 32", r"\1 / 64"),
+    C("row_sums_halved", "kVectors of the kernel that adds", r"(kVectors = kCols / kVector);", r"\1 / 2;"),
     C("steps_rounded_down", "the last steps are left out", r"(\w*[vV]ector\w*) \+ kThreadsPerRow - 1\)", r"\1)"),
 )  # fmt: skip
 

@@ -20,10 +20,10 @@ from normgen.codegen.columns.cluster import ClusterRegisters
 from normgen.codegen.columns.last_tile import LastTile
 from normgen.codegen.columns.partials import TwoKernels
 from normgen.codegen.columns.registers import Registers
-from normgen.codegen.columns.sums import Cells, Finish, Gather, SecondKernel
+from normgen.codegen.columns.sums import PITCH, Cells, Finish, Gather, SecondKernel
 from normgen.codegen.module import Param
 from normgen.codegen.printer import Printer
-from normgen.codegen.statements import If, Let, Statement
+from normgen.codegen.statements import If, Let, Statement, constant
 from normgen.schedule.knobs import Columns as Way
 
 WAYS: dict[Way, tuple[Callable[[Cells, Finish], Gather], Callable[[Cells], Finish]]] = {
@@ -55,7 +55,7 @@ class Columns:
     def constants(self) -> list[Let]:
         if self.sums is None or self.plan.problem.any_cols:
             return []
-        pitch = Let("constexpr int kPitch", str(self.sums.pitch), "columns of a row of float32 sums, padded")
+        pitch = constant("kPitch", PITCH, "columns of a row of float32 sums, padded")
         return [pitch, *self.gather.constants(), *self.finish.constants()]
 
     def prologue(self) -> list[Statement]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from normgen.codegen.access import Site
 from normgen.codegen.columns.sums import Finish, Gather
 from normgen.codegen.module import Param, Source
-from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Statement
+from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Statement, constant
 from normgen.schedule.plan import TICKET_BYTES
 
 
@@ -25,7 +25,7 @@ class SharedRow(Straight):
     base = "column_sums"
 
     def constants(self) -> list[Let]:
-        return [Let("constexpr int kSums", f"{len(self.cells.names)} * kPitch", "cells of a row of sums")]
+        return [constant("kSums", f"{len(self.cells.names)} * kPitch", "cells of a row of sums")]
 
     def prologue(self) -> list[Statement]:
         zero = Do("column_sums[i] = 0.0f")

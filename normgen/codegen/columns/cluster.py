@@ -7,7 +7,7 @@ with 8 (layernorm 4096x4096, 8192x768 and 4096x1024, rmsnorm 4096x4096, all bf16
 from __future__ import annotations
 
 from normgen.codegen.columns.registers import Registers
-from normgen.codegen.statements import Do, Gap, Let, Statement
+from normgen.codegen.statements import Do, Gap, Let, Statement, constant
 
 
 class ClusterRegisters(Registers):
@@ -15,8 +15,8 @@ class ClusterRegisters(Registers):
 
     def constants(self) -> list[Let]:
         # 16 bytes at a time where rows of sums are whole vectors
-        width = 4 if self.plan.problem.cols % 4 == 0 else 1
-        return [*super().constants(), Let("constexpr int kSumWidth", str(width), "columns a thread adds at a time")]
+        width = constant("kSumWidth", "kCols % 4 == 0 ? 4 : 1", "columns a thread adds at a time")
+        return [*super().constants(), width]
 
     def combine(self) -> list[Statement]:
         """The sums of the row groups wait for those of the cluster."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from normgen.codegen.columns.partials import PartialRows
 from normgen.codegen.module import Param, Source
-from normgen.codegen.statements import Comment, Do, Gap, If, Let, Statement, function
+from normgen.codegen.statements import Comment, Do, Gap, If, Let, Statement, constant, function, setting
 from normgen.schedule.plan import TICKET_BYTES, last_tile_sums, last_tiles
 
 LAST_TILE_IN_FLIGHT = 8  # partial rows that a thread adds in one trip of its loop (library/last_tile.cuh)
@@ -27,9 +27,9 @@ class LastTile(PartialRows):
     def constants(self) -> list[Let]:
         problem = self.cells.plan.problem
         return [
-            Let("constexpr int kTileSums", str(last_tile_sums(problem)), "cells of a tile that one block adds"),
-            Let("constexpr int kTiles", str(last_tiles(problem)), "of a partial row"),
-            Let("constexpr int kTicketWords", str(TICKET_BYTES // 4), "from one tile's ticket to the next"),
+            setting("kTileSums", last_tile_sums(problem), "cells of a tile that one block adds"),
+            setting("kTiles", last_tiles(problem), "of a partial row"),
+            constant("kTicketWords", str(TICKET_BYTES // 4), "from one tile's ticket to the next"),
         ]
 
     def epilogue(self) -> list[Statement]:

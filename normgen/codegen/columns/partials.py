@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from normgen.codegen.chain import declare
-from normgen.codegen.columns.sums import Finish, SecondKernel
+from normgen.codegen.columns.sums import PITCH, Finish, SecondKernel
 from normgen.codegen.module import Kernel, Launch, Param, Source
-from normgen.codegen.statements import Do, Gap, If, Let, Statement
+from normgen.codegen.statements import Do, Gap, If, Let, Statement, constant, setting
 from normgen.schedule.knobs import DependentLaunch
 
 FINISH_THREADS = 512
@@ -45,13 +45,14 @@ class TwoKernels(PartialRows):
         dependent = launched is not DependentLaunch.OFF
         launch = Launch(threads=FINISH_THREADS, blocks=pitch // columns * len(outputs), dependent=dependent)
         constants = [
-            Let("constexpr int kCols", str(plan.problem.cols)),
-            Let("constexpr int kPitch", str(pitch), "columns of a row of float32 sums, padded"),
-            Let("constexpr int kVector", str(plan.cut.vector)),
-            Let("constexpr int kVectors", str(plan.cut.vectors)),
-            Let("constexpr int kThreads", str(FINISH_THREADS)),
-            Let("constexpr int kTensors", str(len(outputs)), "that are summed over rows"),
-            Let("constexpr int kCells", str(columns), "of a block"),
+            setting("kCols", plan.problem.cols),
+            constant("kPitch", PITCH, "columns of a row of float32 sums, padded"),
+            setting("kVector", plan.cut.vector),
+            constant("kVectors", "kCols / kVector"),
+            setting("kCluster", cluster, "blocks that fill a partial row together"),
+            constant("kThreads", str(FINISH_THREADS)),
+            constant("kTensors", str(len(outputs)), "that are summed over rows"),
+            setting("kCells", columns, "of a block"),
         ]
         several = len(outputs) > 1
         writes: list[Statement] = [Let("const float total", "total_of_warps(warp_sums, threadIdx.x)")]
@@ -64,8 +65,7 @@ class TwoKernels(PartialRows):
             Gap(),
         ]
         if cluster > 1:
-            rows = f"blocks / {cluster}"
-            body.append(Let("const int partial_rows", rows, "the blocks of a cluster fill one together"))
+            body.append(Let("const int partial_rows", "blocks / kCluster"))
         body += [
             Let("const int tensor" if several else "constexpr int tensor", "blockIdx.x % kTensors" if several else "0"),
             Let("const int cell", "blockIdx.x / kTensors * kCells + threadIdx.x % kCells"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from normgen.codegen.access import Site
 from normgen.codegen.columns.sums import Gather
-from normgen.codegen.statements import Comment, Do, For, Gap, Let, Statement, loop, when
+from normgen.codegen.statements import Comment, Do, For, Gap, Let, Statement, constant, loop, setting, when
 from normgen.codegen.walk import UNROLL, Walk
 from normgen.schedule.plan import WARP
 
@@ -14,8 +14,8 @@ class Registers(Gather):
 
     def constants(self) -> list[Let]:
         return [
-            Let("constexpr int kTensors", str(len(self.cells.names)), "that are summed over rows"),
-            Let("constexpr int kGroups", str(self.sums.groups), "row groups of a block that keep sums of their own"),
+            constant("kTensors", str(len(self.cells.names)), "that are summed over rows"),
+            setting("kGroups", self.sums.groups, "row groups of a block that keep sums of their own"),
         ]
 
     def prologue(self) -> list[Statement]:

@@ -17,6 +17,8 @@ from normgen.codegen.transport.transport import Slots
 from normgen.program.ir import Store
 from normgen.schedule.plan import Sums
 
+PITCH = "(kCols + 31) / 32 * 32"  # as schedule/plan.py's sums_pitch
+
 
 class Cells:
     """Where the sums of a kernel's column outputs lie."""

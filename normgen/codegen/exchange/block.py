@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from normgen.codegen.exchange.exchange import Exchange
 from normgen.codegen.reductions import State
-from normgen.codegen.statements import Do, Let, Statement
+from normgen.codegen.statements import Do, Let, Statement, constant
 
 
 class Block(Exchange):
@@ -15,7 +15,7 @@ class Block(Exchange):
     frees_slots = True
 
     def constants(self) -> list[Let]:
-        return [Let("constexpr int kWarpsPerRow", "kThreadsPerRow / 32")]
+        return [constant("kWarpsPerRow", "kThreadsPerRow / 32")]
 
     def slots(self, states: list[State]) -> list[Statement]:
         twice = "[2]" if self.plan.double_slots else ""

@@ -6,8 +6,8 @@ is needed, because the threads never write to the slots.
 
 from __future__ import annotations
 
-from normgen.codegen.access import Access, policy
-from normgen.codegen.statements import Comment, Do, If, Let, Statement, function, loop
+from normgen.codegen.access import Access
+from normgen.codegen.statements import Comment, Do, If, Let, Statement, constant, function, loop
 from normgen.codegen.transport.ring import fetch_parameters
 from normgen.codegen.transport.transport import Slots, fetched
 from normgen.schedule.knobs import Load
@@ -29,11 +29,11 @@ class Bulk:
         self.slots = Slots(access, by_row=self.side_by_side)
         self.elected = "lane == 0" if self.side_by_side else "threadIdx.x == 0"
         load = self.plan.schedule.load
-        self.load = f"bulk_load_by<{policy(load)}>" if load in POLICIES else "bulk_load"
+        self.load = "bulk_load_by<Load>" if load in POLICIES else "bulk_load"
 
     def constants(self) -> list[Let]:
         held = " - kHeldSteps * kThreadsPerRow * kVector" if self.plan.is_hybrid else ""
-        return [Let("constexpr int kCopiedCols", f"kCols{held}", "of a row that the copy engine brings")]
+        return [constant("kCopiedCols", f"kCols{held}", "of a row that the copy engine brings")]
 
     def shared(self) -> list[Statement]:
         size = ("[kStages]" if self.plan.is_staged else "") + ("[kRowsPerBlock]" if self.side_by_side else "")

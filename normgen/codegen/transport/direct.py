@@ -24,7 +24,7 @@ def read_row(transport: Transport) -> list[Statement]:
         in_registers = span.place is Place.REGISTERS
         head: list[Statement] = []
         for load in plan.held:
-            read = access.read_elem(load.name, plan.schedule.load, access.vector_site)
+            read = access.read_elem(load.name, access.vector_site)
             to_shared = f"write({transport.slot(load.name)}, {read})"
             head.append(Do(f"{access.vector_site.of(load.name)} = {read}" if in_registers else to_shared))
         if plan.copies and not in_registers:

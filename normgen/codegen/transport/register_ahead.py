@@ -37,7 +37,7 @@ class RegisterAhead(Transport):
         row, _ = access.fetched_row()
         values = [Do(f"{value.name}_next = {value.name}[{row}]") for value in plan.fetched_rows]
         site = access.vector_site
-        reads = [Do(f"{h.name}_next[step] = {access.read_elem(h.name, plan.schedule.load, site)}") for h in plan.held]
+        reads = [Do(f"{h.name}_next[step] = {access.read_elem(h.name, site)}") for h in plan.held]
         walk = Walk(head=reads, edge=access.edge_reads("{}_edge_next"))
         body = [*fetched(access), *values, *walk.statements(access)]
         why = "The loads of the next row travel while this one is computed."

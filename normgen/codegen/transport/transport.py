@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from normgen.codegen.access import EDGE, Access
-from normgen.codegen.statements import Do, If, Let, Statement
+from normgen.codegen.statements import Do, If, Let, Statement, constant, setting
 from normgen.program.ir import Load
 from normgen.schedule.plan import Place
 
@@ -110,13 +110,12 @@ class Slots:
         return list(self._starts())[-1][1]
 
     def constants(self) -> list[Let]:
-        found = []
+        found: list[Let] = []
         if self.plan.is_staged:
-            stages = str(self.plan.schedule.stages)
-            found.append(Let("constexpr int kStages", stages, "row tiles in shared memory"))
+            found.append(setting("kStages", self.plan.schedule.stages, "row tiles in shared memory"))
         if self.plan.is_hybrid:
-            found.append(Let("constexpr int kHeldSteps", str(self.plan.held_steps), "vectors of a thread in registers"))
-            found.append(Let("constexpr int kSlotSteps", "kSteps - kHeldSteps", "and in shared memory"))
+            found.append(setting("kHeldSteps", self.plan.held_steps, "vectors of a thread in registers"))
+            found.append(constant("kSlotSteps", "kSteps - kHeldSteps", "and in shared memory"))
         return found
 
     def reads(self) -> list[Statement]:
