@@ -77,8 +77,8 @@ def test_another_environment_is_a_miss_with_its_reason_and_keeps_its_lines(
 def test_what_may_pass_by_itself_is_no_answer_but_a_verdict_is(tmp_path: Path) -> None:
     for number, outcome in enumerate(Outcome):
         schedule = Schedule(threads_per_row=2**number)
-        failed = measured(outcome=outcome, schedule=schedule, measured=False, times_us=None)
-        results(tmp_path).append(failed)
+        facts = {} if outcome.is_usable else {"measured": False, "times_us": None}
+        results(tmp_path).append(measured(outcome=outcome, schedule=schedule, **facts))
     kept = {r.outcome for r in results(tmp_path).records}
     assert kept == {Outcome.OK, Outcome.ILLEGAL, Outcome.COMPILE_ERROR, Outcome.WRONG_RESULT}
 
