@@ -30,7 +30,7 @@ def find_object(key: str, load: Callable[[Path], object]) -> tuple[Path, int] | 
     try:
         found = json.loads((folder / f"{key}.json").read_bytes())
         path, index, sha256 = folder / Path(found["object"]).name, int(found["index"]), found["sha256"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     with suppress(OSError):  # an absent object, one that cannot be read or loaded
         if distrust(path) is None and hashlib.sha256(path.read_bytes()).hexdigest() == sha256:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from normgen.errors import UsageError
 
+_HEADER_BYTES = 1 << 16  # about what a header takes
 _OTHERS_MAY_WRITE = 0o022
 _REPLACED: dict[Path, Path] = {}  # a cache root that cannot be used -> the temporary one of this process
 _LOCK = threading.Lock()
@@ -128,12 +129,20 @@ def _remove(folder: Path, owner: int) -> None:
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Replace a file by one rename: a reader sees the old content or the new one, also after a power cut.
 
-    Raises OSError.
+    Raises OSError, with the name of the file.
     """
+    data = content.encode() if isinstance(content, str) else content
+    try:
+        _replace(path, data)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def _replace(path: Path, data: bytes) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            file.write(data)
             file.flush()
             os.fchmod(file.fileno(), 0o644)  # compilers and linkers of other users may read; the folder decides who
             os.fsync(file.fileno())
@@ -141,3 +150,23 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def write_output(path: Path, content: str) -> None:
+    """Write a file that somebody named, and make its folder: whole or not at all. A link stays, what it names changes.
+
+    Raises OSError.
+    """
+    path = path.resolve()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not path.is_file():  # a pipe, a terminal, /dev/null: nothing to replace
+        path.write_text(content, encoding="utf-8")
+    else:
+        write_atomically(path, content)
+
+
+def try_writing(folder: Path) -> None:
+    """Make a folder and write into it, before a long search finds out that it cannot. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(bytes(_HEADER_BYTES))

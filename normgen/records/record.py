@@ -30,10 +30,11 @@ from typing import Any
 
 from normgen.device import device_from
 from normgen.errors import NormgenError
+from normgen.files.decoded import parse_json
 from normgen.files.names import Part, name_part
 from normgen.problem.problem import Problem
 from normgen.records.statistics import Times
-from normgen.records.validity import check_record, parse_json
+from normgen.records.validity import check_record
 from normgen.schedule.schedule import Schedule, schedule_from
 
 SCHEMA = 1

@@ -28,16 +28,6 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
-def parse_json(text: str) -> Any:
-    """The value of a JSON text. Raises ValueError, whatever is wrong with it."""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from None
-    except RecursionError:
-        raise ValueError(f"nested deeper than {DEEPEST}") from None
-
-
 def check_record(data: object) -> None:
     """Raises ValueError, which names the field, for a JSON value that is no record."""
     _check_plain(data, "the line", 0)
