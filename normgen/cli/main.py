@@ -40,7 +40,8 @@ EXIT_CODES = """\
 Exit codes: 0 ok, 2 usage, or a file that cannot be read or written, 3 nothing valid found,
 4 verification failed, 5 slower than before, 6 no usable GPU, 130 interrupted."""
 
-_REFUSED = "the operating system must let a command read and write its files"
+_REFUSED = "a command must be able to read and write its files, stdout among them"
+_HINT = "name another place, or look at its owner, mode and free space"
 
 
 class Commands(click.Group):
@@ -76,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # For a search's small matrices BLAS threads only wait for each other: a replay on two busy cores took 6 x as long.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
-        with needed(_REFUSED):
+        with needed(_REFUSED, hint=_HINT):
             given = None if arguments is None else list(arguments)
             code = cli.main(args=given, prog_name="normgen", standalone_mode=False)
             sys.stdout.flush()
