@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from normgen.cuda.cubin import Cubin, Resources
-from normgen.files.private import cache_root, make_private, private_folder, to_stderr, write_atomically
+from normgen.files.private import cache_root, make_private, private_folder, read_trusted, to_stderr, write_atomically
 
 _FORMAT = "normgen-cubin-1"
 
@@ -22,7 +22,8 @@ _FORMAT = "normgen-cubin-1"
 class CubinCache:
     """Look-up and storage of cubins; safe to share between processes, because writes are atomic.
 
-    A damaged file is set aside as `*.damaged`, reported, and counts as absent. A temporary folder takes the place of
+    A damaged file is set aside as `*.damaged`, reported, and counts as absent; so does one that other users may have
+    written, which the next compilation replaces. A temporary folder takes the place of
     one that other users may write. A folder that cannot be written is reported once, and compiling goes on without it.
     """
 
@@ -38,7 +39,7 @@ class CubinCache:
         """The cubin stored under that key, marked `cached`; None if absent or damaged."""
         path = self.path(key)
         try:
-            content = path.read_bytes()
+            content = read_trusted(path)
         except OSError:
             return None
         try:

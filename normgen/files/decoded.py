@@ -7,7 +7,7 @@ import lzma
 from typing import Any
 
 XZ_MAGIC = b"\xfd7zXZ\x00"
-LARGEST_UNPACKED = 1 << 29  # bytes; the largest sweep of ours has 2 MiB
+LARGEST_UNPACKED = 1 << 28  # bytes; the largest sweep of ours has 2 MiB
 
 
 def parse_json(text: str | bytes) -> Any:

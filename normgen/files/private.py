@@ -7,6 +7,7 @@ this user. The rules stand here once, for every cache and for the state folder.
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import shutil
 import sys
@@ -59,6 +60,14 @@ def distrust(path: Path) -> str | None:
     if facts.st_uid != os.geteuid():
         return f"{path} belongs to user {facts.st_uid}"
     return f"other users may write {path}" if facts.st_mode & _OTHERS_MAY_WRITE else None
+
+
+def read_trusted(path: Path) -> bytes:
+    """The bytes of a file of the cache. Raises OSError, also where another user may have written them."""
+    why = distrust(path.parent) or distrust(path)
+    if why is not None:
+        raise PermissionError(errno.EPERM, why, str(path))
+    return path.read_bytes()
 
 
 def why_unusable(folder: Path) -> str | None:
@@ -152,17 +161,17 @@ def _replace(path: Path, data: bytes) -> None:
         raise
 
 
-def write_output(path: Path, content: str) -> None:
+def write_output(path: Path, content: str | bytes) -> None:
     """Write a file that somebody named, and make its folder: whole or not at all. A link stays, what it names changes.
 
     Raises OSError.
     """
-    path = path.resolve()
+    path, data = path.resolve(), content.encode() if isinstance(content, str) else content
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not path.is_file():  # a pipe, a terminal, /dev/null: nothing to replace
-        path.write_text(content, encoding="utf-8")
+        path.write_bytes(data)
     else:
-        write_atomically(path, content)
+        write_atomically(path, data)
 
 
 def try_writing(folder: Path) -> None:

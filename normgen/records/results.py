@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from normgen.device import Device
-from normgen.files.private import cache_root, make_private, private_folder, to_stderr
+from normgen.files.private import cache_root, distrust, make_private, private_folder, to_stderr
 from normgen.records.lines import append, aside_of, parsed, set_damaged_aside
 from normgen.records.record import Outcome, ProblemKey, Record, parse_line
 from normgen.records.winners import gpu_slug
@@ -81,7 +81,7 @@ class Results:
         self.path = path
         self.here = here
         self._report = report
-        self._is_writable = True
+        self._said: set[str] = set()
         self._forget()
         self.refresh()
 
@@ -91,8 +91,12 @@ class Results:
         self._misses: dict[Schedule, str] = {}
 
     def refresh(self) -> None:
-        """Take in the lines that were appended since the last look."""
+        """Take in the lines that were appended since the last look; none that another user may have written."""
         try:
+            if why := distrust(self.path.parent) or distrust(self.path):
+                self._forget()
+                self._report_once(f"results in {self.path} are not believed ({why})")
+                return
             with self.path.open("rb") as file:
                 facts = os.fstat(file.fileno())
                 if facts.st_ino != self._inode or facts.st_size < self._offset:
@@ -145,9 +149,12 @@ class Results:
             make_private(self.path.parent)
             append(self.path, record.line(), durable=False)  # what a power cut takes is measured again
         except OSError as error:
-            if self._is_writable:
-                self._report(f"results cannot be kept in {self.path} ({error}); the run goes on without")
-            self._is_writable = False
+            self._report_once(f"results cannot be kept in {self.path} ({error}); the run goes on without")
+
+    def _report_once(self, message: str) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            self._report(message)
 
     def _set_damaged_aside(self) -> None:
         try:

@@ -34,6 +34,13 @@ def check_record(data: object) -> None:
     _check(data, _schema(), "")
 
 
+def check_fields(data: Mapping[str, Any]) -> None:
+    """As `check_record`, of values that stand in another file under names of a record's fields."""
+    _check_plain(data, "the line", 0)
+    for name, value in data.items():
+        _check(value, _schema()["properties"][name], name)
+
+
 @functools.cache
 def _schema() -> Mapping[str, Any]:
     text = Path(__file__).with_name("schema.json").read_text(encoding="utf-8")

@@ -22,10 +22,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from normgen.errors import UsageError
+from normgen.device import device_from
+from normgen.errors import NormgenError, UsageError
 from normgen.files.decoded import XZ_MAGIC, parse_json, unpacked
 from normgen.files.private import write_atomically
-from normgen.records.record import Outcome
+from normgen.records.record import Outcome, key_of
+from normgen.records.validity import check_fields
 from normgen.schedule.schedule import Schedule, schedule_from
 
 SCHEMA = 1
@@ -162,8 +164,13 @@ def _header(path: Path, line: str) -> Header:
         if plain.pop("schema") != SCHEMA:
             raise ValueError("another schema")
         knobs = {name: tuple(values) for name, values in plain.pop("knobs").items()}
-        return Header(default=schedule_from(plain.pop("default")), knobs=knobs, **plain)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        header = Header(default=schedule_from(plain.pop("default")), knobs=knobs, **plain)
+        same = {name: getattr(header, name) for name in ("cache", "device", "versions", "roof_us", "bytes", "seed")}
+        check_fields({**header.problem, **same, "search": {"noise_floor": header.noise_floor}})
+        key_of({"spec_sha256": "", **header.problem})
+        device_from(header.device)
+        return header
+    except (ValueError, TypeError, KeyError, AttributeError, NormgenError) as error:
         raise UsageError("a sweep begins with its header line", received=f"{path}:1: {error}") from None
 
 

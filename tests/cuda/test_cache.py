@@ -91,6 +91,15 @@ def test_cubins_are_kept_where_this_user_alone_can_write(tmp_path: Path) -> None
     assert [m.count("other users may write") for m in messages] == [1]
 
 
+@pytest.mark.parametrize("loosened", ["file", "folder"])
+def test_a_cubin_that_another_user_may_have_written_is_not_loaded(loosened: str, tmp_path: Path) -> None:
+    cache, first = _filled(tmp_path, [])
+    path = cache.path(first.key)
+    (path if loosened == "file" else path.parent).chmod(0o777)
+    assert cache.get(first.key) is None
+    assert not compile_module(modules.scale(), 90, cache=cache).cached
+
+
 def test_no_temporary_file_is_left_behind(tmp_path: Path) -> None:
     _filled(tmp_path, [])
     names = [path.name for path in tmp_path.rglob("*") if path.is_file()]

@@ -158,6 +158,19 @@ def test_a_folder_that_cannot_be_written_is_reported_once(tmp_path: Path) -> Non
     assert "goes on without" in said[0]
 
 
+@pytest.mark.parametrize("loosened", ["file", "folder"])
+def test_results_that_another_user_may_have_written_answer_for_nothing(loosened: str, tmp_path: Path) -> None:
+    store = results(tmp_path)
+    store.append(measured())
+    (store.path if loosened == "file" else store.path.parent).chmod(0o777)
+    said: list[str] = []
+    later = results(tmp_path, report=said.append)
+    later.refresh()
+    assert later.get(SCHEDULE) is None
+    assert len(said) == 1
+    assert "other users may write" in said[0]
+
+
 def test_memory_prefers_the_runs_own_record_and_forgets_what_nobody_tried(tmp_path: Path) -> None:
     store = results(tmp_path)
     store.append(measured())
