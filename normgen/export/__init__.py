@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from normgen.errors import UsageError, needed
+from normgen.errors import needed
 from normgen.export.compiled import check_compiles
 from normgen.export.groups import groups_of
 from normgen.export.header import header_text
 from normgen.files.private import try_writing, write_output
 from normgen.records.record import Record
-from normgen.records.winners import read
+from normgen.records.winners import read_whole
 from normgen.spec.reader import load, parse
 from normgen.spec.spec import Spec
 
@@ -86,13 +86,7 @@ def require_folder(folder: Path) -> None:
 
 def folder_records(folder: Path) -> list[Record]:
     """The records under `folder`/records, file by file. Raises UsageError for a line that is no record."""
-    records: list[Record] = []
-    for path in sorted((folder / "records").glob("*.jsonl")):
-        reading = read(path)
-        if reading.damaged:
-            raise UsageError("every line of a record file must be a record", received=str(reading.damaged[0]))
-        records += reading.records
-    return records
+    return [record for path in sorted((folder / "records").glob("*.jsonl")) for record in read_whole(path)]
 
 
 def export_folder(folder: Path, *, spec_folders: Sequence[str | Path] = ()) -> list[Path]:
