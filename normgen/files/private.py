@@ -90,17 +90,17 @@ def private_folder(folder: Path, *, report: Callable[[str], None] = to_stderr) -
     return folder if why is None else _replacement(folder, why, report)
 
 
-def keep(folder: Path, write: Callable[[Path], None]) -> None:
+def keep(folder: Path, write: Callable[[Path], None], *, report: Callable[[str], None] = to_stderr) -> None:
     """`write` into a folder of the cache; into a temporary one if the cache is read-only or full.
 
     Raises UsageError if the temporary folder cannot be written either.
     """
     try:
-        write(private_folder(folder))
+        write(private_folder(folder, report=report))
     except OSError as error:
         why = error.strerror or str(error)
         try:
-            write(_replacement(folder, why, to_stderr))
+            write(_replacement(folder, why, report))
         except OSError as second:
             raise _nowhere(folder.parent, why, second) from None
 

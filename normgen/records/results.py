@@ -81,7 +81,7 @@ class Results:
         self.path = path
         self.here = here
         self._report = report
-        self._said: set[str] = set()
+        self._is_writable = self._is_trusted = True
         self._forget()
         self.refresh()
 
@@ -95,7 +95,9 @@ class Results:
         try:
             if why := distrust(self.path.parent) or distrust(self.path):
                 self._forget()
-                self._report_once(f"results in {self.path} are not believed ({why})")
+                if self._is_trusted:
+                    self._report(f"results in {self.path} are not believed ({why})")
+                self._is_trusted = False
                 return
             with self.path.open("rb") as file:
                 facts = os.fstat(file.fileno())
@@ -149,12 +151,9 @@ class Results:
             make_private(self.path.parent)
             append(self.path, record.line(), durable=False)  # what a power cut takes is measured again
         except OSError as error:
-            self._report_once(f"results cannot be kept in {self.path} ({error}); the run goes on without")
-
-    def _report_once(self, message: str) -> None:
-        if message not in self._said:
-            self._said.add(message)
-            self._report(message)
+            if self._is_writable:
+                self._report(f"results cannot be kept in {self.path} ({error}); the run goes on without")
+            self._is_writable = False
 
     def _set_damaged_aside(self) -> None:
         try:
