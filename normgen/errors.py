@@ -1,14 +1,15 @@
 """Every error normgen raises on purpose: the rule that broke, what was received, and a hint.
 
 Each class carries the exit code the command line ends with (see `normgen --help`):
-0 ok, 2 usage, 3 nothing valid found, 4 verification failed, 5 slower than before, 6 no usable GPU,
-130 interrupted.
+0 ok, 2 usage, or a file that cannot be read or written, 3 nothing valid found, 4 verification failed, 5 slower than
+before, 6 no usable GPU, 130 interrupted.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 
 class NormgenError(Exception):
@@ -30,6 +31,10 @@ class NormgenError(Exception):
 
 class UsageError(NormgenError):
     """A command-line option or a Python argument does not fit."""
+
+
+class FileError(NormgenError):
+    """The operating system refused to read or write what a command cannot do without."""
 
 
 class SpecError(NormgenError):
@@ -106,6 +111,21 @@ class NoCompilerError(NormgenError):
     """No host C++ compiler: the CPU executor cannot build kernels. Everything else goes on."""
 
     exit_code = 6
+
+
+@contextlib.contextmanager
+def needed(rule: str, *, hint: str | None = None) -> Iterator[None]:
+    """The boundary between the operating system and ours: an OSError inside becomes a FileError."""
+    try:
+        yield
+    except OSError as error:
+        raise FileError(rule, received=refusal_of(error), hint=hint) from error
+
+
+def refusal_of(error: OSError) -> str:
+    """What the operating system says, in one line: `/x/y: Permission denied`."""
+    why = error.strerror or str(error) or type(error).__name__
+    return why if error.filename is None else f"{error.filename}: {why}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

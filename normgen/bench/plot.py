@@ -6,6 +6,7 @@ a base that is off) are another matter at nearly the same cols: they are open ci
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from normgen.bench.result import EntryResult, Results
 from normgen.bench.table import OURS
 from normgen.dtypes import dtype
 from normgen.errors import UsageError
+from normgen.files.private import write_output
 from normgen.records.statistics import median
 
 Points = list[tuple[int, float]]
@@ -86,8 +88,10 @@ def plot(results: Results, path: Path) -> None:
         axis.set_axis_off()
     has_odd = any(curve.odd for curves in drawn.values() for curve in curves.values())
     _name(picture, colours, f"{results.suite} on {results.device.get('name', '')}", has_odd=has_odd)
+    drawing = io.BytesIO()
     try:
-        picture.savefig(path, dpi=120)
+        picture.savefig(drawing, dpi=120, format=path.suffix.removeprefix(".") or "png")
+        write_output(path, drawing.getvalue())
     except (OSError, ValueError) as error:
         raise UsageError("cannot write the plot", received=f"{path}: {error}") from None
 

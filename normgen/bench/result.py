@@ -28,7 +28,6 @@ entries                   one object an entry, in the suite's order:
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -37,6 +36,7 @@ from typing import Any
 
 from normgen.device import Device
 from normgen.errors import NormgenError, UsageError
+from normgen.files.decoded import parse_json
 from normgen.records.statistics import Ratio, Times
 
 SCHEMA = 1
@@ -180,7 +180,7 @@ def geometric_mean(values: Sequence[float]) -> float | None:
 def from_json(text: str, *, file: str = "<results>") -> Results:
     """The results of a JSON text that `as_dict` made. Raises UsageError with what is wrong with it."""
     try:
-        data = json.loads(text)
+        data = parse_json(text)
         if data.get("schema") != SCHEMA:
             raise ValueError(f"schema {data.get('schema')!r}, this version reads {SCHEMA}")
         entries = tuple(_entry(entry) for entry in data["entries"])

@@ -21,7 +21,7 @@ from normgen.cli.text import Terminal
 from normgen.cuda.driver import find_gpu
 from normgen.device import Device
 from normgen.errors import DriverError, NothingValidError, UsageError, VerificationError
-from normgen.files.private import write_atomically
+from normgen.files.private import write_output
 from normgen.records.record import Record
 from normgen.records.winners import gpu_slug, read_whole, shipped_folder
 from normgen.suites.suite import load_suite
@@ -157,7 +157,7 @@ def known_records(files: tuple[Path, ...], facts: Device) -> list[Record]:
 
 def _save(file: Path | None, found: Run) -> None:
     if file is not None:
-        write_atomically(file, as_json(found))
+        write_output(file, as_json(found))
 
 
 def _conclude(found: Transfer | Ablation, file: Path | None, json_to: str | None, text: str) -> int:

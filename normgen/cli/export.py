@@ -7,11 +7,11 @@ from pathlib import Path
 import click
 
 from normgen import export as headers
-from normgen.cli.options import read_whole, show
+from normgen.cli.options import show
 from normgen.device import device_from
 from normgen.errors import NothingValidError, UsageError
 from normgen.records.t4 import t4_results
-from normgen.records.winners import adopt
+from normgen.records.winners import adopt, read_whole
 
 RE_EXPORT = "`normgen export` writes them again"
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import click
 
-from normgen.errors import NormgenError
+from normgen.errors import NormgenError, needed
 from normgen.files.shipped import VERSION
 
 INTERRUPTED = 130
@@ -37,8 +37,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 EXIT_CODES = """\
 \b
-Exit codes: 0 ok, 2 usage, 3 nothing valid found, 4 verification failed,
-5 slower than before, 6 no usable GPU, 130 interrupted."""
+Exit codes: 0 ok, 2 usage, or a file that cannot be read or written, 3 nothing valid found,
+4 verification failed, 5 slower than before, 6 no usable GPU, 130 interrupted."""
+
+_REFUSED = "a command must be able to read and write its files, stdout among them"
+_HINT = "name another place, or look at its owner, mode and free space"
 
 
 class Commands(click.Group):
@@ -74,17 +77,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # For a search's small matrices BLAS threads only wait for each other: a replay on two busy cores took 6 x as long.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
-        code = cli.main(args=None if arguments is None else list(arguments), prog_name="normgen", standalone_mode=False)
+        with needed(_REFUSED, hint=_HINT):
+            given = None if arguments is None else list(arguments)
+            code = cli.main(args=given, prog_name="normgen", standalone_mode=False)
+            sys.stdout.flush()
     except click.ClickException as error:
         error.show()
         sys.exit(2)
     except NormgenError as error:
         click.echo(f"error: {error}", err=True)
+        _give_up_stdout()
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         sys.exit(INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _give_up_stdout() -> None:
+    """What stdout did not take is not tried again when Python ends: that would change the exit code."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the process ends
 
 
 if __name__ == "__main__":

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
@@ -15,7 +14,6 @@ from normgen.device import Device
 from normgen.errors import UsageError
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.records import winners
 from normgen.schedule.default import default_schedule
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule, schedule_from
@@ -87,11 +85,6 @@ def read_schedule(problem: Problem, device: Device, knobs: str) -> Schedule:
     if reason is not None:
         raise UsageError(reason, received=str(schedule), hint="`normgen space --why` lists every rule")
     return schedule
-
-
-def read_whole(file: Path) -> Sequence[Any]:
-    """The records of a file; a damaged line is an error here, not something to set aside."""
-    return winners.read_whole(file)
 
 
 def parse_names(text: str) -> tuple[str, ...]:

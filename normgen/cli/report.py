@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from normgen.files.private import write_output
 from normgen.report.evidence import gather
 from normgen.report.page import render
 from normgen.report.plots import draw
@@ -33,7 +34,6 @@ def report(files: tuple[Path, ...], out: Path, png: Path | None) -> None:
         for line in source.damaged:
             click.echo(line, err=True)
     pictures = draw(evidence, png) if png is not None else ()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(render(evidence), encoding="utf-8")
+    write_output(out, render(evidence))
     for path in (out, *pictures):
         click.echo(str(path))

@@ -21,6 +21,7 @@ from normgen.cost.model import predict
 from normgen.cuda.driver import device_facts
 from normgen.device import Device
 from normgen.device import target as named_target
+from normgen.files.private import write_output
 from normgen.program.source import stages_of
 from normgen.records.record import Cache
 from normgen.report.search_page import search_page
@@ -98,8 +99,7 @@ def replay(
         if not as_json:
             _show_reports(file, land, reports)
     if page is not None:
-        page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(search_page(found, seeds=seeds), encoding="utf-8")
+        write_output(page, search_page(found, seeds=seeds))
     if as_json:
         facts = [
             {"file": str(file), "points": len(land.legal), "optimum_us": land.optimum_us}

@@ -21,7 +21,8 @@ def result_text(result: Result) -> str:
     if not result.measured:
         lines[0] += f" ({NOT_MEASURED})"
     lines += ["", _times_table(result), ""]
-    lines += [_verdict(result), f"record      {result.record_path}"]
+    lines.append(_verdict(result))
+    lines += [f"record      {result.record_path}"] if result.record_path else []
     lines += [f"header      {result.header_path}"] if result.header_path else []
     lines += [f"candidates  {result.candidates_path}", _effort(result)]
     lines += [f"note: {note}" for note in result.notes]

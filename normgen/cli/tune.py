@@ -22,7 +22,7 @@ from normgen.cli.text import Terminal, result_text
 from normgen.cli.text_suite import SuiteTerminal, suite_text
 from normgen.cuda.driver import device_facts, devices
 from normgen.device import target
-from normgen.errors import NoDeviceError, NothingValidError, UsageError
+from normgen.errors import FileError, NoDeviceError, NothingValidError, UsageError
 from normgen.suites.crew import Plan, suite_id, tasks_of, tune_suite
 from normgen.suites.suite import load_suite
 from normgen.tuning.tuner import tune as run
@@ -84,7 +84,9 @@ def _tune_one(as_json: bool, options: dict[str, Any]) -> int:
             progress=progress,
         )
     show(result.as_dict() if as_json else result_text(result))
-    return INTERRUPTED if result.interrupted else 0
+    if result.interrupted:
+        return INTERRUPTED
+    return 0 if result.header_path else FileError.exit_code
 
 
 def _tune_suite(as_json: bool, suite: str, options: dict[str, Any]) -> int:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from normgen.device import Device
 from normgen.errors import UsageError, did_you_mean
+from normgen.files.decoded import parse_json
+from normgen.files.private import write_output
 
 FOLDER = Path(__file__).parent / "devices"
 
@@ -108,7 +110,7 @@ def _shipped(name: str) -> Constants:
 def read_constants(path: Path) -> Constants:
     """The constants of a file that `normgen calibrate` wrote."""
     try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
+        plain = parse_json(path.read_bytes())
         return constants_from(plain["constants"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError("a file of constants is a JSON object with 'constants'", received=f"{path}: {error}") from None
@@ -118,5 +120,4 @@ def write_constants(path: Path, constants: Constants, *, device: str, evidence: 
     """Constants with where they come from, four significant digits each."""
     rounded = {name: float(f"{value:.4g}") for name, value in constants.as_dict().items()}
     text = json.dumps({"device": device, "evidence": dict(evidence), "constants": rounded}, indent=2)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text + "\n", encoding="utf-8")
+    write_output(path, text + "\n")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from normgen.files.private import cache_root, distrust, keep, private_folder, write_atomically
+from normgen.files.private import cache_root, keep, private_folder, read_trusted, write_atomically
 
 
 def object_folder() -> Path:
@@ -28,12 +28,12 @@ def find_object(key: str, load: Callable[[Path], object]) -> tuple[Path, int] | 
     """
     folder = object_folder()
     try:
-        found = json.loads((folder / f"{key}.json").read_bytes())
+        found = json.loads(read_trusted(folder / f"{key}.json"))
         path, index, sha256 = folder / Path(found["object"]).name, int(found["index"]), found["sha256"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     with suppress(OSError):  # an absent object, one that cannot be read or loaded
-        if distrust(path) is None and hashlib.sha256(path.read_bytes()).hexdigest() == sha256:
+        if hashlib.sha256(read_trusted(path)).hexdigest() == sha256:
             load(path)
             return path, index
     with suppress(OSError):  # in a read-only folder it stays, and is refused again

@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from normgen.cuda.cubin import Cubin, Resources
-from normgen.files.private import cache_root, make_private, private_folder, to_stderr, write_atomically
+from normgen.files.private import (
+    cache_root,
+    keep,
+    make_private,
+    private_folder,
+    read_trusted,
+    to_stderr,
+    write_atomically,
+)
 
 _FORMAT = "normgen-cubin-1"
 
@@ -22,23 +30,27 @@ _FORMAT = "normgen-cubin-1"
 class CubinCache:
     """Look-up and storage of cubins; safe to share between processes, because writes are atomic.
 
-    A damaged file is set aside as `*.damaged`, reported, and counts as absent. A temporary folder takes the place of
-    one that other users may write. A folder that cannot be written is reported once, and compiling goes on without it.
+    A damaged file is set aside as `*.damaged`, reported, and counts as absent; so does one that other users may have
+    written, which the next compilation replaces. A temporary folder takes the place of
+    one that other users may write, or that is read-only or full; it is reported once.
     """
 
     def __init__(self, root: Path | None = None, *, report: Callable[[str], None] = to_stderr) -> None:
-        self.folder = private_folder((root or cache_root()) / "cubin", report=report)
+        self._place = (root or cache_root()) / "cubin"
         self._report = report
-        self._is_writable = True
+
+    @property
+    def folder(self) -> Path:
+        return private_folder(self._place, report=self._report)
 
     def path(self, key: str) -> Path:
-        return self.folder / key[:2] / f"{key}.cubin"
+        return _path(self.folder, key)
 
     def get(self, key: str) -> Cubin | None:
         """The cubin stored under that key, marked `cached`; None if absent or damaged."""
         path = self.path(key)
         try:
-            content = path.read_bytes()
+            content = read_trusted(path)
         except OSError:
             return None
         try:
@@ -49,14 +61,13 @@ class CubinCache:
 
     def put(self, cubin: Cubin) -> None:
         """Store a cubin under its key: a temporary file beside the place, then one rename."""
-        path = self.path(cubin.key)
-        try:
+
+        def write(folder: Path) -> None:
+            path = _path(folder, cubin.key)
             make_private(path.parent)
             write_atomically(path, _encode(cubin))
-        except OSError as error:
-            if self._is_writable:
-                self._report(f"cache folder {self.folder} cannot be written ({error}); compiling goes on without it")
-            self._is_writable = False
+
+        keep(self._place, write, report=self._report)
 
     def _set_aside(self, path: Path, reason: str) -> None:
         aside = path.with_name(path.name + ".damaged")
@@ -65,6 +76,10 @@ class CubinCache:
         except OSError:
             aside = path
         self._report(f"cached cubin is damaged ({reason}), compiling again; the file is now {aside}")
+
+
+def _path(folder: Path, key: str) -> Path:
+    return folder / key[:2] / f"{key}.cubin"
 
 
 def _encode(cubin: Cubin) -> bytes:

@@ -10,17 +10,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from normgen.errors import UsageError
+from normgen.errors import needed
 from normgen.export.compiled import check_compiles
 from normgen.export.groups import groups_of
 from normgen.export.header import header_text
-from normgen.files.private import write_atomically
+from normgen.files.private import try_writing, write_output
 from normgen.records.record import Record
-from normgen.records.winners import read
+from normgen.records.winners import read_whole
 from normgen.spec.reader import load, parse
 from normgen.spec.spec import Spec
 
-__all__ = ["Header", "differences", "export_folder", "export_record", "folder_records", "headers_of"]
+__all__ = ["Header", "differences", "export_folder", "export_record", "folder_records", "headers_of", "require_folder"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +35,8 @@ class Header:
     def write(self, folder: Path) -> Path:
         """Write the file at once, after its device part has compiled. Raises CompileError."""
         check_compiles(self.text, name=self.file_name, arch=self.arch, instances=self.kernels)
-        folder.mkdir(parents=True, exist_ok=True)
         path = folder / self.file_name
-        write_atomically(path, self.text)
+        write_output(path, self.text)
         return path
 
 
@@ -83,15 +82,16 @@ def export_record(record: Record, folder: Path, *, spec: Spec | None = None) -> 
     return header.write(folder)
 
 
+def require_folder(folder: Path) -> None:
+    """Raises FileError, or UsageError for damaged records in it, where no header could be written into a folder."""
+    with needed("the folder of the header must be writable", hint="choose another one with --output"):
+        try_writing(folder)
+    folder_records(folder)
+
+
 def folder_records(folder: Path) -> list[Record]:
     """The records under `folder`/records, file by file. Raises UsageError for a line that is no record."""
-    records: list[Record] = []
-    for path in sorted((folder / "records").glob("*.jsonl")):
-        reading = read(path)
-        if reading.damaged:
-            raise UsageError("every line of a record file must be a record", received=str(reading.damaged[0]))
-        records += reading.records
-    return records
+    return [record for path in sorted((folder / "records").glob("*.jsonl")) for record in read_whole(path)]
 
 
 def export_folder(folder: Path, *, spec_folders: Sequence[str | Path] = ()) -> list[Path]:

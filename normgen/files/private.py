@@ -7,6 +7,7 @@ this user. The rules stand here once, for every cache and for the state folder.
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import shutil
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from normgen.errors import UsageError
 
+_HEADER_BYTES = 1 << 16  # about what a header takes
 _OTHERS_MAY_WRITE = 0o022
 _REPLACED: dict[Path, Path] = {}  # a cache root that cannot be used -> the temporary one of this process
 _LOCK = threading.Lock()
@@ -60,6 +62,14 @@ def distrust(path: Path) -> str | None:
     return f"other users may write {path}" if facts.st_mode & _OTHERS_MAY_WRITE else None
 
 
+def read_trusted(path: Path) -> bytes:
+    """The bytes of a file of the cache. Raises OSError, also where another user may have written them."""
+    why = distrust(path.parent) or distrust(path)
+    if why is not None:
+        raise PermissionError(errno.EPERM, why, str(path))
+    return path.read_bytes()
+
+
 def why_unusable(folder: Path) -> str | None:
     """Why a folder of the cache, which is made if it is missing, cannot be trusted or used; None if it can.
 
@@ -80,17 +90,17 @@ def private_folder(folder: Path, *, report: Callable[[str], None] = to_stderr) -
     return folder if why is None else _replacement(folder, why, report)
 
 
-def keep(folder: Path, write: Callable[[Path], None]) -> None:
+def keep(folder: Path, write: Callable[[Path], None], *, report: Callable[[str], None] = to_stderr) -> None:
     """`write` into a folder of the cache; into a temporary one if the cache is read-only or full.
 
     Raises UsageError if the temporary folder cannot be written either.
     """
     try:
-        write(private_folder(folder))
+        write(private_folder(folder, report=report))
     except OSError as error:
         why = error.strerror or str(error)
         try:
-            write(_replacement(folder, why, to_stderr))
+            write(_replacement(folder, why, report))
         except OSError as second:
             raise _nowhere(folder.parent, why, second) from None
 
@@ -128,12 +138,20 @@ def _remove(folder: Path, owner: int) -> None:
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Replace a file by one rename: a reader sees the old content or the new one, also after a power cut.
 
-    Raises OSError.
+    Raises OSError, with the name of the file.
     """
+    data = content.encode() if isinstance(content, str) else content
+    try:
+        _replace(path, data)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def _replace(path: Path, data: bytes) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            file.write(data)
             file.flush()
             os.fchmod(file.fileno(), 0o644)  # compilers and linkers of other users may read; the folder decides who
             os.fsync(file.fileno())
@@ -141,3 +159,23 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def write_output(path: Path, content: str | bytes) -> None:
+    """Write a file that somebody named, and make its folder: whole or not at all. A link stays, what it names changes.
+
+    Raises OSError.
+    """
+    path, data = path.resolve(), content.encode() if isinstance(content, str) else content
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not path.is_file():  # a pipe, a terminal, /dev/null: nothing to replace
+        path.write_bytes(data)
+    else:
+        write_atomically(path, data)
+
+
+def try_writing(folder: Path) -> None:
+    """Make a folder and write into it, before a long search finds out that it cannot. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(bytes(_HEADER_BYTES))

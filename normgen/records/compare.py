@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from normgen.errors import UsageError
-from normgen.records.record import Record, from_dict, parse_line
+from normgen.files.decoded import parse_json
+from normgen.records.record import Record, from_dict
+from normgen.records.winners import read_whole
 
 FASTER, SLOWER, SAME, UNMEASURED = "FASTER", "SLOWER", "SAME", "UNMEASURED"
 
@@ -76,16 +77,15 @@ def judge(problem: str, before: Record, after: Record) -> Pair:
 
 def read_results(path: Path) -> list[Record]:
     """The records of a file: one a line, or the best ones of what `tune --json` printed."""
-    text = path.read_text(encoding="utf-8")
     try:
-        data = json.loads(text)
-    except json.JSONDecodeError:
+        data = parse_json(path.read_bytes())
+    except ValueError:  # several lines are no JSON text
         data = None
+    if not isinstance(data, dict) or "schema" in data:
+        return list(read_whole(path))
     try:
-        if isinstance(data, dict) and "schema" not in data:
-            found = [data, *data.get("jobs", [])]
-            return [from_dict(part["best"]) for part in found if part.get("best")]
-        return [parse_line(line) for line in text.splitlines() if line.strip()]
+        found = [data, *data.get("jobs", [])]
+        return [from_dict(part["best"]) for part in found if part.get("best")]
     except (ValueError, AttributeError, TypeError) as error:
         hint = "a file of records, or what `normgen tune --json` printed"
         raise UsageError("not a file of results", received=f"{path}: {error}", hint=hint) from None

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from normgen.files.decoded import unpacked
 from normgen.files.private import write_atomically
 
 T = TypeVar("T")
@@ -22,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Damaged:
-    """A line that cannot be read: where it stands and what is wrong with it."""
+    """A line that cannot be read: where it stands and what is wrong with it; line 0: the whole file."""
 
     path: Path
     line: int
@@ -30,7 +31,7 @@ class Damaged:
     text: bytes
 
     def __str__(self) -> str:
-        return f"{self.path}:{self.line}: set aside: {self.why}"
+        return f"{self.path}:{self.line}: set aside: {self.why}" if self.line else f"{self.path} {self.why}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,11 +88,14 @@ def parsed(data: bytes, parse: Callable[[str], T], *, path: Path) -> Lines[T]:
 
 
 def read(path: Path, parse: Callable[[str], T]) -> Lines[T]:
-    """As `parsed`; a missing file is empty."""
+    """As `parsed`, of a plain or an xz file; a missing file is empty, one that cannot be read is one damaged line."""
     try:
-        data = path.read_bytes()
+        data = unpacked(path.read_bytes())
     except FileNotFoundError:
         return Lines(found=(), damaged=())
+    except (OSError, ValueError) as error:
+        why = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+        return Lines(found=(), damaged=(Damaged(path=path, line=0, why=why, text=b""),))
     return parsed(data, parse, path=path)
 
 

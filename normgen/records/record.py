@@ -30,9 +30,11 @@ from typing import Any
 
 from normgen.device import device_from
 from normgen.errors import NormgenError
+from normgen.files.decoded import parse_json
 from normgen.files.names import Part, name_part
 from normgen.problem.problem import Problem
 from normgen.records.statistics import Times
+from normgen.records.validity import check_record
 from normgen.schedule.schedule import Schedule, schedule_from
 
 SCHEMA = 1
@@ -222,7 +224,6 @@ class Record:
 _PROBLEM_FIELDS = ("op", "spec_sha256", "direction", "rows", "cols", "pitch", "align", "any_cols", "accumulate")
 _PROMISES = ("deterministic", "stable_parameters")  # fields of the problem that a line may leave out: not promised
 _OPTIONAL = ("roofs_us", "text", "spec")  # younger than the first records
-_DERIVED = ("schema", "gb_per_s", "percent_of_roof", "dtypes")
 _PLAIN = (
     *("measured", "predicted_us", "roof_us", "bytes", "default_us", "error", "device"),
     *("versions", "search", "command", "seed", "created", "reason"),
@@ -231,13 +232,7 @@ _PLAIN = (
 
 def parse_line(text: str) -> Record:
     """The record of one JSON line. Raises ValueError with what is wrong with it."""
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from None
-    if not isinstance(data, dict):
-        raise ValueError("not a JSON object")
-    return from_dict(data)
+    return from_dict(parse_json(text))
 
 
 def key_of(data: Mapping[str, Any]) -> ProblemKey:
@@ -246,35 +241,33 @@ def key_of(data: Mapping[str, Any]) -> ProblemKey:
     return ProblemKey(dtypes=tuple(dict(data["dtypes"]).items()), **fields)
 
 
-def from_dict(data: Mapping[str, Any]) -> Record:
-    """The record of a parsed line; unknown and missing keys are errors."""
-    if data.get("schema") != SCHEMA:
-        raise ValueError(f"schema {data.get('schema')!r}, this version reads {SCHEMA}")
-    known = {*_PROBLEM_FIELDS, *_DERIVED, *_PLAIN, "cache", "schedule", "outcome", "times_us", "resources"}
-    given = set(data) - {*_PROMISES, *_OPTIONAL}
-    if given != known:
-        unknown, missing = sorted(given - known), sorted(known - given)
-        raise ValueError(f"unknown keys: {unknown}, missing keys: {missing}")
+def from_dict(data: Any) -> Record:
+    """The record of a parsed line. Raises ValueError for what `schema.json` refuses, and for figures at odds."""
+    if isinstance(data, dict) and data.get("schema", SCHEMA) != SCHEMA:
+        raise ValueError(f"schema {data['schema']!r}, this version reads {SCHEMA}")
+    check_record(data)
     try:
-        key = key_of(data)
-        name_part(Part.OP, key.op)
+        name_part(Part.OP, data["op"])
         if data["device"]:
             device_from(data["device"])
-        return Record(
-            problem=key,
-            cache=Cache(data["cache"]),
-            schedule=schedule_from(data["schedule"]),
-            outcome=Outcome(data["outcome"]),
-            times_us=Times(**data["times_us"]) if data["times_us"] else None,
-            resources=tuple(data["resources"]),
-            **{name: data[name] for name in (*_PLAIN, *_OPTIONAL) if name in data},
-        )
-    except (TypeError, AttributeError) as error:
-        raise ValueError(f"a field has the wrong form: {error}") from None
+        schedule = schedule_from(data["schedule"])
     except NormgenError as error:
         raise ValueError(": ".join(part for part in (error.rule, error.received) if part)) from None
-    except Exception as error:  # the enums name the value they refuse
-        raise ValueError(str(error)) from None
+    record = Record(
+        problem=key_of(data),
+        cache=Cache(data["cache"]),
+        schedule=schedule,
+        outcome=Outcome(data["outcome"]),
+        times_us=Times(**data["times_us"]) if data["times_us"] else None,
+        resources=tuple(data["resources"]),
+        **{name: data[name] for name in (*_PLAIN, *_OPTIONAL) if name in data},
+    )
+    times = record.times_us
+    if times and not times.low <= times.median <= times.high:
+        raise ValueError(f"times_us.median must lie from low to high: {times}")
+    if record.outcome.is_usable and record.us is None:
+        raise ValueError(f"outcome {record.outcome} must come with a time")
+    return record
 
 
 def _rounded(value: Any) -> Any:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from normgen.device import Device
-from normgen.files.private import cache_root, make_private, private_folder, to_stderr
+from normgen.files.private import cache_root, distrust, make_private, private_folder, to_stderr
 from normgen.records.lines import append, aside_of, parsed, set_damaged_aside
 from normgen.records.record import Outcome, ProblemKey, Record, parse_line
 from normgen.records.winners import gpu_slug
@@ -81,7 +81,7 @@ class Results:
         self.path = path
         self.here = here
         self._report = report
-        self._is_writable = True
+        self._is_writable = self._is_trusted = True
         self._forget()
         self.refresh()
 
@@ -91,8 +91,14 @@ class Results:
         self._misses: dict[Schedule, str] = {}
 
     def refresh(self) -> None:
-        """Take in the lines that were appended since the last look."""
+        """Take in the lines that were appended since the last look; none that another user may have written."""
         try:
+            if why := distrust(self.path.parent) or distrust(self.path):
+                self._forget()
+                if self._is_trusted:
+                    self._report(f"results in {self.path} are not believed ({why})")
+                self._is_trusted = False
+                return
             with self.path.open("rb") as file:
                 facts = os.fstat(file.fileno())
                 if facts.st_ino != self._inode or facts.st_size < self._offset:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from normgen.device import TARGETS, Device
-from normgen.errors import UsageError
+from normgen.errors import UsageError, needed
 from normgen.files.names import Part, name_part
 from normgen.files.private import write_atomically
 from normgen.files.shipped import shipped
@@ -54,6 +55,11 @@ def state_folder() -> Path:
     import platformdirs
 
     return Path(platformdirs.user_state_dir("normgen"))
+
+
+def needs_state() -> AbstractContextManager[None]:
+    """The boundary of what cannot begin without a state folder: an OSError inside becomes a FileError."""
+    return needed("the state folder must be writable", hint="set NORMGEN_STATE_DIR to a folder that is")
 
 
 def shipped_folder() -> Path:

@@ -7,7 +7,6 @@ is a series too, whose order means nothing.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,10 +17,9 @@ from normgen.records.record import Cache, Outcome, ProblemKey, Record, key_of
 from normgen.records.winners import read as read_records
 from normgen.records.winners import record_folders, state_folder
 from normgen.schedule.schedule import Schedule
-from normgen.studies.sweep_file import Sweep, read_sweep
+from normgen.studies.sweep_file import Sweep, is_sweep, read_sweep
 
 SEARCH, SWEEP = "search", "sweep"
-XZ_MAGIC = b"\xfd7zXZ\x00"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,19 +133,6 @@ def known_files() -> list[Path]:
     """This user's run files, oldest first, then all files of winners."""
     runs = sorted((state_folder() / "runs").glob("*/*.jsonl"))
     return runs + [path for folder in record_folders() for path in sorted(folder.glob("*.jsonl"))]
-
-
-def is_sweep(path: Path) -> bool:
-    """A compressed file, or one whose first line describes a set of legal schedules."""
-    with path.open("rb") as file:
-        start = file.readline()
-    if start.startswith(XZ_MAGIC):
-        return True
-    try:
-        header = json.loads(start)
-    except ValueError:
-        return False
-    return isinstance(header, dict) and {"legal", "knobs"} <= header.keys()
 
 
 def is_final(record: Record) -> bool:

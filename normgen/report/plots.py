@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from normgen.errors import UsageError
+from normgen.files.private import write_output
 from normgen.records.record import Outcome
 from normgen.report.evidence import SEARCH, Evidence, Series
 from normgen.report.importance import knob_shares
@@ -50,7 +52,6 @@ def draw(evidence: Evidence, folder: Path) -> tuple[Path, ...]:
     Raises UsageError when matplotlib is not installed.
     """
     figure_of = _matplotlib()
-    folder.mkdir(parents=True, exist_ok=True)
     labelled = list(zip(labels_of(evidence.series), evidence.series, strict=True))
     measured = [(label, s) for label, s in labelled if s.timed]
     looks = Looks(evidence)
@@ -63,7 +64,9 @@ def draw(evidence: Evidence, folder: Path) -> tuple[Path, ...]:
     written = []
     for name, figure in drawings:
         if figure is not None:
-            figure.savefig(folder / name, dpi=DPI, metadata={"Software": None})
+            picture = io.BytesIO()
+            figure.savefig(picture, format="png", dpi=DPI, metadata={"Software": None})
+            write_output(folder / name, picture.getvalue())
             written.append(folder / name)
     return tuple(written)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from normgen.device import target
 from normgen.errors import UsageError, did_you_mean
+from normgen.files.private import write_output
 from normgen.pipeline import emit
 from normgen.program.source import problem_for
 from normgen.records.record import Record
@@ -125,7 +126,7 @@ def main(arguments: list[str]) -> int:
             print("\n".join(diff))
             changed |= int(new != old)
         else:
-            path.write_text(new, encoding="utf-8")
+            write_output(path, new)
     return changed
 
 

@@ -8,9 +8,7 @@ constant after another is scaled up and down as long as that helps. Deterministi
 
 from __future__ import annotations
 
-import contextlib
 import json
-import lzma
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,12 +22,12 @@ from normgen.device import Device
 from normgen.errors import UsageError
 from normgen.problem.problem import Problem
 from normgen.program.source import stages_of
-from normgen.records.record import Cache, Record, parse_line
+from normgen.records.record import Cache
 from normgen.records.winners import read
 from normgen.schedule.knobs import Hold, Load, Store
 from normgen.schedule.schedule import Schedule
 from normgen.studies.replay import swept_problem
-from normgen.studies.sweep_file import Header, read_sweep
+from normgen.studies.sweep_file import Header, is_sweep, read_sweep
 
 FIXED = (
     "base_registers",
@@ -77,13 +75,13 @@ def read_measured(paths: Sequence[Path], *, thinned: bool = True) -> list[Measur
         found[name][3][s] = us
 
     for path in paths:
-        if _is_sweep(path):
+        if is_sweep(path):
             sweep = read_sweep(path)
             for point in sweep.points:
                 if point.us is not None:
                     add(sweep.header.problem, sweep.header.cache, sweep.header.device, point.schedule, point.us)
         else:
-            for record in _records(path):
+            for record in read(path).records:
                 if record.times_us is not None:
                     key = {**record.as_dict(), "dtypes": dict(record.problem.dtypes)}
                     names = ("op", "direction", "rows", "cols", "dtypes", "pitch", "align", "stable_parameters")
@@ -93,24 +91,6 @@ def read_measured(paths: Sequence[Path], *, thinned: bool = True) -> list[Measur
         raise UsageError("a fit needs measured schedules", received=", ".join(map(str, paths)))
     chosen = _thinned if thinned else lambda us: list(us.items())
     return [Measured(problem=p, device=d, hot=hot, points=tuple(chosen(us))) for p, d, hot, us in found.values()]
-
-
-def _is_sweep(path: Path) -> bool:
-    data = path.read_bytes()
-    text = lzma.decompress(data) if data[:6] == XZ else data
-    return b'"knobs"' in text.split(b"\n", 1)[0]
-
-
-def _records(path: Path) -> Sequence[Record]:
-    """The records of a file, plain or xz; lines of earlier versions that name knobs which are gone are left out."""
-    data = path.read_bytes()
-    if data[:6] != XZ:
-        return read(path).records
-    found = []
-    for line in lzma.decompress(data).decode().splitlines():
-        with contextlib.suppress(ValueError):
-            found.append(parse_line(line))
-    return found
 
 
 def _thinned(us: Mapping[Schedule, float]) -> list[tuple[Schedule, float]]:

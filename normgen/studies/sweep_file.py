@@ -15,14 +15,19 @@ from __future__ import annotations
 
 import json
 import lzma
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from normgen.errors import UsageError
-from normgen.records.record import Outcome
+from normgen.device import device_from
+from normgen.errors import NormgenError, UsageError
+from normgen.files.decoded import XZ_MAGIC, parse_json, unpacked
+from normgen.files.private import write_atomically
+from normgen.records.record import Outcome, key_of
+from normgen.records.validity import check_fields
 from normgen.schedule.schedule import Schedule, schedule_from
 
 SCHEMA = 1
@@ -77,6 +82,10 @@ class Header:
     def decode(self, row: Sequence[Any], known: Sequence[Schedule]) -> Point:
         """The point of a line; `known` are the schedules of the points before it."""
         codes, outcome, us, registers, spill_bytes, twin = row
+        if us is not None and not (type(us) in (int, float) and 0 < us < math.inf):
+            raise ValueError(f"a time is a positive number of microseconds, or null: {us!r}")
+        if not all(type(count) is int for count in (registers, spill_bytes, twin)) or min(registers, spill_bytes) < 0:
+            raise ValueError(f"registers, spill bytes and the twin are whole numbers: {row[3:]}")
         varied = iter(codes)
         knobs = {name: values[next(varied) if len(values) > 1 else 0] for name, values in self.knobs.items()}
         return Point(
@@ -112,12 +121,24 @@ def header_of(legal: Sequence[Schedule], *, default: Schedule, **facts: Any) -> 
     return Header(legal=len(legal), default=default, knobs=knobs, **facts)
 
 
+def is_sweep(path: Path) -> bool:
+    """Whether the first line of a file, plain or xz, describes a set of legal schedules."""
+    try:
+        with path.open("rb") as file:
+            start = file.readline()
+        if start.startswith(XZ_MAGIC):
+            start = unpacked(path.read_bytes()).partition(b"\n")[0]
+        header = parse_json(start)
+    except (OSError, ValueError):  # whoever reads it as something else says what is wrong
+        return False
+    return isinstance(header, dict) and {"legal", "knobs"} <= header.keys()
+
+
 def read_sweep(path: Path) -> Sweep:
     """The sweep of a complete (.xz) or growing (.part) file. Raises UsageError with what is wrong with it."""
     try:
-        data = path.read_bytes()
-        text = (lzma.decompress(data) if data[:6] == b"\xfd7zXZ\x00" else data).decode()
-    except (OSError, lzma.LZMAError, UnicodeDecodeError) as error:
+        text = unpacked(path.read_bytes()).decode()
+    except (OSError, ValueError) as error:
         raise UsageError("a sweep is a file of JSON lines, plain or xz", received=f"{path}: {error}") from None
     lines = text.split("\n")
     whole = lines[:-1]  # what stands behind the last line end was cut off
@@ -128,7 +149,7 @@ def read_sweep(path: Path) -> Sweep:
     known: list[Schedule] = []
     for number, line in enumerate(whole[1:], start=2):
         try:
-            point = header.decode(json.loads(line), known)
+            point = header.decode(parse_json(line), known)
         except (ValueError, TypeError, IndexError, StopIteration) as error:
             raise UsageError("every line of a sweep is a point", received=f"{path}:{number}: {error}") from None
         if point.schedule not in points:
@@ -139,12 +160,17 @@ def read_sweep(path: Path) -> Sweep:
 
 def _header(path: Path, line: str) -> Header:
     try:
-        plain = json.loads(line)
+        plain = parse_json(line)
         if plain.pop("schema") != SCHEMA:
             raise ValueError("another schema")
         knobs = {name: tuple(values) for name, values in plain.pop("knobs").items()}
-        return Header(default=schedule_from(plain.pop("default")), knobs=knobs, **plain)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        header = Header(default=schedule_from(plain.pop("default")), knobs=knobs, **plain)
+        same = {name: getattr(header, name) for name in ("cache", "device", "versions", "roof_us", "bytes", "seed")}
+        check_fields({**header.problem, **same, "search": {"noise_floor": header.noise_floor}})
+        key_of({"spec_sha256": "", **header.problem})
+        device_from(header.device)
+        return header
+    except (ValueError, TypeError, KeyError, AttributeError, NormgenError) as error:
         raise UsageError("a sweep begins with its header line", received=f"{path}:1: {error}") from None
 
 
@@ -160,9 +186,9 @@ class SweepWriter:
         self.header = header
         self.part.parent.mkdir(parents=True, exist_ok=True)
         if not self.part.exists() and path.exists():
-            self.part.write_bytes(lzma.decompress(path.read_bytes()))
+            write_atomically(self.part, unpacked(path.read_bytes()))
         if not self.part.exists() or b"\n" not in self.part.read_bytes():
-            self.part.write_text(header.line(), encoding="utf-8")
+            write_atomically(self.part, header.line())
         data = self.part.read_bytes()
         os.truncate(self.part, data.rfind(b"\n") + 1)
         self._numbers = {p.schedule: i for i, p in enumerate(read_sweep(self.part).points)}
@@ -182,9 +208,7 @@ class SweepWriter:
     def finish(self) -> None:
         """Compress what there is into FILE, whole or not at all, and remove FILE.part."""
         self.close()
-        fresh = self.path.with_name(self.path.name + ".new")
-        fresh.write_bytes(lzma.compress(self.part.read_bytes(), preset=9 | lzma.PRESET_EXTREME))
-        os.replace(fresh, self.path)
+        write_atomically(self.path, lzma.compress(self.part.read_bytes(), preset=9 | lzma.PRESET_EXTREME))
         self.part.unlink()
 
 

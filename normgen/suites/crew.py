@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from normgen.device import Device
-from normgen.errors import UsageError
+from normgen.errors import UsageError, refusal_of
 from normgen.files.names import Part, name_part
-from normgen.files.private import make_private
+from normgen.files.private import make_private, to_stderr
 from normgen.files.shipped import VERSION
 from normgen.measure.timing import PROTOCOL
 from normgen.problem.problem import Problem
 from normgen.records.record import Cache, Record, parse_line
-from normgen.records.winners import adopt, gpu_slug, state_folder
-from normgen.suites.jobs import STALE_S, Job, JobStore
+from normgen.records.winners import adopt, gpu_slug, needs_state, state_folder
+from normgen.suites.jobs import STALE_S, Job, JobStore, StorageError
 from normgen.suites.shared_study import delete_studies
 from normgen.suites.worker import Configuration
 
@@ -128,9 +128,8 @@ def tune_suite(plan: Plan, progress: SuiteProgress) -> SuiteResult:
         jobs = store.jobs(plan.suite)
     finally:
         store.close()
-    records = {job.number: parse_line(job.result) for job in jobs if job.status == "done"}
-    for record in records.values():
-        adopt(record, state_folder() / "records", plan.device)
+    records = {job.number: _winner(job) for job in jobs if job.status == "done"}
+    _adopt(records.values(), plan.device)
     return SuiteResult(
         suite=plan.suite,
         device=plan.device,
@@ -142,9 +141,26 @@ def tune_suite(plan: Plan, progress: SuiteProgress) -> SuiteResult:
     )
 
 
+def _winner(job: Job) -> Record:
+    try:
+        return parse_line(job.result)
+    except ValueError as error:
+        raise StorageError("a job that is done holds a record", received=f"{job.label}: {error}") from None
+
+
+def _adopt(records: Iterable[Record], device: Device) -> None:
+    """Among this user's winners; the queue keeps the records of a state folder that takes none."""
+    try:
+        for record in records:
+            adopt(record, state_folder() / "records", device)
+    except OSError as error:
+        to_stderr(f"not kept: the winners among this user's records ({refusal_of(error)})")
+
+
 def _queue_file(suite: str) -> Path:
     folder = state_folder() / "suites"
-    make_private(folder)
+    with needs_state():
+        make_private(folder)
     return folder / f"{suite}.sqlite"
 
 

@@ -23,6 +23,7 @@ class Result:
     finalists    the winner and its rivals as confirmed (or predicted), fastest first
     counts       candidates per outcome, among them `same_code` (folded into another candidate)
     phases_s     seconds of wall time per phase, and `other`; they add up to `all`
+    record_path, header_path  None where the folder took no file; `notes` says why
     adopted      the winner went into the user's records; False when the one there is better
     interrupted  Ctrl-C ended the run: the best so far, with what was not done in `notes`
     """
@@ -35,7 +36,7 @@ class Result:
     counts: Mapping[str, int] = field(default_factory=dict, hash=False)
     phases_s: Mapping[str, float] = field(default_factory=dict, hash=False)
     candidates_path: Path
-    record_path: Path
+    record_path: Path | None
     header_path: Path | None = None
     adopted: bool = False
     interrupted: bool = False
@@ -65,7 +66,7 @@ class Result:
             "phases_s": {name: round(seconds, 3) for name, seconds in self.phases_s.items()},
             "paths": {
                 "candidates": str(self.candidates_path),
-                "record": str(self.record_path),
+                "record": str(self.record_path) if self.record_path else None,
                 "header": str(self.header_path) if self.header_path else None,
             },
             "adopted": self.adopted,

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from normgen.files.decoded import parse_json
 from normgen.files.private import write_atomically
 from normgen.records.lines import set_damaged_aside
 from normgen.records.record import Record, parse_line
@@ -52,7 +53,7 @@ def find_unfinished(runs: Path, asked: Mapping[str, Any]) -> Found:
     for manifest in sorted(runs.glob("*/run.json"), reverse=True):
         folder = manifest.parent
         try:
-            facts = json.loads(manifest.read_text(encoding="utf-8"))
+            facts = parse_json(manifest.read_bytes())
         except (OSError, ValueError):
             continue
         if not isinstance(facts, dict) or facts.get("problem") != asked["problem"]:

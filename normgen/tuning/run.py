@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from normgen.codegen.module import Module
 from normgen.cuda.cubin import Cubin
 from normgen.device import Device
+from normgen.errors import refusal_of
 from normgen.files.private import make_private
 from normgen.files.shipped import VERSION
 from normgen.problem.problem import Problem
@@ -24,7 +25,7 @@ from normgen.records.lines import append
 from normgen.records.memory import Memory
 from normgen.records.record import Cache, Outcome, ProblemKey, Record
 from normgen.records.statistics import Times
-from normgen.records.winners import gpu_slug, state_folder
+from normgen.records.winners import gpu_slug, needs_state, state_folder
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import is_built_in
 from normgen.tuning import resume as resuming
@@ -210,7 +211,7 @@ class Run:
             self.counts["reused"] += 1
         self.counts[record.outcome.value] += 1
         if known is None or not self.memory.is_own(known):
-            append(self.candidates_path, record.line())
+            self._append(record)
             if self.study is not None:
                 self.study.add(record)
         return record
@@ -220,7 +221,7 @@ class Run:
         here = {r.schedule for r in self.recorded}
         others = [r for r in records if r.schedule not in here]
         for record in others:
-            append(self.candidates_path, record.line())
+            self._append(record)
         self.recorded = (*self.recorded, *others)
         self.memory = Memory(own=self.recorded)
         if others:
@@ -228,7 +229,22 @@ class Run:
 
     def finish(self) -> None:
         """All is written: `--resume` has nothing to go on with."""
-        resuming.write_manifest(self.folder, self.asked, finished=True)
+        with self.keeping("that the run is finished"):
+            resuming.write_manifest(self.folder, self.asked, finished=True)
+
+    @contextlib.contextmanager
+    def keeping(self, what: str) -> Iterator[None]:
+        """Write into the state folder: what it does not take is said once, and costs nothing else."""
+        try:
+            yield
+        except OSError as error:
+            lost = f"not kept: {what} ({refusal_of(error)})"
+            if lost not in self.notes:
+                self.note(lost)
+
+    def _append(self, record: Record) -> None:
+        with self.keeping("candidates"):
+            append(self.candidates_path, record.line())
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -288,7 +304,8 @@ def open_run(
         study=study,
         storage=storage,
     )
-    lock = _folder_of(run, resume=resume)
+    with needs_state():
+        lock = _folder_of(run, resume=resume)
     try:
         if study is not None:
             run.take_over(study.records())

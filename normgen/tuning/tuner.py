@@ -16,7 +16,7 @@ from normgen.cuda.driver import driver_version, find_gpu
 from normgen.device import Device
 from normgen.device import target as named_target
 from normgen.errors import UsageError, did_you_mean
-from normgen.export import export_record
+from normgen.export import export_record, require_folder
 from normgen.files.private import write_atomically
 from normgen.measure.timing import PROTOCOL
 from normgen.pipeline import emit
@@ -92,8 +92,9 @@ def tune(
     storage   URL of a database for the study of a measured search, for optuna-dashboard: sqlite:///file.db
     question  which kernel: dtype="bf16", direction="backward", without, gradients, ...; see `problem.Asked`
 
-    Errors: UsageError, SpecError; NoDeviceError when the GPU asked for is not there; NothingValidError when no
-    candidate compiles and is right; VerificationError when a derived backward is not the derivative of its formula.
+    Errors: UsageError, SpecError; FileError where `output` or the state folder cannot be written; NoDeviceError when
+    the GPU asked for is not there; NothingValidError when no candidate compiles and is right; VerificationError when a
+    derived backward is not the derivative of its formula.
     Ctrl-C ends the search with the best so far (`Result.interrupted`).
     """
     terms = _Terms(
@@ -130,6 +131,8 @@ def _tuned(
     output: Path | None,
 ) -> Result:
     """On a GPU its processes start while the spec is read."""
+    if output is not None:
+        require_folder(output)
     clock = Clock(terms.budget_s)
     with clock.phase("find the device"):
         gpu = find_gpu(device)
@@ -173,14 +176,20 @@ def _problem(op: str, shape: str | tuple[int, ...], question: Asked) -> Problem:
 
 
 def conclude(run: Run, records: tuple[Record, ...], *, interrupted: bool, output: Path | None) -> Result:
-    """Write the winner's record and header, adopt it among the user's winners, and gather the result."""
+    """Write the winner's record and header, adopt it among the user's winners, and gather the result.
+
+    A search has ended: what the state folder or the folder of the header does not take is said, and all else is kept.
+    """
     winner = records[0]
-    record_path = run.folder / "winner.jsonl"
-    write_atomically(record_path, winner.line())
-    with run.clock.phase("export"):
+    record_path, header, adopted = None, None, False
+    with run.keeping("the record of the winner"):
+        write_atomically(run.folder / "winner.jsonl", winner.line())
+        record_path = run.folder / "winner.jsonl"
+    with run.clock.phase("export"), run.keeping("the header"):
         header = export_record(winner, output or run.folder, spec=run.problem.spec)
     text_now = partial(text_of, run.problem, emit=emit)
-    adopted = adopt(winner, state_folder() / "records", run.device, text_now=text_now)
+    with run.keeping("the winner among this user's records"):
+        adopted = adopt(winner, state_folder() / "records", run.device, text_now=text_now)
     run.finish()
     default = default_schedule(run.problem, run.device)
     return Result(

@@ -177,4 +177,4 @@ def test_a_plot_is_written_where_matplotlib_is_installed(found: Results, tmp_pat
     plot(found, tmp_path / "few.png")
     assert (tmp_path / "few.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UsageError, match="cannot write the plot"):
-        plot(found, tmp_path / "none" / "few.png")
+        plot(found, tmp_path / "few.png" / "few.png")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
 from pathlib import Path
 
@@ -80,6 +82,26 @@ def test_a_folder_that_cannot_be_written_is_reported_once_and_compiling_goes_on(
     assert "cannot be written" in messages[0]
 
 
+def test_a_full_disk_costs_one_line_and_cubins_are_kept_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync = os.fsync
+
+    def full(file: int) -> None:
+        if Path(f"/proc/self/fd/{file}").resolve().is_relative_to(tmp_path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", full)
+    messages: list[str] = []
+    cache, _ = _filled(tmp_path, messages)
+    assert compile_module(modules.scale(), 90, cache=cache).cached
+    compile_module(modules.scale(cols=32), 90, cache=cache)
+    (line,) = messages
+    assert "No space left on device" in line
+    assert "takes its place" in line
+
+
 def test_cubins_are_kept_where_this_user_alone_can_write(tmp_path: Path) -> None:
     messages: list[str] = []
     cache, first = _filled(tmp_path / "cache", messages)
@@ -89,6 +111,15 @@ def test_cubins_are_kept_where_this_user_alone_can_write(tmp_path: Path) -> None
     assert later.get(first.key) is None
     assert not later.path(first.key).is_relative_to(tmp_path)
     assert [m.count("other users may write") for m in messages] == [1]
+
+
+@pytest.mark.parametrize("loosened", ["file", "folder"])
+def test_a_cubin_that_another_user_may_have_written_is_not_loaded(loosened: str, tmp_path: Path) -> None:
+    cache, first = _filled(tmp_path, [])
+    path = cache.path(first.key)
+    (path if loosened == "file" else path.parent).chmod(0o777)
+    assert cache.get(first.key) is None
+    assert not compile_module(modules.scale(), 90, cache=cache).cached
 
 
 def test_no_temporary_file_is_left_behind(tmp_path: Path) -> None:

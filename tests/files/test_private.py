@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from normgen.files.private import distrust, keep, make_private, private_folder, write_atomically
+from normgen.files.private import distrust, keep, make_private, private_folder, read_trusted, write_atomically
 
 
 @pytest.fixture
@@ -88,6 +88,15 @@ def test_what_does_not_fit_into_a_full_cache_goes_to_a_temporary_folder(
         keep(tmp_path / "cpu", write)
     assert written == [private_folder(tmp_path / "cpu")] * 2
     assert capsys.readouterr().err.count("No space left on device") == 1
+
+
+def test_a_file_of_another_user_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"content")
+    assert read_trusted(path) == b"content"
+    monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+    with pytest.raises(PermissionError, match="belongs to user"):
+        read_trusted(path)
 
 
 def test_a_file_is_on_disk_before_it_takes_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,6 +174,7 @@ def test_a_tuning_run_ends_with_a_measured_winner(tmp_path: Path, monkeypatch: p
     candidates = read(result.candidates_path)
     assert len(candidates.records) == 24
     assert not candidates.damaged
+    assert result.record_path is not None
     assert [r.schedule for r in read(result.record_path).records] == [result.record.schedule]
     assert result.record.percent_of_roof is not None
     assert 10 < result.record.percent_of_roof < 130

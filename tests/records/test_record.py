@@ -14,6 +14,11 @@ from normgen.records.statistics import Times
 from normgen.schedule.schedule import Schedule
 from tests.measure.simulated import problem
 
+RESOURCES = {
+    "kernel": "k", "threads": 128, "registers": 32, "spill_bytes": 0, "stack_bytes": 0, "static_shared_bytes": 0,
+    "dynamic_shared_bytes": 0,
+}  # fmt: skip
+
 
 def record(us: float = 14.0, **changes: Any) -> Record:
     values: dict[str, Any] = {
@@ -27,7 +32,7 @@ def record(us: float = 14.0, **changes: Any) -> Record:
         "bytes": problem().compulsory_bytes,
         "default_us": 20.0,
         "error": {"y": 0.25},
-        "resources": ({"kernel": "k", "registers": 32, "spill_bytes": 0},),
+        "resources": (RESOURCES,),
         "device": TARGETS["h200"].as_dict(),
         "versions": {"normgen": "0.1.0"},
         "search": {"trials": 64, "noise_floor": 0.01},
@@ -101,12 +106,12 @@ def test_the_figures_are_those_of_the_bytes_and_the_roof() -> None:
         ({"schema": 99}, "schema 99"),
         ({"surprise": 1}, "unknown keys: \\['surprise'\\]"),
         ({"outcome": "splendid"}, "splendid"),
-        ({"schedule": {"vectors": 4}}, "unknown knob"),
-        ({"times_us": {"n": 3}}, "wrong form"),
+        ({"schedule": {"vectors": 4}}, "schedule has unknown keys: \\['vectors'\\]"),
+        ({"times_us": {"n": 3}}, "times_us has missing keys: \\['high', 'low'"),
         ({"op": "../layernorm"}, "a spec's name is .*: '../layernorm'"),
-        ({"op": 5}, "a spec's name is .*: 5"),
-        ({"device": {**TARGETS["h200"].as_dict(), "arch": "90"}}, "an arch is one of .*: '90'"),
-        ({"device": {**TARGETS["h200"].as_dict(), "arch": True}}, "an arch is one of .*: True"),
+        ({"op": 5}, "op must be a text: 5"),
+        ({"device": {**TARGETS["h200"].as_dict(), "arch": "90"}}, "device.arch must be a whole number: '90'"),
+        ({"device": {**TARGETS["h200"].as_dict(), "arch": True}}, "device.arch must be a whole number: True"),
         ({"device": {**TARGETS["h200"].as_dict(), "name": "../"}}, "a GPU's name .*: '../'"),
         ({"device": {"name": "NVIDIA H200"}}, "the facts of its GPU.*'arch'"),
     ],

@@ -77,8 +77,8 @@ def test_another_environment_is_a_miss_with_its_reason_and_keeps_its_lines(
 def test_what_may_pass_by_itself_is_no_answer_but_a_verdict_is(tmp_path: Path) -> None:
     for number, outcome in enumerate(Outcome):
         schedule = Schedule(threads_per_row=2**number)
-        failed = measured(outcome=outcome, schedule=schedule, measured=False, times_us=None)
-        results(tmp_path).append(failed)
+        facts = {} if outcome.is_usable else {"measured": False, "times_us": None}
+        results(tmp_path).append(measured(outcome=outcome, schedule=schedule, **facts))
     kept = {r.outcome for r in results(tmp_path).records}
     assert kept == {Outcome.OK, Outcome.ILLEGAL, Outcome.COMPILE_ERROR, Outcome.WRONG_RESULT}
 
@@ -156,6 +156,19 @@ def test_a_folder_that_cannot_be_written_is_reported_once(tmp_path: Path) -> Non
     kept.append(measured())
     assert len(said) == 1
     assert "goes on without" in said[0]
+
+
+@pytest.mark.parametrize("loosened", ["file", "folder"])
+def test_results_that_another_user_may_have_written_answer_for_nothing(loosened: str, tmp_path: Path) -> None:
+    store = results(tmp_path)
+    store.append(measured())
+    (store.path if loosened == "file" else store.path.parent).chmod(0o777)
+    said: list[str] = []
+    later = results(tmp_path, report=said.append)
+    later.refresh()
+    assert later.get(SCHEDULE) is None
+    assert len(said) == 1
+    assert "other users may write" in said[0]
 
 
 def test_memory_prefers_the_runs_own_record_and_forgets_what_nobody_tried(tmp_path: Path) -> None:

@@ -22,6 +22,10 @@ SCHEDULES = [
     Schedule(threads_per_row=t, vector=v, load=ld)
     for t, v, ld in itertools.product((32, 64, 256), (1, 4), ("default", "streaming"))
 ]
+RESOURCES = {
+    "kernel": "k", "threads": 128, "registers": 40, "spill_bytes": 0, "stack_bytes": 0, "static_shared_bytes": 0,
+    "dynamic_shared_bytes": 0,
+}  # fmt: skip
 FAILED = {2: Outcome.WRONG_RESULT, 7: Outcome.COMPILE_ERROR}
 
 
@@ -40,7 +44,7 @@ def record(problem: ProblemKey, schedule: Schedule, us: float | None, **changes:
     values: dict[str, Any] = {
         "problem": problem, "schedule": schedule, "outcome": Outcome.OK, "measured": us is not None,
         "times_us": times, "roof_us": 9.5, "bytes": 50_000_000, "device": H200, "versions": VERSIONS,
-        "command": "normgen tune", "created": "2026-11-20T00:00:00Z", "resources": ({"registers": 40},),
+        "command": "normgen tune", "created": "2026-11-20T00:00:00Z", "resources": (RESOURCES,),
     }  # fmt: skip
     return Record(**(values | changes))
 

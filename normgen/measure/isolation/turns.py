@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from normgen.errors import refusal_of
+
 _POLL_S = 0.02
 
 
@@ -18,8 +20,14 @@ def turn(name: str, folder: Path, *, patience_s: Callable[[], float], warn: Call
 
     After `patience_s` without it the work goes on all the same, and `warn` gets a line that says so.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{name}.lock").open("w") as lock:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / f"{name}.lock").open("w")
+    except OSError as error:
+        warn(f"turns at {name} cannot be taken ({refusal_of(error)}): times may be disturbed")
+        yield
+        return
+    with file as lock:
         deadline = time.monotonic() + max(0.0, patience_s())
         while not _taken(lock.fileno()):
             if time.monotonic() > deadline:
