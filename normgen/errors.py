@@ -1,14 +1,17 @@
 """Every error normgen raises on purpose: the rule that broke, what was received, and a hint.
 
 Each class carries the exit code the command line ends with (see `normgen --help`):
-0 ok, 2 usage, 3 nothing valid found, 4 verification failed, 5 slower than before, 6 no usable GPU,
-130 interrupted.
+0 ok, 1 a fault of normgen, 2 usage, 3 nothing valid found, 4 verification failed, 5 slower than before,
+6 no usable GPU, 130 interrupted, 141 nobody reads the output.
 """
 
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable, Sequence
+
+TRACEBACK = "NORMGEN_TRACEBACK"  # an environment variable: the command line prints Python's traceback too
 
 
 class NormgenError(Exception):
@@ -30,6 +33,12 @@ class NormgenError(Exception):
 
 class UsageError(NormgenError):
     """A command-line option or a Python argument does not fit."""
+
+
+class BrokenError(NormgenError):
+    """Normgen itself is wrong: an exception that nobody raised on purpose."""
+
+    exit_code = 1
 
 
 class SpecError(NormgenError):
@@ -106,6 +115,28 @@ class NoCompilerError(NormgenError):
     """No host C++ compiler: the CPU executor cannot build kernels. Everything else goes on."""
 
     exit_code = 6
+
+
+def as_normgen_error(error: Exception) -> NormgenError:
+    """What ended the work as an error of three parts: the limits of the machine are usage, the rest is ours."""
+    match error:
+        case NormgenError():
+            return error
+        case RecursionError():
+            return UsageError("what was asked nests too deep", hint="split the formula, or take a smaller file")
+        case MemoryError():
+            hint = "take fewer rows or cols, or a machine with more memory"
+            return UsageError("what was asked does not fit the memory", received=str(error) or None, hint=hint)
+        case OSError():
+            files = " -> ".join(str(file) for file in (error.filename, error.filename2) if file is not None)
+            received = ": ".join(filter(None, (files, error.strerror or str(error))))
+            return UsageError("the system refused a file, a folder or a process", received=received)
+        case _:
+            last = traceback.extract_tb(error.__traceback__)[-1:]
+            where = "".join(f" at {frame.filename}:{frame.lineno}" for frame in last)
+            hint = f"set {TRACEBACK}=1 to see where, and report it"
+            rule = "this is a fault of normgen, not of the command"
+            return BrokenError(rule, received=f"{type(error).__name__}: {error}{where}", hint=hint)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import lzma
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +28,7 @@ from normgen.records.winners import read
 from normgen.schedule.knobs import Hold, Load, Store
 from normgen.schedule.schedule import Schedule
 from normgen.studies.replay import swept_problem
-from normgen.studies.sweep_file import Header, read_sweep
+from normgen.studies.sweep_file import XZ, Header, read_lines, read_sweep
 
 FIXED = (
     "base_registers",
@@ -48,7 +47,6 @@ FACTORS = ("held_shared", "persistent_penalty")
 PAIRED = ("load_past_l1", "load_streams_past_l1", "store_streaming")
 PAIRED_NEAR = 1.4  # times the best: pairs of slower schedules say nothing
 LEAST_PAIRS = 5
-XZ = b"\xfd7zXZ\x00"
 LARGEST = 400  # points of a problem: the fastest half and an even share of the rest
 
 
@@ -96,18 +94,16 @@ def read_measured(paths: Sequence[Path], *, thinned: bool = True) -> list[Measur
 
 
 def _is_sweep(path: Path) -> bool:
-    data = path.read_bytes()
-    text = lzma.decompress(data) if data[:6] == XZ else data
-    return b'"knobs"' in text.split(b"\n", 1)[0]
+    return '"knobs"' in read_lines(path).partition("\n")[0]
 
 
 def _records(path: Path) -> Sequence[Record]:
     """The records of a file, plain or xz; lines of earlier versions that name knobs which are gone are left out."""
-    data = path.read_bytes()
-    if data[:6] != XZ:
-        return read(path).records
+    with path.open("rb") as stream:
+        if stream.read(len(XZ)) != XZ:
+            return read(path).records
     found = []
-    for line in lzma.decompress(data).decode().splitlines():
+    for line in read_lines(path).splitlines():
         with contextlib.suppress(ValueError):
             found.append(parse_line(line))
     return found

@@ -26,6 +26,11 @@ from normgen.records.record import Outcome
 from normgen.schedule.schedule import Schedule, schedule_from
 
 SCHEMA = 1
+XZ = b"\xfd7zXZ\x00"
+LARGEST_TEXT = 1 << 28  # bytes; 80 times what the largest file of candidates so far holds
+UNPACKING_BYTES = 1 << 27  # xz files of the highest preset take half of it
+# What reading a line raises when its text is no JSON, has other fields or values, or nests too deep.
+DAMAGED = (ValueError, TypeError, KeyError, AttributeError, IndexError, StopIteration, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,14 +117,26 @@ def header_of(legal: Sequence[Schedule], *, default: Schedule, **facts: Any) -> 
     return Header(legal=len(legal), default=default, knobs=knobs, **facts)
 
 
+def read_lines(path: Path) -> str:
+    """The text of a file of JSON lines, plain or xz. Raises UsageError for one that is no text, torn or too large."""
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(LARGEST_TEXT + 1)
+        if data.startswith(XZ):
+            unpacking = lzma.LZMADecompressor(memlimit=UNPACKING_BYTES)
+            data = unpacking.decompress(data, max_length=LARGEST_TEXT + 1)
+            if not unpacking.eof and len(data) <= LARGEST_TEXT:
+                raise EOFError("the file ends within its data")
+        if len(data) <= LARGEST_TEXT:
+            return data.decode()
+    except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
+        raise UsageError("a sweep is a file of JSON lines, plain or xz", received=f"{path}: {error}") from None
+    raise UsageError(f"a sweep has at most {LARGEST_TEXT} bytes as plain text", received=str(path))
+
+
 def read_sweep(path: Path) -> Sweep:
     """The sweep of a complete (.xz) or growing (.part) file. Raises UsageError with what is wrong with it."""
-    try:
-        data = path.read_bytes()
-        text = (lzma.decompress(data) if data[:6] == b"\xfd7zXZ\x00" else data).decode()
-    except (OSError, lzma.LZMAError, UnicodeDecodeError) as error:
-        raise UsageError("a sweep is a file of JSON lines, plain or xz", received=f"{path}: {error}") from None
-    lines = text.split("\n")
+    lines = read_lines(path).split("\n")
     whole = lines[:-1]  # what stands behind the last line end was cut off
     if not whole:
         raise UsageError("a sweep begins with its header line", received=f"{path}: no whole line")
@@ -129,7 +146,7 @@ def read_sweep(path: Path) -> Sweep:
     for number, line in enumerate(whole[1:], start=2):
         try:
             point = header.decode(json.loads(line), known)
-        except (ValueError, TypeError, IndexError, StopIteration) as error:
+        except DAMAGED as error:
             raise UsageError("every line of a sweep is a point", received=f"{path}:{number}: {error}") from None
         if point.schedule not in points:
             known.append(point.schedule)
@@ -144,7 +161,7 @@ def _header(path: Path, line: str) -> Header:
             raise ValueError("another schema")
         knobs = {name: tuple(values) for name, values in plain.pop("knobs").items()}
         return Header(default=schedule_from(plain.pop("default")), knobs=knobs, **plain)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except DAMAGED as error:
         raise UsageError("a sweep begins with its header line", received=f"{path}:1: {error}") from None
 
 
@@ -160,7 +177,7 @@ class SweepWriter:
         self.header = header
         self.part.parent.mkdir(parents=True, exist_ok=True)
         if not self.part.exists() and path.exists():
-            self.part.write_bytes(lzma.decompress(path.read_bytes()))
+            self.part.write_text(read_lines(path), encoding="utf-8")
         if not self.part.exists() or b"\n" not in self.part.read_bytes():
             self.part.write_text(header.line(), encoding="utf-8")
         data = self.part.read_bytes()
