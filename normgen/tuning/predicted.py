@@ -108,8 +108,8 @@ def first_right(run: Run, ranked: list[Candidate]) -> list[Candidate]:
 
     The first is checked even if the budget is over.
     """
-    if not cpu_check.has_compiler():
-        return unchecked(run, ranked, "no C++ compiler was found (set CXX, or install g++ or clang++)")
+    if why := cpu_check.why_unchecked(run.problem):
+        return unchecked(run, ranked, why)
     left = list(ranked)
     for number in range(CHECKED):
         if not left or (number and run.clock.left_s < 0):
