@@ -37,7 +37,10 @@ FRAGMENTS = [
     *("../", "/", "..", "~", "C:\\", "\ud800", "\udc80", "\u202e", "\u2066", "\u200b", "\ufeff", "é", "𝒙"),
     *("#include <planted>", "static int planted = 1;", "int planted;", "%s%n", "x" * 5000),
 ]
-TEXT = st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.text(max_size=6)), min_size=1, max_size=8).map("".join)
+ANY = st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.text(max_size=6)), min_size=1, max_size=8).map("".join)
+# What might end a comment or a string, then code, then anything.
+PLANT = st.tuples(st.sampled_from(FRAGMENTS[:25]), st.just("static int planted = 1;"), ANY).map("".join)
+TEXT = st.one_of(ANY, PLANT)
 SPEC = """
 name = {name}
 summary = {summary}
@@ -74,10 +77,11 @@ def spec_text(**changed: str) -> str:
 
 
 def code_of(text: str) -> str:
-    """What a compiler reads: trigraphs replaced, lines joined, comments gone (translation phases 1 to 3)."""
+    """What a compiler reads: trigraphs replaced, lines joined, comments gone (translation phases 1 to 3). Empty lines too."""
     joined = re.sub(r"\\[ \t\f\v]*(\r\n|\n|\r)", "", text.replace("??/", "\\"))
     marks = r'"(?:\\.|[^"\\\n])*"' + r"|//[^\n\r\f\v\x85\u2028\u2029]*|/\*.*?\*/"
-    return re.sub(marks, lambda m: m[0] if m[0][0] == '"' else " ", joined, flags=re.DOTALL)
+    code = re.sub(marks, lambda m: m[0] if m[0][0] == '"' else " ", joined, flags=re.DOTALL)
+    return "\n".join(line.strip() for line in code.split("\n") if line.strip())
 
 
 def header_code(text: str) -> str:
@@ -105,6 +109,7 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 RECORD = record(shape="8x96", measured=True)
 PLAIN = json.loads(RECORD.line())
+FREE = [("device", "name"), ("versions", "nvrtc"), ("versions", "normgen"), ("command",), ("created",), ("reason",)]
 
 
 def test_the_oracle_sees_what_a_compiler_would_read() -> None:
@@ -143,7 +148,7 @@ def test_a_name_of_a_spec_is_plain_or_refused(slot: str, text: str) -> None:
 
 
 @examples(60)
-@given(st.sampled_from(sorted(leaves(PLAIN), key=str)), TEXT)
+@given(st.one_of(st.sampled_from(FREE), st.sampled_from(sorted(leaves(PLAIN), key=str))), TEXT)
 def test_no_text_of_a_record_becomes_code_or_leaves_the_folder(path: tuple[Any, ...], text: str) -> None:
     changed = json.loads(json.dumps(PLAIN))
     inner = changed
