@@ -77,7 +77,7 @@ def spec_text(**changed: str) -> str:
 
 
 def code_of(text: str) -> str:
-    """What a compiler reads: trigraphs replaced, lines joined, comments gone (translation phases 1 to 3). Empty lines too."""
+    """What a compiler reads: trigraphs replaced, lines joined, comments and empty lines gone."""
     joined = re.sub(r"\\[ \t\f\v]*(\r\n|\n|\r)", "", text.replace("??/", "\\"))
     marks = r'"(?:\\.|[^"\\\n])*"' + r"|//[^\n\r\f\v\x85\u2028\u2029]*|/\*.*?\*/"
     code = re.sub(marks, lambda m: m[0] if m[0][0] == '"' else " ", joined, flags=re.DOTALL)
