@@ -1,15 +1,18 @@
 """Every error normgen raises on purpose: the rule that broke, what was received, and a hint.
 
 Each class carries the exit code the command line ends with (see `normgen --help`):
-0 ok, 2 usage, or a file that cannot be read or written, 3 nothing valid found, 4 verification failed, 5 slower than
-before, 6 no usable GPU, 130 interrupted.
+0 ok, 1 a fault of normgen, 2 usage, or a file that cannot be read or written, 3 nothing valid found, 4 verification
+failed, 5 slower than before, 6 no usable GPU, 130 interrupted, 141 nobody reads the output.
 """
 
 from __future__ import annotations
 
 import contextlib
 import difflib
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
+
+TRACEBACK = "NORMGEN_TRACEBACK"  # an environment variable: the command line prints Python's traceback too
 
 
 class NormgenError(Exception):
@@ -35,6 +38,12 @@ class UsageError(NormgenError):
 
 class FileError(NormgenError):
     """The operating system refused to read or write what a command cannot do without."""
+
+
+class BrokenError(NormgenError):
+    """Normgen itself is wrong: an exception that nobody raised on purpose."""
+
+    exit_code = 1
 
 
 class SpecError(NormgenError):
@@ -125,7 +134,29 @@ def needed(rule: str, *, hint: str | None = None) -> Iterator[None]:
 def refusal_of(error: OSError) -> str:
     """What the operating system says, in one line: `/x/y: Permission denied`."""
     why = error.strerror or str(error) or type(error).__name__
-    return why if error.filename is None else f"{error.filename}: {why}"
+    files = " -> ".join(str(file) for file in (error.filename, error.filename2) if file is not None)
+    return f"{files}: {why}" if files else why
+
+
+def as_normgen_error(error: Exception) -> NormgenError:
+    """What ended the work as an error of three parts: the limits of the machine are usage, the rest is ours."""
+    match error:
+        case NormgenError():
+            return error
+        case RecursionError():
+            return UsageError("what was asked nests too deep", hint="split the formula, or take a smaller file")
+        case MemoryError():
+            hint = "take fewer rows or cols, or a machine with more memory"
+            return UsageError("what was asked does not fit the memory", received=str(error) or None, hint=hint)
+        case OSError():
+            hint = "name another place, or look at its owner, mode and free space"
+            return FileError("the system refused a file, a folder or a process", received=refusal_of(error), hint=hint)
+        case _:
+            last = traceback.extract_tb(error.__traceback__)[-1:]
+            where = "".join(f" at {frame.filename}:{frame.lineno}" for frame in last)
+            hint = f"set {TRACEBACK}=1 to see where, and report it"
+            rule = "this is a fault of normgen, not of the command"
+            return BrokenError(rule, received=f"{type(error).__name__}: {error}{where}", hint=hint)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

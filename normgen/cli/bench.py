@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from normgen.cli import bench_command as command
-from normgen.cli.options import parse_names, parse_seconds
+from normgen.cli.options import parse_names, parse_seconds, seed_option
 from normgen.errors import UsageError
 
 
@@ -27,7 +27,7 @@ from normgen.errors import UsageError
 @click.option("--plot", "picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw % of roof over cols.")
 @click.option("--compile-mode", default="max-autotune-no-cudagraphs", show_default=True, help="Of torch.compile.")
 @click.option("--samples", type=int, default=40, show_default=True, help="Interleaved replays of each provider.")
-@click.option("--seed", type=int, default=0, show_default=True)
+@seed_option
 @click.option(
     "--nearest", type=click.IntRange(min=1), help="At so many random shapes, what the nearest schedule reaches."
 )

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
+import traceback
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
-from normgen.errors import NormgenError, needed
+from normgen.errors import TRACEBACK, UsageError, as_normgen_error
+from normgen.files.names import escaped, is_plain
 from normgen.files.shipped import VERSION
 
 INTERRUPTED = 130
+UNREAD = 141  # as a shell says of a program that a closed pipe ended
+LONGEST_LINE = 2000
 
 # Name -> where the command stands, and its line in `normgen --help`: printing the help imports no command.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -37,11 +43,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 EXIT_CODES = """\
 \b
-Exit codes: 0 ok, 2 usage, or a file that cannot be read or written, 3 nothing valid found,
-4 verification failed, 5 slower than before, 6 no usable GPU, 130 interrupted."""
-
-_REFUSED = "a command must be able to read and write its files, stdout among them"
-_HINT = "name another place, or look at its owner, mode and free space"
+Exit codes: 0 ok, 1 a fault of normgen, 2 usage, or a file that cannot be read or written,
+3 nothing valid found, 4 verification failed, 5 slower than before, 6 no usable GPU,
+130 interrupted, 141 nobody reads the output."""
 
 
 class Commands(click.Group):
@@ -56,6 +60,13 @@ class Commands(click.Group):
         module, _, attribute = COMMANDS[name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(f"normgen.cli.{module}"), attribute)
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Click would end with 1 where the reader of the output went away."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise click.exceptions.Exit(UNREAD) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
@@ -73,25 +84,56 @@ def cli() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and end the process with its exit code."""
+    """Run the command line and end the process with its exit code: no exception leaves, but for that end."""
     # For a search's small matrices BLAS threads only wait for each other: a replay on two busy cores took 6 x as long.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    _open_closed_streams()
+    sys.exit(_code(sys.argv[1:] if arguments is None else list(arguments)))
+
+
+def _code(arguments: list[str]) -> int:
+    """Run one command; what ends it early is said on stderr."""
     try:
-        with needed(_REFUSED, hint=_HINT):
-            given = None if arguments is None else list(arguments)
-            code = cli.main(args=given, prog_name="normgen", standalone_mode=False)
-            sys.stdout.flush()
+        for argument in arguments:
+            if not is_plain(argument):
+                raise UsageError("an argument has no control characters", received=ascii(argument))
+        code = cli.main(args=arguments, prog_name="normgen", standalone_mode=False)
+        sys.stdout.flush()
     except click.ClickException as error:
-        error.show()
-        sys.exit(2)
-    except NormgenError as error:
-        click.echo(f"error: {error}", err=True)
-        _give_up_stdout()
-        sys.exit(error.exit_code)
+        shown = io.StringIO()
+        error.show(shown)
+        return _end(shown.getvalue(), UsageError.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted", err=True)
-        sys.exit(INTERRUPTED)
-    sys.exit(code if isinstance(code, int) else 0)
+        return _end("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        code = UNREAD
+    except Exception as error:
+        if os.environ.get(TRACEBACK):
+            traceback.print_exc()
+        found = as_normgen_error(error)
+        _give_up_stdout()
+        return _end(f"error: {found}", found.exit_code)
+    if code == UNREAD:  # else Python meets the closed pipe once more at its end, and says so
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code if isinstance(code, int) else 0
+
+
+def _end(message: str, code: int) -> int:
+    """Say why the command ends. Specs and records are written by others: their texts must not steer the terminal."""
+    for line in escaped(message.rstrip("\n")).split("\n"):
+        click.echo(line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]} ...", err=True)
+    return code
+
+
+def _open_closed_streams() -> None:
+    """The next file that is opened would get the number of a closed stream, and what is printed would land in it."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 def _give_up_stdout() -> None:

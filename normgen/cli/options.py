@@ -18,6 +18,7 @@ from normgen.schedule.default import default_schedule
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule, schedule_from
 from normgen.spec.reader import load
+from normgen.tuning.run import LARGEST_SEED, LONGEST_BUDGET_S
 
 _PLAIN = ("shape", "dtype", "direction", "pitch", "align", "accumulate", "deterministic", "stable_parameters")
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -56,6 +57,10 @@ def target_option(command: Command) -> Command:
     return click.option("--target", default="h200", show_default=True, help=help_text)(command)
 
 
+def seed_option(command: Command) -> Command:
+    return click.option("--seed", type=click.IntRange(0, LARGEST_SEED), default=0, show_default=True)(command)
+
+
 def json_option(command: Command) -> Command:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
 
@@ -79,7 +84,7 @@ def read_problem(options: dict[str, Any]) -> Problem:
 def read_schedule(problem: Problem, device: Device, knobs: str) -> Schedule:
     """The default schedule with the given knobs changed. Raises UsageError with the reason if it is not legal."""
     default = default_schedule(problem, device)
-    given = {name: int(value) if value.isdecimal() else value for name, value in parse_pairs(knobs).items()}
+    given = {name: parse_whole(value) for name, value in parse_pairs(knobs).items()}
     schedule = schedule_from(default.as_dict() | given)
     reason = refusal(problem, schedule, device)
     if reason is not None:
@@ -104,11 +109,19 @@ def parse_pairs(text: str) -> dict[str, str]:
 
 def parse_seconds(text: str) -> float:
     """`60s`, `2m`, `1.5` (seconds)."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", text.strip())
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(s|m|h)?", text.strip())
     if found is None:
         raise UsageError("a time is a number with s, m or h", received=text, hint="for example 60s or 2m")
-    return float(found[1]) * {None: 1, "s": 1, "m": 60, "h": 3600}[found[2]]
+    seconds = float(found[1]) * {None: 1, "s": 1, "m": 60, "h": 3600}[found[2]]
+    if seconds > LONGEST_BUDGET_S:
+        raise UsageError(f"a time is at most {LONGEST_BUDGET_S / 3600:.0f}h", received=text)
+    return seconds
+
+
+def parse_whole(text: str) -> int | str:
+    """A whole number of up to nine ASCII digits, else the text itself."""
+    return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else text
 
 
 def parse_device(text: str | None) -> int | str | None:
-    return int(text) if text is not None and text.isdecimal() else text
+    return None if text is None else parse_whole(text)

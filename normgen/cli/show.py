@@ -14,6 +14,7 @@ from normgen.cli.options import (
     problem_options,
     read_problem,
     read_schedule,
+    seed_option,
     show,
     target_option,
 )
@@ -109,7 +110,7 @@ def space_command(target: str, as_json: bool, why: bool, **options: Any) -> None
 @json_option
 @click.option("--device", default=None, help="Number of a GPU, or cpu (default: the first GPU, else cpu).")
 @click.option("--schedule", "knobs", default="", help="Knobs that differ from the default: 'variance=welford'.")
-@click.option("--seed", type=int, default=0, show_default=True)
+@seed_option
 def verify(target: str, as_json: bool, device: str | None, knobs: str, seed: int, **options: Any) -> None:
     """Check a kernel against the float64 reference on adversarial rows; exit 4 if it misses its bounds.
 

@@ -13,6 +13,7 @@ from normgen.cli.options import (
     problem_options,
     read_problem,
     read_schedule,
+    seed_option,
     show,
     target_option,
 )
@@ -43,7 +44,7 @@ from normgen.studies.sweep_file import read_sweep
 @click.option("--best", type=click.IntRange(min=0), default=0, help="And so many that the cost model calls fastest.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="File (default: named by the problem).")
 @click.option("--device", type=int, default=0, show_default=True, help="Number of a GPU.")
-@click.option("--seed", type=int, default=0, show_default=True)
+@seed_option
 def sweep(
     as_json: bool, cache: str, limit: int | None, best: int, out: Path | None, device: int, seed: int, **options: Any
 ) -> None:

@@ -13,8 +13,10 @@ from normgen.cli.options import (
     parse_device,
     parse_names,
     parse_seconds,
+    parse_whole,
     problem_arguments,
     problem_options_or_suite,
+    seed_option,
     show,
     target_option,
 )
@@ -28,6 +30,7 @@ from normgen.suites.suite import load_suite
 from normgen.tuning.tuner import tune as run
 
 INTERRUPTED = 130
+MOST_JOBS = 1024
 
 
 @click.command()
@@ -38,14 +41,14 @@ INTERRUPTED = 130
 @click.option("--cache", type=click.Choice(["cold", "hot"]), default="cold", show_default=True)
 @click.option("--trials", type=int, help="Candidates at most.")
 @click.option("--budget", default="60s", show_default=True, help="Time in all: 60s, 2m; with --suite for each problem.")
-@click.option("--seed", type=int, default=0, show_default=True)
+@seed_option
 @click.option("--output", type=click.Path(file_okay=False, path_type=Path), help="Folder of the header.")
 @click.option("--resume", is_flag=True, help="Go on with the last run, or suite, that asked the same and was killed.")
 @click.option("--reuse/--no-reuse", default=True, help="Take over times other runs measured under the same conditions.")
 @click.option("--suite", help="Tune every problem of a suite: a built-in one, or a TOML file.")
 @click.option("--only", help="Entries of the suite whose label contains this: 'rmsnorm*bf16'.")
 @click.option("--gpus", help="GPUs that work on the suite, one worker each: all, or 0,1 (default: all).")
-@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Workers without a GPU.")
+@click.option("--jobs", type=click.IntRange(1, MOST_JOBS), default=1, show_default=True, help="Workers without a GPU.")
 @click.option(
     "--storage",
     help="Database for the study, sqlite:///studies.db; hosts share a suite through postgresql://user@host/name.",
@@ -137,10 +140,9 @@ def _devices(device: str | None, gpus: str | None) -> list[tuple[int, Any]]:
             raise NoDeviceError("--gpus all needs at least one GPU", hint="--device cpu predicts without one")
         chosen = here
     else:
-        names = parse_names(wanted)
-        if not all(name.isdecimal() for name in names):
+        chosen = [number for name in parse_names(wanted) if isinstance(number := parse_whole(name), int)]
+        if len(chosen) != len(parse_names(wanted)):
             raise UsageError("GPUs are all, or numbers", received=wanted, hint="for example --gpus 0,1")
-        chosen = [int(name) for name in names]
         if absent := sorted(set(chosen) - set(here)):
             raise NoDeviceError("a GPU that was asked for is not there", received=", ".join(map(str, absent)))
     facts = [(index, device_facts(index)) for index in chosen]

@@ -24,7 +24,7 @@ def unpacked(data: bytes) -> bytes:
     """The bytes of an xz file, and any others as they are. Raises ValueError, also where they are too many."""
     if not data.startswith(XZ_MAGIC):
         return data
-    reader = lzma.LZMADecompressor()
+    reader = lzma.LZMADecompressor(memlimit=LARGEST_UNPACKED)
     try:
         found = reader.decompress(data, max_length=LARGEST_UNPACKED)
     except lzma.LZMAError as error:

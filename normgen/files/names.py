@@ -7,13 +7,16 @@ that none can leave its folder or end an identifier.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable
 from enum import StrEnum
+from pathlib import Path
 
 from normgen.errors import UsageError
 
 ARCHS = (75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121)  # every sm_NN that NVRTC 13 compiles for
 LONGEST = 80
+_NOT_PLAIN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _SPEC_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
 
@@ -24,6 +27,27 @@ class Part(StrEnum):
     ARCH = "an arch"
     GPU = "a GPU's name"
     SUITE = "a suite's name"
+
+
+def is_plain(text: str, *, besides: str = "") -> bool:
+    """Whether a text has no control or format characters, line ends or halves of a character, but for those `besides`.
+
+    Terminals, logs and headers take a plain text as it stands: nothing in it moves the cursor, ends a line or turns
+    the direction of what follows.
+    """
+    return not any(unicodedata.category(c) in _NOT_PLAIN and c not in besides for c in text)
+
+
+def escaped(text: str) -> str:
+    """The text with what is not plain as Python writes it: `\\x1b`; ends of lines stay."""
+    return "".join(c if is_plain(c, besides="\n") else ascii(c)[1:-1] for c in text)
+
+
+def plain_path(path: str | Path) -> Path:
+    """The path of a file that commands and records name. Raises UsageError where its text is not plain."""
+    if not is_plain(str(path)):
+        raise UsageError("a path has no control characters", received=ascii(str(path))[:LONGEST])
+    return Path(path)
 
 
 def name_part(part: Part, value: object) -> str:

@@ -17,6 +17,7 @@ from normgen.cuda.stream import Stream
 from normgen.device import Device
 from normgen.errors import DriverError
 from normgen.measure.calls import MOST_ELEMENTS, Call, Checked, calls, together
+from normgen.measure.host_memory import require_memory
 from normgen.problem.problem import Problem
 from normgen.verify import FAMILY_ROWS, Buffer, Expectation, Outputs, Verdict, pick_rows, pick_slabs
 
@@ -218,6 +219,7 @@ def _in_grid_of(module: Module, call: Call) -> Module:
 
 def check_on_gpu(problem: Problem, module: Module, facts: Device, *, index: int, seed: int) -> Checked:
     """Compile, load and check one kernel on GPU `index`, as thoroughly as a finalist of the tuner."""
+    require_memory(checked_problem(problem))
     loaded = LoadedModule(module, compile_module(module, facts.arch), device=index)
     checks = DeviceCheck(problem, facts, index=index, seed=seed)
     stream = Stream(index)

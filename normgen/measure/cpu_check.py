@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,17 +9,35 @@ import numpy as np
 
 from normgen.codegen.module import Module
 from normgen.cpu import Program, build, find_compiler
+from normgen.errors import UsageError
 from normgen.measure.calls import MOST_ELEMENTS, Call, Checked, calls, together
+from normgen.measure.host_memory import require_memory
 from normgen.problem.problem import Problem
 from normgen.verify import FAMILY_ROWS, Verdict, check
 
 CPU_ELEMENTS = 1 << 15
+FIBER_ADDRESSES = 9 << 29  # the executor reserves 4 GiB of address space for the stacks of its largest cluster
 CPU_SMS = 4  # a persistent grid on so few makes its blocks loop even over the few rows
 
 
 def has_compiler() -> bool:
     """Whether there is a C++ compiler to build the executor with."""
     return find_compiler() is not None
+
+
+def why_unchecked(problem: Problem) -> str | None:
+    """Why no kernel of this problem can be checked here; None where it can."""
+    if not has_compiler():
+        return "no C++ compiler was found (set CXX, or install g++ or clang++)"
+    try:
+        _require_memory(_plain_calls(problem))
+    except UsageError as error:
+        return f"{error.rule}, but: {error.received}"
+    return None
+
+
+def _require_memory(plain: list[Call]) -> None:
+    require_memory(max(plain, key=lambda call: call.elements).problem, addresses=FIBER_ADDRESSES)
 
 
 def check_on_cpu(problem: Problem, module: Module, *, seed: int = 0, most_elements: int = MOST_ELEMENTS) -> Checked:
@@ -30,25 +47,26 @@ def check_on_cpu(problem: Problem, module: Module, *, seed: int = 0, most_elemen
     for every row family and, when cols is small, for several blocks. One with fewer rows than that is checked
     with its own number first and then with enough for every family. The other calls follow (`calls`), but for
     those of more than `most_elements`; the first that is wrong is the last.
-    Raises CompileError when the host compiler refuses the text.
+    Raises UsageError when plain calls do not fit the memory, CompileError when the host compiler refuses the text.
     """
+    _require_memory(plain := _plain_calls(problem))
     program = build(module)
 
     def run(call: Call) -> Verdict | str | None:
         try:
             return _run(program, call, seed) if call.elements <= most_elements or not call.says else None
         except MemoryError:  # rows that lie 2^31 elements apart need 9 GB of address space
+            if not call.says:
+                raise
             return None
 
-    return together((call, run(call)) for call in _all_calls(problem, module))
+    return together((call, run(call)) for call in (*plain, *calls(problem, module, sm_count=CPU_SMS)))
 
 
-def _all_calls(problem: Problem, module: Module) -> Iterator[Call]:
-    """Plain calls, then the others."""
+def _plain_calls(problem: Problem) -> list[Call]:
     enough = max(FAMILY_ROWS, CPU_ELEMENTS // problem.cols)
-    for rows in [problem.rows, FAMILY_ROWS] if problem.rows < FAMILY_ROWS else [min(problem.rows, enough)]:
-        yield Call(says="", problem=replace(problem, rows=rows), sm_count=CPU_SMS)
-    yield from calls(problem, module, sm_count=CPU_SMS)
+    rows = [problem.rows, FAMILY_ROWS] if problem.rows < FAMILY_ROWS else [min(problem.rows, enough)]
+    return [Call(says="", problem=replace(problem, rows=n), sm_count=CPU_SMS) for n in rows]
 
 
 def _run(program: Program, call: Call, seed: int) -> Verdict | str:

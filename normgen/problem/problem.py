@@ -183,6 +183,7 @@ def said_dtypes(spec: Spec, question: Question) -> dict[str, str]:
 
 
 _SHAPE = re.compile(r"[0-9]{1,10}(x[0-9]{1,10})*")  # ten digits hold more than 31 bits
+LARGEST_SIZE = 2**31 - 1  # of rows, cols, pitch and alignment
 
 
 def parse_shape(text: str) -> tuple[int, int]:
@@ -201,7 +202,7 @@ def fold_shape(shape: tuple[int, ...]) -> tuple[int, int]:
     if not shape or shape[-1] < 1 or any(n < 0 for n in shape):
         raise UsageError("a shape needs cols >= 1 and no negative size", received=str(shape))
     rows, cols = math.prod(shape[:-1]), shape[-1]
-    if rows > 2**31 - 1 or cols > 2**31 - 1:
+    if max(rows, cols) > LARGEST_SIZE:
         raise UsageError("rows and cols must each fit 31 bits", received=f"{rows} x {cols}")
     return rows, cols
 
@@ -386,6 +387,8 @@ def _backward_tensors(
 def _check_layout(tensors: tuple[TensorUse, ...], cols: int, pitch: int | None, align: int) -> None:
     if pitch is not None and pitch < cols:
         raise UsageError("the pitch is at least cols, in elements", received=f"pitch {pitch}, cols {cols}")
+    if max(pitch or 0, align) > LARGEST_SIZE:
+        raise UsageError("the pitch and the alignment must each fit 31 bits", received=f"pitch {pitch}, align {align}")
     largest = max(t.dtype.bytes for t in tensors)
     if align < largest or align & (align - 1):
         rule = f"the alignment is a power of two and at least the largest element, here {largest} bytes"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import sympy as sp
 
+from normgen.dtypes import F32
 from normgen.errors import SpecError, UsageError, did_you_mean
 from normgen.program.cleanup import without_dead_code
 from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Statement, Store, check
@@ -164,6 +165,13 @@ class _Lowering:
         return self.shared[key]
 
     def expr(self, owner: str, tree: Expression) -> sp.Expr:
+        """The value of a part of a formula; SpecError where it is a constant that no float32 holds."""
+        found = self.raw(owner, tree)
+        if found.is_number and not _is_float32(found):
+            raise self.error(owner, f"a constant must fit float32, but {found} stands")
+        return found
+
+    def raw(self, owner: str, tree: Expression) -> sp.Expr:
         match tree:
             case Number(value=value):
                 exact = value.denominator & (value.denominator - 1) == 0 and value.denominator <= 1024
@@ -246,6 +254,12 @@ class _Lowering:
         self.kinds[name] = Kind.ROW
         self.statements.append(Reduce((name,), Kind.ROW, monoid, (arg,)))
         return symbol(name)
+
+
+def _is_float32(number: sp.Expr) -> bool:
+    """Whether float32 holds a constant: log(0), sqrt(-1), exp(200) and what algebra folds to NaN are none."""
+    value = complex(number)
+    return value == 0 or (value.imag == 0 and F32.smallest_subnormal <= abs(value.real) <= F32.largest)
 
 
 def _is_reduction(tree: Expression) -> bool:

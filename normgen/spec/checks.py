@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from normgen.errors import SpecError, did_you_mean
-from normgen.spec.formula import COLS, REDUCTIONS, Call, Expression, Name, children, names_in, parse_formula
+from normgen.spec.formula import (
+    COLS,
+    DEEPEST_SPEC,
+    REDUCTIONS,
+    Call,
+    Expression,
+    Name,
+    children,
+    depth_of,
+    names_in,
+    parse_formula,
+)
 from normgen.spec.spec import Formula, Kind, Role, Spec, join
 
 
@@ -16,6 +27,7 @@ def check_spec(spec: Spec, *, scalar_lines: Mapping[str, int]) -> None:
     _check_names(spec, trees)
     order = sorted_formulas(spec, trees)
     _check_all_used(spec, trees, scalar_lines)
+    _check_depth(spec, trees, order)
     _check_kinds(spec, trees, order)
 
 
@@ -127,6 +139,18 @@ def _check_all_used(spec: Spec, trees: Mapping[str, Expression], scalar_lines: M
     for name, line in scalar_lines.items():
         if name not in reached:
             raise SpecError(f"scalar '{name}' is not used by any output", file=spec.file, line=line)
+
+
+def _check_depth(spec: Spec, trees: Mapping[str, Expression], order: tuple[str, ...]) -> None:
+    """Lowering, derivatives and references recurse through the formulas that a formula names."""
+    formulas = dict(_all_formulas(spec))
+    depths: dict[str, int] = {}
+    for key in order:
+        below = (depths.get(k, 0) for used in names_in(trees[key]) for k in (used.name, absent_key(used.name)))
+        depths[key] = depth_of(trees[key]) + max(below, default=0)
+        if depths[key] > DEEPEST_SPEC:
+            rule = f"the formulas of a spec nest at most {DEEPEST_SPEC} levels through the names in them"
+            raise SpecError(rule, file=spec.file, line=formulas[key].line, received=f"{depths[key]} in '{key}'")
 
 
 def _check_kinds(spec: Spec, trees: Mapping[str, Expression], order: tuple[str, ...]) -> None:

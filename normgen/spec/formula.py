@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -37,6 +38,7 @@ FUNCTIONS = {
 COLS = "cols"  # the length of a row
 LONGEST_TEXT = 2000
 DEEPEST_TREE = 100
+DEEPEST_SPEC = 128  # levels, counted through the formulas that a formula names
 LARGEST_EXPONENT = 64
 _LARGEST_NUMBER = Fraction(2) ** 127
 _DECIMAL = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE](?P<exponent>[+-]?\d+))?")
@@ -114,6 +116,11 @@ def names_in(expression: Expression) -> Iterator[Name]:
         yield from names_in(child)
 
 
+def depth_of(expression: Expression) -> int:
+    """Levels of a tree; a name or a number has one."""
+    return 1 + max(map(depth_of, children(expression)), default=0)
+
+
 def parse_formula(text: str, *, file: str = "<formula>", line: int | None = None) -> Expression:
     """The expression tree of one formula's right-hand side.
 
@@ -134,11 +141,13 @@ class _Parser:
         stripped = self.text.lstrip()
         offset = len(self.text) - len(stripped)
         try:
-            tree = ast.parse(stripped, mode="eval")
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # of `1or x`, which no formula may hold either; else it lands on stderr
+                tree = ast.parse(stripped, mode="eval")
         except SyntaxError as error:
             column = offset + (error.offset or 1) - 1
             raise self.error(f"a formula must be readable ({error.msg})", column) from None
-        except (ValueError, RecursionError, MemoryError):
+        except (ValueError, RecursionError, MemoryError, Warning):
             raise self.error("a formula must be readable", 0) from None
         self.offset = offset
         return self.expression(tree.body, 0)

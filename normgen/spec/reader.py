@@ -16,17 +16,18 @@ from typing import Any
 
 from normgen.dtypes import DTYPES, F32, dtype
 from normgen.errors import SpecError, UsageError, did_you_mean
-from normgen.files.names import Part, name_part
+from normgen.files.names import Part, is_plain, name_part
 from normgen.files.shipped import shipped
 from normgen.schedule.knobs import KNOBS
 from normgen.spec import checks
 from normgen.spec.names import refusal
 from normgen.spec.spec import ROW_FAMILIES, Formula, Role, Spec, Tensor
-from normgen.spec.toml_lines import KeyPath, key_lines, parse_toml
+from normgen.spec.toml_lines import KeyPath, key_lines, parse_toml, read_text
 
 _TOP_KEYS = ("name", "summary", "paper", "tensors", "scalars", "formulas", "space", "backward", "accuracy")
 _BACKWARD = "backward"  # within [space]: what is searched for backward kernels
 _TENSOR_KEYS = ("role", "optional", "absent", "dtypes", "follows", "doc")
+MOST_ENTRIES = 256  # of [tensors], [scalars], [formulas]; the largest spec that ships has 8
 _VECTOR_NAME = re.compile(rf"(?:{'|'.join(d.word for d in DTYPES.values())})(2|4|8|16)?")
 
 
@@ -58,13 +59,7 @@ def load(path_or_name: str | Path, folders: Sequence[str | Path] = ()) -> Spec:
     file = Path(path_or_name) if is_path else known.get(str(path_or_name))
     if file is None:
         raise UsageError("unknown spec", received=str(path_or_name), hint=did_you_mean(str(path_or_name), known))
-    try:
-        text = file.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise UsageError("cannot read the spec file", received=f"{file}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise SpecError("a spec is UTF-8 text", file=str(file), received=f"byte {error.start}") from None
-    spec = parse(text, file=str(file))
+    spec = parse(read_text(file, what="spec"), file=str(file))
     if not is_path and spec.name != path_or_name:
         rule = "a spec that is found by name has the name of its file"
         raise SpecError(rule, file=str(file), line=1, received=spec.name, hint=f'name = "{path_or_name}"')
@@ -140,14 +135,21 @@ class _Reader:
             raise self.error(f"[{name}] is a table", (name,), received=repr(found))
         if required and not found:
             raise self.error(f"[{name}] is not empty", (name,))
+        if found and len(found) > MOST_ENTRIES:
+            raise self.error(f"[{name}] has at most {MOST_ENTRIES} entries", (name,), received=str(len(found)))
         return found or {}
 
     def text(self, path: KeyPath, default: str) -> str:
         value: Any = self.data
         for key in path:
             value = value.get(key, default)
+        return self.checked_text(value, path)
+
+    def checked_text(self, value: Any, path: KeyPath) -> str:
         if not isinstance(value, str):
             raise self.error(f"'{path[-1]}' is a text", path, received=repr(value))
+        if not is_plain(value, besides="\n\t"):
+            raise self.error(f"'{path[-1]}' holds no control character", path, received=ascii(value))
         return value
 
     def checked_name(self, name: str, path: KeyPath) -> str:
@@ -191,7 +193,7 @@ class _Reader:
             absent=self.formula_line((*path, "absent"), fields["absent"]) if "absent" in fields else None,
             dtypes=self.dtypes(path, role, fields),
             follows=self.follows(path, role, fields, table, first_input),
-            doc=fields.get("doc", ""),
+            doc=self.checked_text(fields.get("doc", ""), (*path, "doc")),
             line=self.line(path),
         )
 
@@ -277,7 +279,7 @@ class _Reader:
 
         A comment is refused: in one line it would hide the rest of the formula.
         """
-        if any(c == "#" or not (c.isprintable() or c in "\n\t") for c in text):
+        if "#" in text or not is_plain(text, besides="\n\t"):
             hint = "say it in a comment of the spec file, above the formula"
             rule = "a formula holds no comment and no control character"
             raise self.error(rule, path, received=ascii(text), hint=hint)

@@ -46,7 +46,6 @@ FACTORS = ("held_shared", "persistent_penalty")
 PAIRED = ("load_past_l1", "load_streams_past_l1", "store_streaming")
 PAIRED_NEAR = 1.4  # times the best: pairs of slower schedules say nothing
 LEAST_PAIRS = 5
-XZ = b"\xfd7zXZ\x00"
 LARGEST = 400  # points of a problem: the fastest half and an even share of the rest
 
 

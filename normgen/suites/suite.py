@@ -26,12 +26,13 @@ from pathlib import Path
 from typing import Any
 
 from normgen.errors import NormgenError, SpecError, UsageError, did_you_mean
+from normgen.files.names import is_plain
 from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
 from normgen.program.source import problem_for
 from normgen.records.record import Cache
 from normgen.spec.reader import builtin_folder, load
-from normgen.spec.toml_lines import array_lines, key_lines, parse_toml
+from normgen.spec.toml_lines import array_lines, key_lines, parse_toml, read_text
 
 _TOP_KEYS = ("name", "summary", "defaults", "entry")
 _DEFAULT_KEYS = ("dtype", "cache", "direction", "without", "stable_parameters")
@@ -118,13 +119,7 @@ def load_suite(path_or_name: str | Path) -> Suite:
     file = Path(path_or_name) if is_path else known.get(str(path_or_name))
     if file is None:
         raise UsageError("unknown suite", received=str(path_or_name), hint=did_you_mean(str(path_or_name), known))
-    try:
-        text = file.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise UsageError("cannot read the suite file", received=f"{file}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise SpecError("a suite is UTF-8 text", file=str(file), received=f"byte {error.start}") from None
-    return parse_suite(text, file=str(file))
+    return parse_suite(read_text(file, what="suite"), file=str(file))
 
 
 def parse_suite(text: str, *, file: str = "<suite>") -> Suite:
@@ -142,8 +137,10 @@ class _Reader:
     def read(self) -> Suite:
         self.known_keys(self.data, _TOP_KEYS, lambda key: self.lines.get((key,), 1))
         for key in ("name", "summary"):
-            if not isinstance(self.data.get(key, ""), str):
-                raise self.error(f"'{key}' is a text", self.lines[(key,)], received=repr(self.data[key]))
+            if not (isinstance(text := self.data.get(key, ""), str) and is_plain(text, besides="\n\t")):
+                raise self.error(
+                    f"'{key}' is a text without control characters", self.lines[(key,)], received=ascii(text)
+                )
         if not self.data.get("name"):
             raise self.error("a suite has a name", 1, hint='the first line reads: name = "..."')
         defaults = self.data.get("defaults", {})

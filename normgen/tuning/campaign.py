@@ -81,7 +81,7 @@ class Campaign:
             self._measure_roof()
             self._search()
             if not self._usable:
-                received, hint = _count(self.run), "the record file has each candidate's reason"
+                received, hint = self.run.counted, "the record file has each candidate's reason"
                 raise NothingValidError("no candidate compiled, launched and was right", received=received, hint=hint)
             return self._confirm()
         except (KeyboardInterrupt, DeviceLostError) as end:
@@ -118,6 +118,9 @@ class Campaign:
         """Two batches are in flight: one on the GPU, one in the compiler."""
         waiting: deque[list[tuple[int, Candidate]]] = deque()
         asked = 0
+        if not self._has_time():
+            self.run.note("the budget ended before the search began: only the default was compiled")
+            waiting.append(self._ask(1))
         while True:
             settled = self.search.is_settled(self._roof_us)
             while len(waiting) < 2 and asked < self.run.trials and self._has_time() and not settled:
@@ -340,7 +343,7 @@ class Campaign:
 
         def run(keys: list[str]) -> Confirmation:
             if not keys:
-                raise NothingValidError("every finalist failed in the confirmation", received=_count(self.run))
+                raise NothingValidError("every finalist failed in the confirmation", received=self.run.counted)
             return timing.confirm(
                 self.bench,
                 keys,
@@ -371,7 +374,7 @@ class Campaign:
             chosen.append(candidate)
             places -= places > 0
         if not chosen:
-            raise NothingValidError("every candidate failed the full check", received=_count(self.run))
+            raise NothingValidError("every candidate failed the full check", received=self.run.counted)
         return chosen
 
     def _us_of(self, schedule: Schedule) -> float | None:
@@ -432,7 +435,3 @@ def _tie_order(candidate: Candidate) -> tuple[Any, ...]:
 
 def _order_among(by_key: Mapping[str, Candidate]) -> Callable[[str], Any]:
     return lambda key: _tie_order(by_key[key])
-
-
-def _count(run: Run) -> str:
-    return ", ".join(f"{n} {name}" for name, n in sorted(run.counts.items())) or "no candidate"

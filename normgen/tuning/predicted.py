@@ -37,16 +37,21 @@ def predict_without_gpu(run: Run) -> tuple[tuple[Record, ...], bool]:
         if run.storage:
             run.note("nothing is measured without a GPU: no study was written to the storage")
         run.progress.phase("compile")
-        proposals = search.ask(min(run.trials, COMPILED))
+        if run.clock.left_s > 0:
+            proposals = search.ask(min(run.trials, COMPILED))
+        else:
+            proposals = search.ask(1)  # the default
+            run.note("the budget ended while the schedules were enumerated: only the default was compiled")
         try:
             with run.clock.phase("compile"):
                 compile_all(run, builder, [Candidate(schedule=p.schedule) for p in proposals], candidates.append)
         except KeyboardInterrupt:
             interrupted = True
     ranked = rank(run, candidates)
+    if not ranked and interrupted:
+        raise KeyboardInterrupt
     if not ranked:
-        counts = ", ".join(f"{n} {name}" for name, n in sorted(run.counts.items()))
-        raise NothingValidError("no schedule compiled and fits the target", received=counts or "nothing was compiled")
+        raise NothingValidError("no schedule compiled and fits the target", received=run.counted)
     run.progress.phase("verify on the CPU")
     with run.clock.phase("verify on the CPU"):
         ranked = first_right(run, ranked) if not interrupted else unchecked(run, ranked, "interrupted")
@@ -59,22 +64,30 @@ def predict_without_gpu(run: Run) -> tuple[tuple[Record, ...], bool]:
 
 
 def compile_all(run: Run, builder: Builder, candidates: list[Candidate], done: Callable[[Candidate], None]) -> None:
-    """Emit all, then collect their cubins until the time for it is over; what has no cubin is recorded here."""
+    """Emit all, then collect their cubins; what has none is recorded here.
+
+    Once one kernel is there, the others are waited for until the time for it is over.
+    """
     deadline_s = run.clock.budget_s * COMPILE_SHARE
     for candidate in candidates:
         if not run.recall(candidate, builder.text_of) or candidate.outcome is Outcome.PREDICTED:
             candidate.outcome = None
             builder.begin(candidate)
+    late, is_usable = 0, False
     for candidate in candidates:
-        builder.finish(candidate, timeout_s=max(0.0, deadline_s - run.clock.elapsed_s))
+        builder.finish(candidate, timeout_s=max(0.0, deadline_s - run.clock.elapsed_s) if is_usable else None)
+        late += candidate.outcome is Outcome.TIMEOUT
         if builder.twin_of(candidate) is not None:
             run.counts["same_code"] += 1
             continue
         if candidate.outcome is None and (reason := misfit(candidate.resources, run.device)):
             candidate.fail(Outcome.ILLEGAL, reason)
+        is_usable = is_usable or candidate.outcome is None
         if candidate.outcome is not None:
             run.keep(candidate)
         done(candidate)
+    if late:
+        run.note(f"the budget ended while kernels were compiled: {late} of {len(candidates)} schedules were not")
 
 
 def rank(run: Run, candidates: list[Candidate]) -> list[Candidate]:
@@ -91,12 +104,15 @@ def rank(run: Run, candidates: list[Candidate]) -> list[Candidate]:
 
 
 def first_right(run: Run, ranked: list[Candidate]) -> list[Candidate]:
-    """The ranking from the first kernel on that the CPU executor finds right; wrong ones are recorded and left out."""
-    if not cpu_check.has_compiler():
-        return unchecked(run, ranked, "no C++ compiler was found (set CXX, or install g++ or clang++)")
+    """The ranking from the first kernel on that the CPU executor finds right; wrong ones are recorded and left out.
+
+    The first is checked even if the budget is over.
+    """
+    if why := cpu_check.why_unchecked(run.problem):
+        return unchecked(run, ranked, why)
     left = list(ranked)
-    for _ in range(CHECKED):
-        if not left or run.clock.left_s < 0:
+    for number in range(CHECKED):
+        if not left or (number and run.clock.left_s < 0):
             break
         candidate = left.pop(0)
         if is_right(run, candidate):
@@ -106,9 +122,7 @@ def first_right(run: Run, ranked: list[Candidate]) -> list[Candidate]:
         run.keep(candidate)
         # What is wrong with one kernel is mostly the way it computes the statistics: try another way next.
         left.sort(key=lambda c: way(c) == way(candidate))
-    raise NothingValidError(
-        "no kernel passed the CPU executor", received=f"{run.counts}", hint=str(run.candidates_path)
-    )
+    raise NothingValidError("no kernel passed the CPU executor", received=run.counted, hint=str(run.candidates_path))
 
 
 def is_right(run: Run, candidate: Candidate) -> bool:

@@ -75,6 +75,10 @@ class Candidate:
         self.outcome, self.reason, self.known = outcome, reason, None
 
 
+LONGEST_BUDGET_S = 30 * 24 * 3600.0  # a wait of more than some 292 years overflows the system's clock
+LARGEST_SEED = 2**32 - 1  # numpy's generators, which optuna uses, take no larger one
+
+
 class Clock:
     """Seconds since the start, per phase, and until the budget ends. One thread's phases: they never overlap."""
 
@@ -133,6 +137,11 @@ class Run:
     storage: str | None = None
     counts: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def counted(self) -> str:
+        """`3 timeout, 5 wrong_result`."""
+        return ", ".join(f"{n} {name}" for name, n in sorted(self.counts.items())) or "no candidate"
 
     @cached_property
     def own_spec(self) -> str:

@@ -32,7 +32,7 @@ from normgen.tuning.measured import Processes, measure_on_gpu, processes
 from normgen.tuning.predicted import predict_without_gpu
 from normgen.tuning.progress import Progress, Silent
 from normgen.tuning.result import Result
-from normgen.tuning.run import Clock, Run, Study, open_run, versions
+from normgen.tuning.run import LARGEST_SEED, LONGEST_BUDGET_S, Clock, Run, Study, open_run, versions
 
 DEFAULT_TRIALS = 64  # docs/search.md: the worst of 50 seeds is within 1 % of the optimum after 50
 
@@ -41,7 +41,7 @@ DEFAULT_TRIALS = 64  # docs/search.md: the worst of 50 seeds is within 1 % of th
 class _Terms:
     """How a kernel is looked for: the arguments of `tune` that do not say which kernel, or where.
 
-    Raises UsageError where there would be no time, or no trial.
+    Raises UsageError for a number that is out of range.
     """
 
     cache: Cache
@@ -57,8 +57,11 @@ class _Terms:
     def __post_init__(self) -> None:
         if self.trials < 1:
             raise UsageError("a run needs at least one trial", received=str(self.trials))
-        if self.budget_s <= 0:
-            raise UsageError("the budget is a positive number of seconds", received=f"{self.budget_s:g}")
+        if not 0 < self.budget_s <= LONGEST_BUDGET_S:
+            rule = f"the budget is a positive number of seconds, {LONGEST_BUDGET_S:.0f} at most"
+            raise UsageError(rule, received=f"{self.budget_s:g}")
+        if not 0 <= self.seed <= LARGEST_SEED:
+            raise UsageError(f"a seed is a whole number from 0 to {LARGEST_SEED}", received=str(self.seed))
 
 
 def tune(

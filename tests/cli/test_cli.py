@@ -47,7 +47,7 @@ def test_help_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"
-    assert "Exit codes: 0 ok, 2 usage, or a file that cannot be read or written, 3 nothing valid found" in done.stdout
+    assert "Exit codes: 0 ok, 1 a fault of normgen, 2 usage, or a file that cannot be read" in done.stdout
 
 
 @pytest.mark.parametrize("name", COMMANDS)

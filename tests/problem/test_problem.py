@@ -136,6 +136,8 @@ def test_a_backward_pass_without_an_output_is_refused_with_file_line_and_hint(as
         ({"dtype": "f64"}, "unknown dtype"),
         ({"direction": "backwards"}, "did you mean 'backward'"),
         ({"pitch": 7}, "the pitch is at least cols"),
+        ({"pitch": 10**30}, "the pitch and the alignment must each fit 31 bits"),
+        ({"align": 2**100}, "the pitch and the alignment must each fit 31 bits"),
         ({"align": 2}, "at least the largest element, here 4 bytes"),
         ({"align": 12}, "a power of two"),
         ({"dtypes": {"mean": "f16"}}, "tensor 'mean' of spec 'layernorm' is stored as one of: f32"),

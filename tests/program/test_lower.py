@@ -247,3 +247,24 @@ def test_a_division_by_what_is_0_when_absent_is_refused() -> None:
     assert lines(lower(spec))[2] == "map y : elem = x/w"
     with pytest.raises(SpecError, match=r"<spec>:7: division by 0 in the formula of 'y'"):
         lower(spec, present=frozenset({"x", "y"}))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "log(0)",
+        "log(x - x)",
+        "log(0) - log(0)",
+        "maximum(log(0) - log(0), x)",
+        "absmax(minimum(log(0), x))",
+        "sqrt(0 - 1)",
+        "exp(200)",
+        "exp(-200)",
+        "exp(exp(80))",
+        "erf(log(-1))",
+    ],
+)
+def test_a_constant_that_no_float32_holds_is_refused_with_its_line(text: str) -> None:
+    spec = parse(f'name = "a"\ntensors.x = "input"\ntensors.y = "output"\n[formulas]\ny = "x * {text}"')
+    with pytest.raises(SpecError, match=r"<spec>:5: a constant must fit float32, but .* stands in the formula of 'y'"):
+        lower(spec)

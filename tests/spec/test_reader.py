@@ -12,6 +12,7 @@ from normgen.spec.formula import FUNCTIONS
 from normgen.spec.names import refusal
 from normgen.spec.reader import builtin_folder, list_specs, load, parse
 from normgen.spec.spec import Kind, Role
+from normgen.spec.toml_lines import LARGEST_FILE
 
 TEN_LINES = """\
 name = "l2norm"
@@ -120,11 +121,24 @@ def test_unknown_names_and_files_are_usage_errors(tmp_path) -> None:
     (tmp_path / "latin.toml").write_bytes(b'name = "\xe9"')
     with pytest.raises(SpecError, match="a spec is UTF-8 text"):
         load(tmp_path / "latin.toml")
+    (tmp_path / "large.toml").write_bytes(b"#" * (LARGEST_FILE + 1))
+    with pytest.raises(SpecError, match=f"a spec file has at most {LARGEST_FILE} bytes"):
+        load(tmp_path / "large.toml")
+    with pytest.raises(UsageError, match=r"a path has no control characters\n  received: '.*\\n#include"):
+        load(tmp_path / "a\n#include <x>.toml")
 
 
 def changed(old: str, new: str) -> str:
     assert FULL.count(old) == 1, old
     return FULL.replace(old, new)
+
+
+def chained(count: int) -> str:
+    """A spec of so many formulas, each of which reads the one before it."""
+    formulas = "\n".join(f'f{n} = "f{n - 1} + x * x"' for n in range(1, count))
+    return (
+        f'name = "a"\ntensors.x = "input"\ntensors.y = "output"\n[formulas]\nf0 = "x"\n{formulas}\ny = "f{count - 1}"'
+    )
 
 
 # text, line of the error, what its message says
@@ -162,6 +176,8 @@ BROKEN = [
     (changed('x = { role = "input"', 'x = { optional = true, absent = "1", role = "input"'), 5, "not optional"),
     (changed('y = { role = "output"', 'y = { optional = true, role = "output"'), 5, "that is not optional"),
     (changed('y = { role = "output", follows = "x" }', "y = 3"), 8, "a tensor is a role or a table"),
+    (changed('summary = "A norm."', 'summary = "A\\u001b[2J norm."'), 2, "holds no control character"),
+    (changed('doc = "1 / largest"', 'doc = "1 \\u202e largest"'), 7, "holds no control character"),
     # scalars
     (changed("eps = 1e-6", "eps = true"), 11, "a finite number"),
     (changed("eps = 1e-6", "eps = inf"), 11, "a finite number"),
@@ -192,6 +208,16 @@ BROKEN = [
     (changed("absmax(x)", "absmax(sum(x))"), 15, "absmax reduces a row"),
     (changed("absmax(x)", "__import__('os').system('ls')"), 15, "only the known functions can be called"),
     (changed('absent = "1"', 'absent = "x.real"'), 6, "Attribute is not part of the formula language"),
+    (changed("absmax(x)", "1or x"), 15, "a formula must be readable"),
+    # limits
+    (f"a = {'[' * 100_000}", 1, "nest at most 16 levels"),
+    (f"name = 'a'\na = {'{a=' * 5000}", 2, "nest at most 16 levels"),
+    (f"{'a.' * 100_000}a = 1", 1, "nest at most 16 levels"),
+    (f"{'a.' * 3000}a = 1", 1, "nest at most 16 levels"),
+    (f"['a'{'.a' * 3000}]", 1, "nest at most 16 levels"),
+    (f'a = [""" """", {"[" * 3000}', 1, "nest at most 16 levels"),
+    (chained(3000), 4, "[formulas] has at most 256 entries"),
+    (chained(200), 48, "the formulas of a spec nest at most 128 levels"),
     # space
     (changed("hold =", "holds ="), 19, "did you mean 'hold'?"),
     (changed('"registers"', '"register"'), 19, "did you mean 'registers'?"),

@@ -6,8 +6,8 @@ import json
 import lzma
 import statistics
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,15 @@ from normgen.codegen.module import Module
 from normgen.cost.model import predicted_us
 from normgen.device import TARGETS
 from normgen.errors import UsageError
+from normgen.files.decoded import LARGEST_UNPACKED
 from normgen.measure.protocol import Check, DeviceLostError
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.records.record import Cache, Outcome
+from normgen.records.record import Cache, Outcome, ProblemKey
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import space
 from normgen.spec.reader import load
+from normgen.studies.fit import read_measured
 from normgen.studies.sweep import POLICY, REFERENCE, Progress, Sweeper, called_fastest, sample_of, sweep
 from normgen.studies.sweep_file import Header, Sweep, header_of, read_sweep
 from normgen.tuning.compile import Builder
@@ -60,7 +62,8 @@ class SweptBench(SimulatedBench):
 
 def describe(legal: Sequence[Schedule], **changed: Any) -> Any:
     facts = {
-        "problem": {"op": "layernorm"}, "cache": "cold", "device": {"name": "simulated"}, "bytes": 1,
+        "problem": asdict(ProblemKey.of(problem())) | {"dtypes": {t.name: t.dtype.name for t in problem().tensors}},
+        "cache": "cold", "device": TARGETS["h200"].as_dict(), "bytes": 1,
         "versions": {"protocol": "1", "default_text": "ab"}, "seed": 0,
     }  # fmt: skip
 
@@ -290,3 +293,27 @@ def test_a_small_sweep_on_a_device(tmp_path: Path) -> None:
     assert found.header.roof_us is not None
     assert found.optimum.us > 0.5 * found.header.roof_us
     assert sum(p.us is not None for p in found.points) > 20
+
+
+@pytest.mark.parametrize("reads", [read_sweep, lambda path: read_measured([path])], ids=["replay", "fit"])
+@pytest.mark.parametrize("damage", ["torn", "garbled", "bomb", "dictionary", "nested"])
+def test_a_damaged_or_exploding_file_is_refused_in_one_sentence(
+    tmp_path: Path, reads: Callable[[Path], object], damage: str
+) -> None:
+    header = b'{"knobs": 1}\n'
+    whole = lzma.compress(header + b"[0]\n" * 50_000)
+    file = tmp_path / "sweep.jsonl.xz"
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 28}]
+    file.write_bytes(
+        {
+            "torn": whole[: len(whole) // 2],
+            "garbled": whole[:40] + b"\xff" * 16 + whole[56:],
+            "bomb": lzma.compress(header + bytes(LARGEST_UNPACKED), preset=0),
+            "dictionary": lzma.compress(header, filters=filters),
+            "nested": lzma.compress(header[:-2] + b', "a": ' + b"[" * 100_000 + b"\n"),
+        }[damage]
+    )
+    with pytest.raises(
+        UsageError, match=r"a sweep (is a file of JSON lines|begins with its header)|a fit needs measured"
+    ):
+        reads(file)

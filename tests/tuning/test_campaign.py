@@ -206,11 +206,16 @@ def test_nothing_valid_is_an_error_that_counts_what_happened(run: Run) -> None:
         campaign.finish()
 
 
-def test_time_runs_out_between_batches_but_the_first_one_finishes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_that_ends_before_the_search_gives_the_default_and_says_so(run: Run) -> None:
     run.clock.budget_s = 0.0
-    with pytest.raises(NothingValidError):
-        campaign_on(run, SimulatedBench()).finish()
-    run.clock.budget_s = 1e9
+    finish = campaign_on(run, SimulatedBench()).finish()
+    assert finish.winner.schedule == DEFAULT
+    assert not finish.interrupted
+    assert "the budget ended before the search began: only the default was compiled" in run.notes
+    assert len(read(run.folder / "candidates.jsonl").records) == 1
+
+
+def test_time_runs_out_between_batches_but_the_first_one_finishes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = SimulatedBench()
     load = bench.load
 

@@ -169,3 +169,55 @@ def test_tune_refuses_an_argument_that_it_does_not_have(name: str) -> None:
     with pytest.raises(UsageError, match="tune has no such argument") as refused:
         tune(shape="8x64", device="cpu", **{name: "backward"})
     assert refused.value.received == name
+
+
+def test_a_budget_that_is_over_still_gives_the_default_and_says_where_it_ended(run: Run) -> None:
+    run.clock.budget_s = 0.0001
+    records, interrupted = predicted.predict_without_gpu(run)
+    assert not interrupted
+    assert [r.schedule for r in records] == [default_schedule(PROBLEM, H200)]
+    assert records[0].error
+    assert "the budget ended while the schedules were enumerated: only the default was compiled" in run.notes
+
+
+def test_a_budget_that_ends_while_compiling_keeps_the_first_and_counts_the_others(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = predicted.compile_all
+
+    def without_time(run: Run, *rest: Any) -> None:
+        run.clock.budget_s = 0.0
+        whole(run, *rest)
+
+    monkeypatch.setattr(predicted, "compile_all", without_time)
+    monkeypatch.setattr(predicted, "CubinCache", lambda: None)
+    records, _ = predicted.predict_without_gpu(run)
+    assert records[0].schedule == default_schedule(PROBLEM, H200)
+    assert f"the budget ended while kernels were compiled: {run.counts['timeout']} of 6 schedules were not" in run.notes
+
+
+def test_an_interrupt_before_the_first_compiled_candidate_is_an_interrupt(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(predicted, "compile_all", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        predicted.predict_without_gpu(run)
+
+
+@pytest.mark.parametrize(
+    ("terms", "rule"),
+    [
+        ({"seed": -1}, "a seed is a whole number"),
+        ({"seed": 2**32}, "a seed is a whole number"),
+        ({"budget_s": float("inf")}, "the budget is a positive number of seconds"),
+        ({"budget_s": float("nan")}, "the budget is a positive number of seconds"),
+        ({"budget_s": 0.0}, "the budget is a positive number of seconds"),
+        ({"trials": 0}, "at least one trial"),
+    ],
+)
+def test_tune_refuses_a_number_out_of_range_before_it_begins(terms: dict[str, Any], rule: str) -> None:
+    with pytest.raises(UsageError, match=rule):
+        tune(shape="8x96", device="cpu", **terms)
