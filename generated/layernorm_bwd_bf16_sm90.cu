@@ -52,8 +52,17 @@
 //                 params=kept dependent_launch=on
 //   2048 x 16384: cluster=2 vector=8 hold=registers copy=bulk persistent=1 stages=3 unroll=0 load=evict_last
 //                 params=kept dependent_launch=start
+//
+// use       #include "layernorm_bwd_bf16_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
+//           cudaError_t status = normgen::sm90::layernorm_bwd_bf16(
+//               dx, dweight, dbias, dy, x, weight, mean, rstd, rows, cols, eps, workspace, stream);
 #ifndef NORMGEN_LAYERNORM_BWD_BF16_SM90_CU_
 #define NORMGEN_LAYERNORM_BWD_BF16_SM90_CU_
+#define NORMGEN_LAYERNORM_BWD_BF16_SM90_VERSION "0.1.0"
+
+#if __cplusplus < 201703L && (!defined(_MSVC_LANG) || _MSVC_LANG < 201703L)
+#error "layernorm_bwd_bf16 needs C++17: compile with -std=c++17"
+#endif
 
 #ifndef __CUDACC_RTC__
 #include <cuda_bf16.h>
@@ -2714,10 +2723,9 @@ inline cudaError_t grid(Launch shape, int rows, int* blocks) {
   return cudaSuccess;
 }
 
-template <typename... Params, typename... Arguments>
-inline cudaError_t launch(void (*kernel)(Params...), Launch shape, int blocks, cudaStream_t stream,
-                          Arguments... arguments) {
-  if (blocks == 0) return cudaSuccess;
+// What a kernel must be allowed before a launch: much shared memory, large clusters.
+template <typename... Params>
+inline cudaError_t allow(void (*kernel)(Params...), Launch shape) {
   cudaError_t status = cudaSuccess;
   if (shape.shared_bytes > 32 * 1024) {  // static shared memory counts towards the 48 KiB one gets without asking
     status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
@@ -2725,6 +2733,14 @@ inline cudaError_t launch(void (*kernel)(Params...), Launch shape, int blocks, c
   if (status == cudaSuccess && shape.cluster > 8) {
     status = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   }
+  return status;
+}
+
+template <typename... Params, typename... Arguments>
+inline cudaError_t launch(void (*kernel)(Params...), Launch shape, int blocks, cudaStream_t stream,
+                          Arguments... arguments) {
+  if (blocks == 0) return cudaSuccess;
+  const cudaError_t status = allow(kernel, shape);
   if (status != cudaSuccess) return status;
   cudaLaunchAttribute attributes[2] = {};
   unsigned count = 0;
@@ -2752,13 +2768,7 @@ inline cudaError_t launch(void (*kernel)(Params...), Launch shape, int blocks, c
 // 4, and one that waits for another to end would double the time.
 template <typename... Params>
 inline cudaError_t fit_clusters(void (*kernel)(Params...), Launch shape, int* blocks) {
-  cudaError_t status = cudaSuccess;
-  if (shape.shared_bytes > 32 * 1024) {
-    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
-  }
-  if (status == cudaSuccess && shape.cluster > 8) {
-    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-  }
+  cudaError_t status = allow(kernel, shape);
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim.x = static_cast<unsigned>(shape.cluster);

@@ -29,8 +29,17 @@
 // --schedule prints them alone. Schedules:
 //   8192 x 768: threads_per_row=64 rows_per_block=8 vector=2 hold=registers persistent=1 stages=2 unroll=0 params=kept
 //               dependent_launch=end
+//
+// use       #include "layernorm_bwd_f32_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
+//           cudaError_t status = normgen::sm90::layernorm_bwd_f32(
+//               dx, dweight, dbias, dy, x, weight, mean, rstd, rows, cols, eps, workspace, stream);
 #ifndef NORMGEN_LAYERNORM_BWD_F32_SM90_CU_
 #define NORMGEN_LAYERNORM_BWD_F32_SM90_CU_
+#define NORMGEN_LAYERNORM_BWD_F32_SM90_VERSION "0.1.0"
+
+#if __cplusplus < 201703L && (!defined(_MSVC_LANG) || _MSVC_LANG < 201703L)
+#error "layernorm_bwd_f32 needs C++17: compile with -std=c++17"
+#endif
 
 #ifndef __CUDACC_RTC__
 #include <cuda_runtime.h>
@@ -1009,10 +1018,9 @@ inline cudaError_t grid(Launch shape, int rows, int* blocks) {
   return cudaSuccess;
 }
 
-template <typename... Params, typename... Arguments>
-inline cudaError_t launch(void (*kernel)(Params...), Launch shape, int blocks, cudaStream_t stream,
-                          Arguments... arguments) {
-  if (blocks == 0) return cudaSuccess;
+// What a kernel must be allowed before a launch: much shared memory, large clusters.
+template <typename... Params>
+inline cudaError_t allow(void (*kernel)(Params...), Launch shape) {
   cudaError_t status = cudaSuccess;
   if (shape.shared_bytes > 32 * 1024) {  // static shared memory counts towards the 48 KiB one gets without asking
     status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
@@ -1020,6 +1028,14 @@ inline cudaError_t launch(void (*kernel)(Params...), Launch shape, int blocks, c
   if (status == cudaSuccess && shape.cluster > 8) {
     status = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   }
+  return status;
+}
+
+template <typename... Params, typename... Arguments>
+inline cudaError_t launch(void (*kernel)(Params...), Launch shape, int blocks, cudaStream_t stream,
+                          Arguments... arguments) {
+  if (blocks == 0) return cudaSuccess;
+  const cudaError_t status = allow(kernel, shape);
   if (status != cudaSuccess) return status;
   cudaLaunchAttribute attributes[2] = {};
   unsigned count = 0;

@@ -24,8 +24,17 @@
 // --schedule prints them alone. Schedules:
 //   4096 x 151936: threads_per_row=1024 vector=8 softmax=online hold=hybrid copy=bulk unroll=0 load=evict_last
 //                  arithmetic=approximate
+//
+// use       #include "log_softmax_fwd_bf16_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
+//           cudaError_t status = normgen::sm90::log_softmax_fwd_bf16(
+//               y, x, rows, cols, stream);
 #ifndef NORMGEN_LOG_SOFTMAX_FWD_BF16_SM90_CU_
 #define NORMGEN_LOG_SOFTMAX_FWD_BF16_SM90_CU_
+#define NORMGEN_LOG_SOFTMAX_FWD_BF16_SM90_VERSION "0.1.0"
+
+#if __cplusplus < 201703L && (!defined(_MSVC_LANG) || _MSVC_LANG < 201703L)
+#error "log_softmax_fwd_bf16 needs C++17: compile with -std=c++17"
+#endif
 
 #ifndef __CUDACC_RTC__
 #include <cuda_bf16.h>
@@ -656,10 +665,9 @@ inline cudaError_t grid(Launch shape, int rows, int* blocks) {
   return cudaSuccess;
 }
 
-template <typename... Params, typename... Arguments>
-inline cudaError_t launch(void (*kernel)(Params...), Launch shape, int blocks, cudaStream_t stream,
-                          Arguments... arguments) {
-  if (blocks == 0) return cudaSuccess;
+// What a kernel must be allowed before a launch: much shared memory, large clusters.
+template <typename... Params>
+inline cudaError_t allow(void (*kernel)(Params...), Launch shape) {
   cudaError_t status = cudaSuccess;
   if (shape.shared_bytes > 32 * 1024) {  // static shared memory counts towards the 48 KiB one gets without asking
     status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
@@ -667,6 +675,14 @@ inline cudaError_t launch(void (*kernel)(Params...), Launch shape, int blocks, c
   if (status == cudaSuccess && shape.cluster > 8) {
     status = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   }
+  return status;
+}
+
+template <typename... Params, typename... Arguments>
+inline cudaError_t launch(void (*kernel)(Params...), Launch shape, int blocks, cudaStream_t stream,
+                          Arguments... arguments) {
+  if (blocks == 0) return cudaSuccess;
+  const cudaError_t status = allow(kernel, shape);
   if (status != cudaSuccess) return status;
   cudaLaunchAttribute attributes[2] = {};
   unsigned count = 0;

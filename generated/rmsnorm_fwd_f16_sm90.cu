@@ -23,8 +23,17 @@
 // A kernel and its Config are, byte for byte, what was tuned; `normgen show` with --op, --shape, --dtype and
 // --schedule prints them alone. Schedules:
 //   8192 x 4096: vector=8 hold=registers unroll=0 load=evict_last params=early dependent_launch=loads
+//
+// use       #include "rmsnorm_fwd_f16_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
+//           cudaError_t status = normgen::sm90::rmsnorm_fwd_f16(
+//               y, rstd, x, weight, rows, cols, eps, stream);
 #ifndef NORMGEN_RMSNORM_FWD_F16_SM90_CU_
 #define NORMGEN_RMSNORM_FWD_F16_SM90_CU_
+#define NORMGEN_RMSNORM_FWD_F16_SM90_VERSION "0.1.0"
+
+#if __cplusplus < 201703L && (!defined(_MSVC_LANG) || _MSVC_LANG < 201703L)
+#error "rmsnorm_fwd_f16 needs C++17: compile with -std=c++17"
+#endif
 
 #ifndef __CUDACC_RTC__
 #include <cuda_fp16.h>
@@ -591,10 +600,9 @@ inline cudaError_t grid(Launch shape, int rows, int* blocks) {
   return cudaSuccess;
 }
 
-template <typename... Params, typename... Arguments>
-inline cudaError_t launch(void (*kernel)(Params...), Launch shape, int blocks, cudaStream_t stream,
-                          Arguments... arguments) {
-  if (blocks == 0) return cudaSuccess;
+// What a kernel must be allowed before a launch: much shared memory, large clusters.
+template <typename... Params>
+inline cudaError_t allow(void (*kernel)(Params...), Launch shape) {
   cudaError_t status = cudaSuccess;
   if (shape.shared_bytes > 32 * 1024) {  // static shared memory counts towards the 48 KiB one gets without asking
     status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
@@ -602,6 +610,14 @@ inline cudaError_t launch(void (*kernel)(Params...), Launch shape, int blocks, c
   if (status == cudaSuccess && shape.cluster > 8) {
     status = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   }
+  return status;
+}
+
+template <typename... Params, typename... Arguments>
+inline cudaError_t launch(void (*kernel)(Params...), Launch shape, int blocks, cudaStream_t stream,
+                          Arguments... arguments) {
+  if (blocks == 0) return cudaSuccess;
+  const cudaError_t status = allow(kernel, shape);
   if (status != cudaSuccess) return status;
   cudaLaunchAttribute attributes[2] = {};
   unsigned count = 0;

@@ -29,8 +29,17 @@
 //                dependent_launch=loads
 //   2048 x 262144: threads_per_row=512 cluster=16 vector=4 hold=registers copy=bulk persistent=2 stages=2 unroll=0
 //                  load=evict_last params=kept
+//
+// use       #include "rmsnorm_fwd_f32_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
+//           cudaError_t status = normgen::sm90::rmsnorm_fwd_f32(
+//               y, rstd, x, weight, rows, cols, eps, stream);
 #ifndef NORMGEN_RMSNORM_FWD_F32_SM90_CU_
 #define NORMGEN_RMSNORM_FWD_F32_SM90_CU_
+#define NORMGEN_RMSNORM_FWD_F32_SM90_VERSION "0.1.0"
+
+#if __cplusplus < 201703L && (!defined(_MSVC_LANG) || _MSVC_LANG < 201703L)
+#error "rmsnorm_fwd_f32 needs C++17: compile with -std=c++17"
+#endif
 
 #ifndef __CUDACC_RTC__
 #include <cuda_runtime.h>
@@ -822,10 +831,9 @@ inline cudaError_t grid(Launch shape, int rows, int* blocks) {
   return cudaSuccess;
 }
 
-template <typename... Params, typename... Arguments>
-inline cudaError_t launch(void (*kernel)(Params...), Launch shape, int blocks, cudaStream_t stream,
-                          Arguments... arguments) {
-  if (blocks == 0) return cudaSuccess;
+// What a kernel must be allowed before a launch: much shared memory, large clusters.
+template <typename... Params>
+inline cudaError_t allow(void (*kernel)(Params...), Launch shape) {
   cudaError_t status = cudaSuccess;
   if (shape.shared_bytes > 32 * 1024) {  // static shared memory counts towards the 48 KiB one gets without asking
     status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
@@ -833,6 +841,14 @@ inline cudaError_t launch(void (*kernel)(Params...), Launch shape, int blocks, c
   if (status == cudaSuccess && shape.cluster > 8) {
     status = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   }
+  return status;
+}
+
+template <typename... Params, typename... Arguments>
+inline cudaError_t launch(void (*kernel)(Params...), Launch shape, int blocks, cudaStream_t stream,
+                          Arguments... arguments) {
+  if (blocks == 0) return cudaSuccess;
+  const cudaError_t status = allow(kernel, shape);
   if (status != cudaSuccess) return status;
   cudaLaunchAttribute attributes[2] = {};
   unsigned count = 0;
@@ -860,13 +876,7 @@ inline cudaError_t launch(void (*kernel)(Params...), Launch shape, int blocks, c
 // 4, and one that waits for another to end would double the time.
 template <typename... Params>
 inline cudaError_t fit_clusters(void (*kernel)(Params...), Launch shape, int* blocks) {
-  cudaError_t status = cudaSuccess;
-  if (shape.shared_bytes > 32 * 1024) {
-    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
-  }
-  if (status == cudaSuccess && shape.cluster > 8) {
-    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-  }
+  cudaError_t status = allow(kernel, shape);
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim.x = static_cast<unsigned>(shape.cluster);

@@ -27,8 +27,11 @@ def serve(jobs: BinaryIO, answers: BinaryIO) -> None:
             answer = nvrtc.compile_text(text, name=name, options=options, instances=instances)
         except NoDeviceError as error:
             answer = str(error)
-        pickle.dump(answer, answers)
-        answers.flush()
+        try:
+            pickle.dump(answer, answers)
+            answers.flush()
+        except BrokenPipeError:  # the process that asked was killed
+            os._exit(0)  # without a second try to flush, which Python makes at its end
 
 
 def main() -> None:

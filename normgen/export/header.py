@@ -16,6 +16,7 @@ from normgen.export.comments import comment_text
 from normgen.export.device_part import device_part
 from normgen.export.groups import Group
 from normgen.export.host_part import HostPart, host_part
+from normgen.files.shipped import VERSION
 from normgen.schedule.default import fallback_schedule
 
 
@@ -61,6 +62,8 @@ def header_text(group: Group) -> tuple[str, tuple[str, ...]]:
         .render(
             banner=banner(group, general[0][1]),
             guard=f"NORMGEN_{group.name}_SM{group.arch}_CU_".upper(),
+            file_name=group.file_name,
+            version=VERSION,
             arch=group.arch,
             min_arch=device.min_arch,
             name=group.name,

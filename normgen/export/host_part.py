@@ -83,6 +83,7 @@ class HostPart:
     nullable: tuple[str, ...]
     pitched: tuple[str, ...]  # declarations
     packed: tuple[str, ...]
+    names: tuple[str, ...]  # of the packed function's arguments
     forwarded: tuple[str, ...]  # arguments of the pitched function in the packed one
     pitches: tuple[str, ...]
     bits: tuple[str, ...]  # what the alignment depends on
@@ -121,6 +122,7 @@ def host_part(group: Group, tuned: Sequence[Compiled], fallbacks: Sequence[Compi
         nullable=tuple(map(mark, group.nullable)),
         pitched=(*tensors, *(f"long long {p}" for p in pitches), *tail, stream),
         packed=(*tensors, *tail, stream),
+        names=(*(mark(t.name) for t in problem.tensors), *names),
         forwarded=(*(mark(t.name) for t in problem.tensors), *("cols" for _ in pitches), *names),
         pitches=pitches,
         bits=tuple(_bits(problem)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 import shutil
 import subprocess
 from collections.abc import Iterable
@@ -109,6 +110,25 @@ def test_nvrtc_takes_the_device_part_without_a_warning(records: list[Record], ar
         header.text.encode(), name=header.file_name, options=options, instances=header.kernels
     )
     assert (compiled.error, compiled.log.strip()) == ("", "")
+
+
+@needs_nvcc
+def test_an_older_cpp_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    path = headers_of(layernorm_records())[0].write(tmp_path)
+    assert "layernorm_fwd_f32 needs C++17: compile with -std=c++17" in nvcc("-std=c++14", "-c", path).stderr
+
+
+@pytest.mark.parametrize("records", [layernorm_records(), backward_records()], ids=["forward", "backward"])
+def test_the_banner_shows_a_call_with_an_argument_for_every_parameter(records: list[Record]) -> None:
+    for header in headers_of(records):
+        banner, rest = header.text.split("#ifndef NORMGEN", 1)
+        shown = "".join(line.removeprefix("//") for line in banner[banner.index("// use ") :].splitlines())
+        function = re.search(r"normgen::sm90::(\w+)\((.*)\);", shown)
+        assert function
+        declared = re.search(rf"inline cudaError_t {function[1]}\((.*?)\) {{", rest, re.DOTALL)
+        assert declared
+        names = [part.split(" = ")[0].split()[-1].lstrip("*") for part in declared[1].split(",")]
+        assert [word.strip() for word in function[2].split(",")] == names
 
 
 @needs_nvcc
