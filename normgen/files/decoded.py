@@ -8,6 +8,7 @@ from typing import Any
 
 XZ_MAGIC = b"\xfd7zXZ\x00"
 LARGEST_UNPACKED = 1 << 28  # bytes; the largest sweep of ours has 2 MiB
+LARGEST_MEMORY = 1 << 27  # bytes that unpacking itself may take; xz -9 takes 65 MiB
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -24,7 +25,7 @@ def unpacked(data: bytes) -> bytes:
     """The bytes of an xz file, and any others as they are. Raises ValueError, also where they are too many."""
     if not data.startswith(XZ_MAGIC):
         return data
-    reader = lzma.LZMADecompressor(memlimit=LARGEST_UNPACKED)
+    reader = lzma.LZMADecompressor(memlimit=LARGEST_MEMORY)
     try:
         found = reader.decompress(data, max_length=LARGEST_UNPACKED)
     except lzma.LZMAError as error:

@@ -187,7 +187,7 @@ def test_the_calls_reach_what_they_say(name: str) -> None:
 def test_a_finishing_loop_makes_a_second_trip(name: str) -> None:
     """The text's own constants against what `finishing_loop` takes from the launches."""
     module = NAMED[name].module()
-    constants = {k: int(v) for k, v in re.findall(r"\b(k\w+) = +(\d+)[,;]", module.text)}
+    constants = {k: int(v) for k, v in re.findall(r"\b(k\w+) = +(\d+)\b", module.text)}
     if len(module.kernels) > 1:
         loop = (module.kernels[1].launch.threads // constants["kCells"], constants["kInFlight"])
     else:

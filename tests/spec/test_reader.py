@@ -124,7 +124,7 @@ def test_unknown_names_and_files_are_usage_errors(tmp_path) -> None:
     (tmp_path / "large.toml").write_bytes(b"#" * (LARGEST_FILE + 1))
     with pytest.raises(SpecError, match=f"a spec file has at most {LARGEST_FILE} bytes"):
         load(tmp_path / "large.toml")
-    with pytest.raises(UsageError, match=r"a path has no control characters\n  received: '.*\\n#include"):
+    with pytest.raises(UsageError, match=r"a path has no control characters\n  received: '"):
         load(tmp_path / "a\n#include <x>.toml")
 
 

@@ -147,6 +147,6 @@ def test_a_header_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(os, "fsync", full)
     monkeypatch.setattr("normgen.export.check_compiles", lambda *_, **__: None)
     with pytest.raises(OSError, match="No space left on device"):
-        Header(file_name="k.cu", text="the new one", arch=90).write(tmp_path)
+        Header(file_name="k.cu", text="the new one", arch=90, kernels=()).write(tmp_path)
     assert path.read_text() == "the old header"
     assert [p.name for p in tmp_path.iterdir()] == ["k.cu"]
