@@ -113,8 +113,8 @@ def _code(arguments: list[str]) -> int:
         found = as_normgen_error(error)
         _give_up_stdout()
         return _end(f"error: {found}", found.exit_code)
-    if code == UNREAD:  # else Python meets the closed pipe once more at its end, and says so
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if code == UNREAD:
+        _give_up_stdout()
     return code if isinstance(code, int) else 0
 
 
@@ -137,11 +137,11 @@ def _open_closed_streams() -> None:
 
 
 def _give_up_stdout() -> None:
-    """What stdout did not take is not tried again when Python ends: that would change the exit code."""
+    """What stdout did not take goes nowhere: Python would try once more at its end, and change the exit code."""
     try:
         sys.stdout.flush()
     except OSError:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the process ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from normgen.codegen.access import Access, Span
 from normgen.codegen.statements import Comment, Gap, If, Let, Statement, loop, when
@@ -36,7 +36,7 @@ class Walk:
     edge: Statements = ()
     also: str = ""
     always: bool = False
-    span: Span | None = field(default=None)
+    span: Span | None = None
 
     @property
     def inner(self) -> list[Statement]:
