@@ -15,24 +15,23 @@
 // spec      layernorm, sha256:c7f98664fa697e8d2c11aca162704a6c7e5feee81c124c1b0764ef3ccc150a41
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// command   normgen tune --shape 8192x768 --direction backward
 // note      emitted as another text than the one that was tuned: 8192 x 768
 //
-//   rows x cols  kernel         threads  rows/block  vector  median us  GB/s  of roof  vs default  data
-//   8192 x 768   block_per_row  512      8           float2  21.89      3452  94.9 %   1.14x       cold
-//   (any other)  block_per_row  256      1           float   -          -     -        -           not tuned
+//   rows x cols              kernel         threads  rows/block  vector  price us  chain us  GB/s  of roof  vs default  alone us  timed
+//   8192 x 768               block_per_row  512      8           2       -         -         3452  94.9 %   1.14x       21.89     cold alone
+//   (any other, rows alike)  block_per_row  256      1           4       -         -         -     -        -           -         not tuned
+//   (any other)              block_per_row  256      1           1       -         -         -     -        -           -         not tuned
+//
+// times     alone: of launches behind each other, which overlap where they start early; GB/s and ratios are of these
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
 //           stored dtype, over adversarial rows, on the GPU: dx 0.037, dweight 0.0018, dbias 0.0013
-//
-// A kernel and its Config are, byte for byte, what was tuned; `normgen show` with --op, --shape, --dtype and
-// --schedule prints them alone. Schedules:
-//   8192 x 768: threads_per_row=64 rows_per_block=8 vector=2 hold=registers persistent=1 stages=2 unroll=0 params=kept
-//               dependent_launch=end
+// records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
+//           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
 //
 // use       #include "layernorm_bwd_f32_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
 //           cudaError_t status = normgen::sm90::layernorm_bwd_f32(
-//               dx, dweight, dbias, dy, x, weight, mean, rstd, rows, cols, eps, workspace, stream);
+//               dx, dweight, dbias, dy, x, weight, mean, rstd, rows, cols, workspace, stream);
 #ifndef NORMGEN_LAYERNORM_BWD_F32_SM90_CU_
 #define NORMGEN_LAYERNORM_BWD_F32_SM90_CU_
 #define NORMGEN_LAYERNORM_BWD_F32_SM90_VERSION "0.1.0"
@@ -105,6 +104,51 @@ struct Default {
   }
 };
 
+// How a kernel and its neighbours in the stream overlap: not at all.
+// wait              before the first access to what the kernels in front write, or still read
+// wait_for_partner  the same, of a call's second kernel for its first one
+// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
+// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
+//                   the compiler would read it through the non-coherent cache and move loads over a wait
+struct InOrder {
+  template <typename T> using Pointer = const T* __restrict__;
+  static __device__ __forceinline__ void wait() {}
+  static __device__ __forceinline__ void wait_for_partner() {}
+  static __device__ __forceinline__ void at_start() {}
+  static __device__ __forceinline__ void at_loads() {}
+  static __device__ __forceinline__ void at_end() {}
+};
+
+template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
+
+// Starts while the kernel in front still runs (programmatic dependent launch).
+struct Early : InOrder {
+  template <typename T> using Pointer = const T*;
+  static __device__ __forceinline__ void wait() { dependency_wait(); }
+  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+};
+
+// ... and lets the next one take its place at once: that one waits there.
+struct EarlyAtStart : Early {
+  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
+};
+
+// ... or as soon as it has asked for its row.
+struct EarlyAtLoads : Early {
+  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
+};
+
+// ... or at its end.
+struct EarlyAtEnd : Early {
+  static __device__ __forceinline__ void at_end() { dependency_trigger(); }
+};
+
+// Only a call's second kernel starts early, behind its first one.
+struct EarlyPartner : InOrder {
+  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
+};
+
 // Partial rows of column sums: each block has left one row of kTensors times kPitch float32 cells. kThreads threads add
 // kCells neighbouring cells of all rows, from `cell` on, always in the same order: every warp's sums in shared memory.
 template <int kThreads, int kCells, int kTensors, int kPitch>
@@ -137,6 +181,87 @@ __device__ __forceinline__ float total_of_warps(const float (&warp_sums)[kWarps]
   #pragma unroll
   for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][cell];
   return total;
+}
+
+// N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
+template <typename T, int N>
+struct Vec {
+  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
+  static constexpr int kWordBytes = kBytes < 16 ? kBytes : 16;
+  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
+  unsigned bits[kRegisters];
+};
+
+template <int N, typename Hint = Default, typename T>
+__device__ __forceinline__ Vec<T, N> read(const T* elements) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  Vec<T, N> vec;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template load<kBytes>(reinterpret_cast<const unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
+  return vec;
+}
+
+template <typename Hint = Default, typename T, int N>
+__device__ __forceinline__ void write(T* elements, const Vec<T, N>& vec) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template store<kBytes>(reinterpret_cast<unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
+}
+
+template <int N>
+__device__ __forceinline__ float element(const Vec<float, N>& vec, int i) { return __uint_as_float(vec.bits[i]); }
+
+template <int N>
+__device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N]) {
+  #pragma unroll
+  for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
+}
+
+// Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
+// around them, moved into place. `inside`: those words are known to lie within the array.
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, int count, bool inside) {
+  if constexpr (N == 1) {
+    return read<1>(elements + first);
+  } else {
+    constexpr int kSize = static_cast<int>(sizeof(T));
+    constexpr int kWord = (N * kSize < 16 ? N * kSize : 16) / kSize;  // elements of a word
+    constexpr int kRegisters = kWord * kSize / 4;
+    constexpr int kWords = N / kWord + 1;
+    const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(elements + first) / kSize % kWord);
+    Vec<T, N> vec = {};
+    if (!inside && (first < shift || first - shift + kWords * kWord > count)) {
+      #pragma unroll
+      for (int i = 0; i < N; ++i) {
+        const unsigned bits = *reinterpret_cast<const Word<kSize>*>(elements + first + i);
+        if (kSize == 4) vec.bits[i] = bits;
+        else vec.bits[i * kSize / 4] |= bits << i * kSize % 4 * 8;
+      }
+      return vec;
+    }
+    unsigned bits[kWords * kRegisters];
+    #pragma unroll
+    for (int word = 0; word < kWords; ++word) {
+      const Vec<T, kWord> part = read<kWord>(elements + first - shift + word * kWord);
+      #pragma unroll
+      for (int i = 0; i < kRegisters; ++i) bits[word * kRegisters + i] = part.bits[i];
+    }
+    #pragma unroll
+    for (int step = kRegisters / 2; step > 0; step /= 2) {
+      const bool moves = (shift * kSize / 4 & step) != 0;  // a select: branches would put the bits in local memory
+      #pragma unroll
+      for (int i = 0; i + step < kWords * kRegisters; ++i) bits[i] = moves ? bits[i + step] : bits[i];
+    }
+    #pragma unroll
+    for (int i = 0; i < Vec<T, N>::kRegisters; ++i) {
+      vec.bits[i] = __funnelshift_r(bits[i], bits[i + 1], shift * kSize % 4 * 8);
+    }
+    return vec;
+  }
 }
 
 // All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
@@ -183,71 +308,35 @@ __device__ __forceinline__ bool takes_last_ticket(unsigned* ticket, bool& is_las
   return is_last;
 }
 
-// N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
-template <typename T, int N>
-struct Vec {
-  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
-  static constexpr int kWordBytes = kBytes < 16 ? kBytes : 16;
-  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
-  unsigned bits[kRegisters];
-};
-
-template <int N, typename Hint = Default, typename T>
-__device__ __forceinline__ Vec<T, N> read(const T* elements) {
-  constexpr int kBytes = Vec<T, N>::kWordBytes;
-  Vec<T, N> vec;
-  #pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
-    Hint::template load<kBytes>(reinterpret_cast<const unsigned char*>(elements) + i, vec.bits + i / 4);
-  }
-  return vec;
-}
-
-template <typename Hint = Default, typename T, int N>
-__device__ __forceinline__ void write(T* elements, const Vec<T, N>& vec) {
-  constexpr int kBytes = Vec<T, N>::kWordBytes;
-  #pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
-    Hint::template store<kBytes>(reinterpret_cast<unsigned char*>(elements) + i, vec.bits + i / 4);
-  }
-}
-
-template <int N>
-__device__ __forceinline__ float element(const Vec<float, N>& vec, int i) { return __uint_as_float(vec.bits[i]); }
-
-template <int N>
-__device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N]) {
-  #pragma unroll
-  for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
-}
-
 // What a tuned shape is: the sizes and hints of its kernel.
-struct Cols768_bbf4 { enum :
+struct Cols768_aa96 { enum :
     int { kCols = 768, kThreads = 512, kThreadsPerRow = 64, kRowsPerBlock = 8, kVector = 2, kGroups = 8, kCells = 8 };
-    using Load = Default; using Store = Default; };
-struct AnyCols_d376 { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 };
-    using Load = Default; using Store = Default; };
-struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; };
+    using Load = Default; using Store = Default; using Chain = EarlyAtEnd; };
+struct AnyCols_b489 { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 4, kUnroll = 1 };
+    using Load = Default; using Store = Default; using Chain = InOrder; };
+struct AnyCols_b219 { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 };
+    using Load = Default; using Store = Default; using Chain = InOrder; };
+struct AnyCols_1331 { enum : int { kThreadsPerRow = 256, kVector = 4, kUnroll = 1, kThreads = 256 };
+    using Load = Default; using Store = Default; using Chain = InOrder; };
+struct AnyCols_db2e { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
+    using Load = Default; using Store = Default; using Chain = InOrder; };
 
 // layernorm backward: the threads of some warps own a row, rows lie side by side in a block; it is read once.
-// It may start while the kernel in front of it in the stream ends.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_f32_block_per_row_58fb(
+layernorm_bwd_f32_block_per_row_9f0f(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     float* __restrict__ dbias,
-    const float* dy,
-    const float* x,
-    const float* weight,
-    const float* mean,
-    const float* rstd,
+    Input<Config, float> dy,
+    Input<Config, float> x,
+    Input<Config, float> weight,
+    Input<Config, float> mean,
+    Input<Config, float> rstd,
     long long dx_pitch,
     long long dy_pitch,
     long long x_pitch,
     int rows,
-    float eps,
     float* partials) {
   constexpr int kCols = Config::kCols;
   constexpr int kThreads = Config::kThreads;
@@ -256,9 +345,11 @@ layernorm_bwd_f32_block_per_row_58fb(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kTensors = 2;  // that are summed over rows
   constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
@@ -278,14 +369,17 @@ layernorm_bwd_f32_block_per_row_58fb(
   const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
   int parity = 0;
 
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<float, kVector> weight_held[kSteps];
 
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read<kVector>(weight + vector * kVector);
+    if (kEven || vector < kVectors) {
+      weight_held[step] = read<kVector>(weight + vector * kVector);
+    }
   }
 
   // Sums over the rows of this thread, column by column.
@@ -308,8 +402,10 @@ layernorm_bwd_f32_block_per_row_58fb(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
-      x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+      if (kEven || vector < kVectors) {
+        dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
+        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+      }
     }
   };
   if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
@@ -339,15 +435,18 @@ layernorm_bwd_f32_block_per_row_58fb(
     // Look 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_held[step], i);
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float dxhat_i = dy_i * weight_i;
-        const float xhat_i = (x_i - row_mean) * row_rstd;
-        look1.dxhat_xhat_sum += dxhat_i * xhat_i;
-        look1.dxhat_sum += dxhat_i;
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = (x_i - row_mean) * row_rstd;
+          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+          look1.dxhat_sum += dxhat_i;
+        }
       }
     }
 
@@ -359,21 +458,23 @@ layernorm_bwd_f32_block_per_row_58fb(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      float dx_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_held[step], i);
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float dxhat_i = dy_i * weight_i;
-        const float xhat_i = (x_i - row_mean) * row_rstd;
-        dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
-        if (active) dweight_sum[step][i] += dy_i * xhat_i;
-        if (active) dbias_sum[step][i] += dy_i;
+      if (kEven || vector < kVectors) {
+        float dx_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = (x_i - row_mean) * row_rstd;
+          dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
+          if (active) dweight_sum[step][i] += dy_i * xhat_i;
+          if (active) dbias_sum[step][i] += dy_i;
+        }
+        Vec<float, kVector> dx_vec;
+        pack(dx_vec, dx_values);
+        if (active) write<Store>(dx_row + vector * kVector, dx_vec);
       }
-      Vec<float, kVector> dx_vec;
-      pack(dx_vec, dx_values);
-      if (active) write<Store>(dx_row + vector * kVector, dx_vec);
     }
 
     parity ^= 1;
@@ -383,10 +484,12 @@ layernorm_bwd_f32_block_per_row_58fb(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      group_sums[slot][0][i * kVectors + vector] = dweight_sum[step][i];
-      group_sums[slot][1][i * kVectors + vector] = dbias_sum[step][i];
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        group_sums[slot][0][i * kVectors + vector] = dweight_sum[step][i];
+        group_sums[slot][1][i * kVectors + vector] = dbias_sum[step][i];
+      }
     }
   }
 
@@ -407,16 +510,17 @@ layernorm_bwd_f32_block_per_row_58fb(
     }
     partial_row[kPitch + cell] = dbias_total;
   }
-  dependency_trigger();  // the next kernel may start
+
+  Chain::at_end();
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-layernorm_bwd_f32_block_per_row_58fb_finish(
+layernorm_bwd_f32_block_per_row_9f0f_finish(
     float* __restrict__ dweight,
     float* __restrict__ dbias,
-    const float* partials,
+    Input<Config, float> partials,
     int partial_rows) {
   constexpr int kCols = Config::kCols;
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
@@ -425,11 +529,13 @@ layernorm_bwd_f32_block_per_row_58fb_finish(
   constexpr int kThreads = 512;
   constexpr int kTensors = 2;  // that are summed over rows
   constexpr int kCells = Config::kCells;  // of a block
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   __shared__ float warp_sums[kThreads / 32][kCells];
 
   const int tensor = blockIdx.x % kTensors;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
-  dependency_wait();
+  Chain::at_start();
+  Chain::wait_for_partner();
   add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
   const int column = cell % kVectors * kVector + cell / kVectors;
   if (threadIdx.x < kCells && cell < kCols) {
@@ -452,28 +558,28 @@ layernorm_bwd_f32_block_per_row_58fb_finish(
 // layernorm backward, any number of columns: a block owns a row; it is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_f32_any_cols_block_per_row_1ab6(
+layernorm_bwd_f32_any_cols_block_per_row_111b(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     float* __restrict__ dbias,
-    const float* __restrict__ dy,
-    const float* __restrict__ x,
-    const float* __restrict__ weight,
-    const float* __restrict__ mean,
-    const float* __restrict__ rstd,
+    Input<Config, float> dy,
+    Input<Config, float> x,
+    Input<Config, float> weight,
+    Input<Config, float> mean,
+    Input<Config, float> rstd,
     long long dx_pitch,
     long long dy_pitch,
     long long x_pitch,
     int rows,
     int cols,
-    float eps,
-    unsigned* __restrict__ ticket,
-    float* __restrict__ sums) {
+    unsigned* ticket,
+    float* sums) {
   constexpr int kThreads = Config::kThreads;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
@@ -489,15 +595,23 @@ layernorm_bwd_f32_any_cols_block_per_row_1ab6(
   __shared__ Look1 look1_slots[2][kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int vectors = cols / kVector;
-  const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
   int parity = 0;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   for (int first_row = blockIdx.x; first_row < rows; first_row += gridDim.x) {
     const int row = first_row;
     float* dx_row = dx + static_cast<long long>(row) * dx_pitch;
     const float* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const float* x_row = x + static_cast<long long>(row) * x_pitch;
+    // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+    const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(float) % kVector);
+    const int head = (kVector - shift) % kVector;
+    const int vectors = (cols - head) / kVector;
+    const int edge = lane < head ? lane : lane + vectors * kVector;
+    const bool has_edge = edge < cols;
     const float row_mean = mean[row];
     const float row_rstd = rstd[row];
 
@@ -508,9 +622,10 @@ layernorm_bwd_f32_any_cols_block_per_row_1ab6(
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
-        const Vec<float, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
-        const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
-        const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+        const int column = head + vector * kVector;
+        const Vec<float, kVector> dy_vec = read<kVector>(dy_row + column);
+        const Vec<float, kVector> x_vec = read<kVector>(x_row + column);
+        const Vec<float, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_vec, i);
@@ -523,6 +638,18 @@ layernorm_bwd_f32_any_cols_block_per_row_1ab6(
         }
       }
     }
+    if (has_edge) {
+      const Vec<float, 1> dy_vec = read<1>(dy_row + edge);
+      const Vec<float, 1> x_vec = read<1>(x_row + edge);
+      const Vec<float, 1> weight_vec = read<1>(weight + edge);
+      const float dy_i = element(dy_vec, 0);
+      const float x_i = element(x_vec, 0);
+      const float weight_i = element(weight_vec, 0);
+      const float dxhat_i = dy_i * weight_i;
+      const float xhat_i = (x_i - row_mean) * row_rstd;
+      look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+      look1.dxhat_sum += dxhat_i;
+    }
 
     look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / cols;
@@ -533,9 +660,10 @@ layernorm_bwd_f32_any_cols_block_per_row_1ab6(
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
-        const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + vector * kVector);
-        const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
-        const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+        const int column = head + vector * kVector;
+        const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + column);
+        const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + column);
+        const Vec<float, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -545,13 +673,30 @@ layernorm_bwd_f32_any_cols_block_per_row_1ab6(
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = (x_i - row_mean) * row_rstd;
           dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
-          atomicAdd(sums + vector * kVector + i, dy_i * xhat_i);
-          atomicAdd(sums + cols + vector * kVector + i, dy_i);
+          atomicAdd(sums + column + i, dy_i * xhat_i);
+          atomicAdd(sums + cols + column + i, dy_i);
         }
         Vec<float, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write<Store>(dx_row + vector * kVector, dx_vec);
+        write<Store>(dx_row + column, dx_vec);
       }
+    }
+    if (has_edge) {
+      const Vec<float, 1> dy_vec = read<1, Load>(dy_row + edge);
+      const Vec<float, 1> x_vec = read<1, Load>(x_row + edge);
+      const Vec<float, 1> weight_vec = read<1>(weight + edge);
+      float dx_values[1];
+      const float dy_i = element(dy_vec, 0);
+      const float x_i = element(x_vec, 0);
+      const float weight_i = element(weight_vec, 0);
+      const float dxhat_i = dy_i * weight_i;
+      const float xhat_i = (x_i - row_mean) * row_rstd;
+      dx_values[0] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
+      atomicAdd(sums + edge, dy_i * xhat_i);
+      atomicAdd(sums + cols + edge, dy_i);
+      Vec<float, 1> dx_vec;
+      pack(dx_vec, dx_values);
+      write<Store>(dx_row + edge, dx_vec);
     }
 
     parity ^= 1;
@@ -578,31 +723,33 @@ layernorm_bwd_f32_any_cols_block_per_row_1ab6(
     }
     if (threadIdx.x == 0) *ticket = 0;
   }
+
+  Chain::at_end();
 }
 
 // layernorm backward, any number of columns: a block owns a row; it is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_f32_any_cols_without_weight_block_per_row_8dc7(
+layernorm_bwd_f32_any_cols_without_weight_block_per_row_00bf(
     float* __restrict__ dx,
     float* __restrict__ dbias,
-    const float* __restrict__ dy,
-    const float* __restrict__ x,
-    const float* __restrict__ mean,
-    const float* __restrict__ rstd,
+    Input<Config, float> dy,
+    Input<Config, float> x,
+    Input<Config, float> mean,
+    Input<Config, float> rstd,
     long long dx_pitch,
     long long dy_pitch,
     long long x_pitch,
     int rows,
     int cols,
-    float eps,
-    unsigned* __restrict__ ticket,
-    float* __restrict__ sums) {
+    unsigned* ticket,
+    float* sums) {
   constexpr int kThreads = Config::kThreads;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(dy * xhat), sum(dy)
@@ -617,15 +764,23 @@ layernorm_bwd_f32_any_cols_without_weight_block_per_row_8dc7(
   __shared__ Look1 look1_slots[2][kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int vectors = cols / kVector;
-  const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
   int parity = 0;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   for (int first_row = blockIdx.x; first_row < rows; first_row += gridDim.x) {
     const int row = first_row;
     float* dx_row = dx + static_cast<long long>(row) * dx_pitch;
     const float* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const float* x_row = x + static_cast<long long>(row) * x_pitch;
+    // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+    const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(float) % kVector);
+    const int head = (kVector - shift) % kVector;
+    const int vectors = (cols - head) / kVector;
+    const int edge = lane < head ? lane : lane + vectors * kVector;
+    const bool has_edge = edge < cols;
     const float row_mean = mean[row];
     const float row_rstd = rstd[row];
 
@@ -636,8 +791,9 @@ layernorm_bwd_f32_any_cols_without_weight_block_per_row_8dc7(
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
-        const Vec<float, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
-        const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+        const int column = head + vector * kVector;
+        const Vec<float, kVector> dy_vec = read<kVector>(dy_row + column);
+        const Vec<float, kVector> x_vec = read<kVector>(x_row + column);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_vec, i);
@@ -647,6 +803,15 @@ layernorm_bwd_f32_any_cols_without_weight_block_per_row_8dc7(
           look1.dy_sum += dy_i;
         }
       }
+    }
+    if (has_edge) {
+      const Vec<float, 1> dy_vec = read<1>(dy_row + edge);
+      const Vec<float, 1> x_vec = read<1>(x_row + edge);
+      const float dy_i = element(dy_vec, 0);
+      const float x_i = element(x_vec, 0);
+      const float xhat_i = (x_i - row_mean) * row_rstd;
+      look1.dy_xhat_sum += dy_i * xhat_i;
+      look1.dy_sum += dy_i;
     }
 
     look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
@@ -658,8 +823,9 @@ layernorm_bwd_f32_any_cols_without_weight_block_per_row_8dc7(
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
-        const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + vector * kVector);
-        const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
+        const int column = head + vector * kVector;
+        const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + column);
+        const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + column);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -667,12 +833,25 @@ layernorm_bwd_f32_any_cols_without_weight_block_per_row_8dc7(
           const float x_i = element(x_vec, i);
           const float xhat_i = (x_i - row_mean) * row_rstd;
           dx_values[i] = (dy_i - xhat_i * row_dy_xhat_mean - row_dy_mean) * row_rstd;
-          atomicAdd(sums + vector * kVector + i, dy_i);
+          atomicAdd(sums + column + i, dy_i);
         }
         Vec<float, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write<Store>(dx_row + vector * kVector, dx_vec);
+        write<Store>(dx_row + column, dx_vec);
       }
+    }
+    if (has_edge) {
+      const Vec<float, 1> dy_vec = read<1, Load>(dy_row + edge);
+      const Vec<float, 1> x_vec = read<1, Load>(x_row + edge);
+      float dx_values[1];
+      const float dy_i = element(dy_vec, 0);
+      const float x_i = element(x_vec, 0);
+      const float xhat_i = (x_i - row_mean) * row_rstd;
+      dx_values[0] = (dy_i - xhat_i * row_dy_xhat_mean - row_dy_mean) * row_rstd;
+      atomicAdd(sums + edge, dy_i);
+      Vec<float, 1> dx_vec;
+      pack(dx_vec, dx_values);
+      write<Store>(dx_row + edge, dx_vec);
     }
 
     parity ^= 1;
@@ -693,32 +872,34 @@ layernorm_bwd_f32_any_cols_without_weight_block_per_row_8dc7(
     }
     if (threadIdx.x == 0) *ticket = 0;
   }
+
+  Chain::at_end();
 }
 
 // layernorm backward, any number of columns: a block owns a row; it is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_f32_any_cols_without_bias_block_per_row_ceaf(
+layernorm_bwd_f32_any_cols_without_bias_block_per_row_2327(
     float* __restrict__ dx,
     float* __restrict__ dweight,
-    const float* __restrict__ dy,
-    const float* __restrict__ x,
-    const float* __restrict__ weight,
-    const float* __restrict__ mean,
-    const float* __restrict__ rstd,
+    Input<Config, float> dy,
+    Input<Config, float> x,
+    Input<Config, float> weight,
+    Input<Config, float> mean,
+    Input<Config, float> rstd,
     long long dx_pitch,
     long long dy_pitch,
     long long x_pitch,
     int rows,
     int cols,
-    float eps,
-    unsigned* __restrict__ ticket,
-    float* __restrict__ sums) {
+    unsigned* ticket,
+    float* sums) {
   constexpr int kThreads = Config::kThreads;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
@@ -734,15 +915,23 @@ layernorm_bwd_f32_any_cols_without_bias_block_per_row_ceaf(
   __shared__ Look1 look1_slots[2][kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int vectors = cols / kVector;
-  const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
   int parity = 0;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   for (int first_row = blockIdx.x; first_row < rows; first_row += gridDim.x) {
     const int row = first_row;
     float* dx_row = dx + static_cast<long long>(row) * dx_pitch;
     const float* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const float* x_row = x + static_cast<long long>(row) * x_pitch;
+    // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+    const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(float) % kVector);
+    const int head = (kVector - shift) % kVector;
+    const int vectors = (cols - head) / kVector;
+    const int edge = lane < head ? lane : lane + vectors * kVector;
+    const bool has_edge = edge < cols;
     const float row_mean = mean[row];
     const float row_rstd = rstd[row];
 
@@ -753,9 +942,10 @@ layernorm_bwd_f32_any_cols_without_bias_block_per_row_ceaf(
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
-        const Vec<float, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
-        const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
-        const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+        const int column = head + vector * kVector;
+        const Vec<float, kVector> dy_vec = read<kVector>(dy_row + column);
+        const Vec<float, kVector> x_vec = read<kVector>(x_row + column);
+        const Vec<float, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_vec, i);
@@ -768,6 +958,18 @@ layernorm_bwd_f32_any_cols_without_bias_block_per_row_ceaf(
         }
       }
     }
+    if (has_edge) {
+      const Vec<float, 1> dy_vec = read<1>(dy_row + edge);
+      const Vec<float, 1> x_vec = read<1>(x_row + edge);
+      const Vec<float, 1> weight_vec = read<1>(weight + edge);
+      const float dy_i = element(dy_vec, 0);
+      const float x_i = element(x_vec, 0);
+      const float weight_i = element(weight_vec, 0);
+      const float dxhat_i = dy_i * weight_i;
+      const float xhat_i = (x_i - row_mean) * row_rstd;
+      look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+      look1.dxhat_sum += dxhat_i;
+    }
 
     look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / cols;
@@ -778,9 +980,10 @@ layernorm_bwd_f32_any_cols_without_bias_block_per_row_ceaf(
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
-        const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + vector * kVector);
-        const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
-        const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+        const int column = head + vector * kVector;
+        const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + column);
+        const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + column);
+        const Vec<float, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -790,12 +993,28 @@ layernorm_bwd_f32_any_cols_without_bias_block_per_row_ceaf(
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = (x_i - row_mean) * row_rstd;
           dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
-          atomicAdd(sums + vector * kVector + i, dy_i * xhat_i);
+          atomicAdd(sums + column + i, dy_i * xhat_i);
         }
         Vec<float, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write<Store>(dx_row + vector * kVector, dx_vec);
+        write<Store>(dx_row + column, dx_vec);
       }
+    }
+    if (has_edge) {
+      const Vec<float, 1> dy_vec = read<1, Load>(dy_row + edge);
+      const Vec<float, 1> x_vec = read<1, Load>(x_row + edge);
+      const Vec<float, 1> weight_vec = read<1>(weight + edge);
+      float dx_values[1];
+      const float dy_i = element(dy_vec, 0);
+      const float x_i = element(x_vec, 0);
+      const float weight_i = element(weight_vec, 0);
+      const float dxhat_i = dy_i * weight_i;
+      const float xhat_i = (x_i - row_mean) * row_rstd;
+      dx_values[0] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
+      atomicAdd(sums + edge, dy_i * xhat_i);
+      Vec<float, 1> dx_vec;
+      pack(dx_vec, dx_values);
+      write<Store>(dx_row + edge, dx_vec);
     }
 
     parity ^= 1;
@@ -816,27 +1035,29 @@ layernorm_bwd_f32_any_cols_without_bias_block_per_row_ceaf(
     }
     if (threadIdx.x == 0) *ticket = 0;
   }
+
+  Chain::at_end();
 }
 
 // layernorm backward, any number of columns: a block owns a row; it is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_df08(
+layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_3201(
     float* __restrict__ dx,
-    const float* __restrict__ dy,
-    const float* __restrict__ x,
-    const float* __restrict__ mean,
-    const float* __restrict__ rstd,
+    Input<Config, float> dy,
+    Input<Config, float> x,
+    Input<Config, float> mean,
+    Input<Config, float> rstd,
     long long dx_pitch,
     long long dy_pitch,
     long long x_pitch,
     int rows,
-    int cols,
-    float eps) {
+    int cols) {
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(dy * y), sum(dy)
@@ -852,12 +1073,21 @@ layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_df08(
 
   const int lane = threadIdx.x;
   const int row = blockIdx.x;
-  const int vectors = cols / kVector;
-  const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
   float* dx_row = dx + static_cast<long long>(row) * dx_pitch;
   const float* dy_row = dy + static_cast<long long>(row) * dy_pitch;
   const float* x_row = x + static_cast<long long>(row) * x_pitch;
+  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(float) % kVector);
+  const int head = (kVector - shift) % kVector;
+  const int vectors = (cols - head) / kVector;
+  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const bool has_edge = edge < cols;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
   const float row_mean = mean[row];
   const float row_rstd = rstd[row];
 
@@ -868,8 +1098,9 @@ layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_df08(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<float, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
-      const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const int column = head + vector * kVector;
+      const Vec<float, kVector> dy_vec = read<kVector>(dy_row + column);
+      const Vec<float, kVector> x_vec = read<kVector>(x_row + column);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float dy_i = element(dy_vec, i);
@@ -879,6 +1110,15 @@ layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_df08(
         look1.dy_sum += dy_i;
       }
     }
+  }
+  if (has_edge) {
+    const Vec<float, 1> dy_vec = read<1>(dy_row + edge);
+    const Vec<float, 1> x_vec = read<1>(x_row + edge);
+    const float dy_i = element(dy_vec, 0);
+    const float x_i = element(x_vec, 0);
+    const float y_i = (x_i - row_mean) * row_rstd;
+    look1.dy_y_sum += dy_i * y_i;
+    look1.dy_sum += dy_i;
   }
 
   look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
@@ -890,8 +1130,9 @@ layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_df08(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + vector * kVector);
-      const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
+      const int column = head + vector * kVector;
+      const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + column);
+      const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + column);
       float dx_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -902,9 +1143,23 @@ layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_df08(
       }
       Vec<float, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write<Store>(dx_row + vector * kVector, dx_vec);
+      write<Store>(dx_row + column, dx_vec);
     }
   }
+  if (has_edge) {
+    const Vec<float, 1> dy_vec = read<1, Load>(dy_row + edge);
+    const Vec<float, 1> x_vec = read<1, Load>(x_row + edge);
+    float dx_values[1];
+    const float dy_i = element(dy_vec, 0);
+    const float x_i = element(x_vec, 0);
+    const float y_i = (x_i - row_mean) * row_rstd;
+    dx_values[0] = (dy_i - y_i * row_dy_y_mean - row_dy_mean) * row_rstd;
+    Vec<float, 1> dx_vec;
+    pack(dx_vec, dx_values);
+    write<Store>(dx_row + edge, dx_vec);
+  }
+
+  Chain::at_end();
 }
 
 }  // namespace layernorm_bwd_f32_detail
@@ -919,53 +1174,248 @@ namespace layernorm_bwd_f32_detail {
 
 // How a kernel is launched.
 struct Launch {
-  int threads;         // per block
-  int rows_per_block;
-  int cluster;         // consecutive blocks that share a row
-  int persistent;      // blocks per SM of a grid that loops over rows; 0: one block (or cluster) per tile of rows
-  int shared_bytes;    // dynamic shared memory
-  int blocks;          // a fixed grid; 0: by rows
-  int period;          // a grid that loops over rows has a multiple of so many blocks
-  int min_blocks;      // launched even for 0 rows
-  bool dependent;      // may start while the kernel before it ends: its text waits before it reads
+  int threads = 0;         // per block
+  int rows_per_block = 1;
+  bool dependent = false;  // may start while the kernel before it ends: its text waits before it reads
+  int blocks = 0;          // a fixed grid; 0: by rows
+  int min_blocks = 0;      // launched even for 0 rows
+  int persistent = 0;      // blocks per SM of a grid that loops over rows; 0: one block (or cluster) per tile of rows
+  int cluster = 1;         // consecutive blocks that share a row
+  int shared_bytes = 0;    // dynamic shared memory
+  int period = 1;          // a grid that loops over rows has a multiple of so many blocks
 };
-inline constexpr Launch kLaunch_block_per_row_58fb_Cols768_bbf4{512, 8, 1, 1, 49152, 0, 1, 1, true};
-inline constexpr Launch kLaunch_block_per_row_58fb_finish_Cols768_bbf4{512, 1, 1, 0, 0, 192, 1, 0, true};
-inline constexpr Launch kLaunch_any_cols_block_per_row_1ab6_AnyCols_d376{256, 1, 1, 0, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_8dc7_AnyCols_d376{256, 1, 1, 0, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_ceaf_AnyCols_d376{256, 1, 1, 0, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_df08_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
-// What the tuner chose, one line per line of the table at the top of this file.
-struct Shape {
+// What a call was given.
+struct Arguments {
+  float* dx;
+  float* dweight;
+  float* dbias;
+  const float* dy;
+  const float* x;
+  const float* weight;
+  const float* mean;
+  const float* rstd;
+  long long dx_pitch;
+  long long dy_pitch;
+  long long x_pitch;
+  int rows;
+  int cols;
+  void* workspace;
+  cudaStream_t stream;
+};
+
+// Bytes of scratch memory: zeroed before a launch, of these per column; per block, not initialised.
+struct Workspace {
+  std::size_t fixed, per_column, per_block;
+
+  constexpr std::size_t zeroed(int columns) const { return fixed + per_column * static_cast<std::size_t>(columns); }
+};
+
+// A kernel with its Config, and how it is launched.
+struct Kernel {
+  Launch launch;
+  Launch finish;  // of the second kernel, which adds up what the blocks of the first have left
+  Workspace workspace;
+  cudaError_t (*run)(const Kernel& kernel, const Arguments& call);
+};
+
+// Blocks for that many rows; 0: nothing to launch.
+constexpr long long blocks_for(const Launch& launch, int rows, int sm_count) {
+  if (launch.blocks > 0) return launch.blocks;
+  long long tiles = (static_cast<long long>(rows) + launch.rows_per_block - 1) / launch.rows_per_block;
+  if (launch.persistent > 0) {
+    const long long resident = static_cast<long long>(launch.persistent) * sm_count / launch.cluster;
+    const long long whole = resident - resident % launch.period;
+    const long long most = whole < launch.period ? launch.period : whole;
+    if (tiles > most) tiles = most;
+  }
+  return (tiles < launch.min_blocks ? launch.min_blocks : tiles) * launch.cluster;
+}
+
+// The grid on the current device. The driver answers from memory: its SM count is asked for at every call.
+inline cudaError_t grid(const Launch& launch, int rows, int* blocks) {
+  int sm_count = 1;
+  if (launch.persistent > 0) {
+    int device = 0;
+    cudaError_t status = cudaGetDevice(&device);
+    if (status == cudaSuccess) status = cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
+    if (status != cudaSuccess) return status;
+  }
+  const long long wanted = blocks_for(launch, rows, sm_count);
+  if (wanted > 0x7fffffffLL) return cudaErrorInvalidConfiguration;
+  *blocks = static_cast<int>(wanted);
+  return cudaSuccess;
+}
+
+// What a kernel must be allowed before a launch: much shared memory, large clusters.
+inline cudaError_t allow(const void* kernel, const Launch& launch) {
+  cudaError_t status = cudaSuccess;
+  if (launch.shared_bytes > 32 * 1024) {  // static shared memory counts towards the 48 KiB one gets without asking
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.shared_bytes);
+  }
+  if (status == cudaSuccess && launch.cluster > 8) {
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  }
+  return status;
+}
+
+// What cudaLaunchKernelEx is told of a launch.
+struct LaunchConfig {
+  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchConfig_t config{};
+
+  LaunchConfig(const Launch& launch, int blocks, cudaStream_t stream) {
+    if (launch.cluster > 1) {
+      attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+      attributes[config.numAttrs].val.clusterDim.x = static_cast<unsigned>(launch.cluster);
+      attributes[config.numAttrs].val.clusterDim.y = 1;
+      attributes[config.numAttrs++].val.clusterDim.z = 1;
+    }
+    if (launch.dependent) {
+      attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.blockDim = dim3(static_cast<unsigned>(launch.threads));
+    config.dynamicSmemBytes = static_cast<std::size_t>(launch.shared_bytes);
+    config.stream = stream;
+    config.attrs = attributes;
+  }
+  LaunchConfig(const LaunchConfig&) = delete;  // it points into itself
+};
+
+template <typename... Params, typename... Given>
+inline cudaError_t launch_on(cudaStream_t stream, void (*kernel)(Params...), const Launch& launch, int blocks,
+                             Given... given) {
+  if (blocks == 0) return cudaSuccess;
+  const cudaError_t status = allow(reinterpret_cast<const void*>(kernel), launch);
+  if (status != cudaSuccess) return status;
+  const LaunchConfig how(launch, blocks, stream);
+  return cudaLaunchKernelEx(&how.config, kernel, static_cast<Params>(given)...);
+}
+
+template <typename T>
+inline T* at(void* workspace, std::size_t offset) {
+  return reinterpret_cast<T*>(static_cast<unsigned char*>(workspace) + offset);
+}
+
+template <auto kMain, auto kFinish>
+inline cudaError_t run_and_finish(const Kernel& kernel, const Arguments& call) {
+  int blocks = 0;
+  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
+  if (status != cudaSuccess) return status;
+  status = launch_on(
+      call.stream, kMain, kernel.launch, blocks,
+      call.dx, call.dweight, call.dbias, call.dy, call.x, call.weight, call.mean, call.rstd, call.dx_pitch,
+      call.dy_pitch, call.x_pitch, call.rows, at<float>(call.workspace, 0));
+  if (status != cudaSuccess) return status;
+  return launch_on(
+      call.stream, kFinish, kernel.finish, kernel.finish.blocks,
+      call.dweight, call.dbias, at<float>(call.workspace, 0), blocks);
+}
+
+template <auto kMain>
+inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
+  int blocks = 0;
+  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
+  if (status != cudaSuccess) return status;
+  return launch_on(
+      call.stream, kMain, kernel.launch, blocks,
+      call.dx, call.dweight, call.dbias, call.dy, call.x, call.weight, call.mean, call.rstd, call.dx_pitch,
+      call.dy_pitch, call.x_pitch, call.rows, call.cols, at<unsigned>(call.workspace, 0),
+      at<float>(call.workspace, 128));
+}
+
+template <auto kMain>
+inline cudaError_t run_any_cols_without_weight(const Kernel& kernel, const Arguments& call) {
+  int blocks = 0;
+  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
+  if (status != cudaSuccess) return status;
+  return launch_on(
+      call.stream, kMain, kernel.launch, blocks,
+      call.dx, call.dbias, call.dy, call.x, call.mean, call.rstd, call.dx_pitch, call.dy_pitch, call.x_pitch,
+      call.rows, call.cols, at<unsigned>(call.workspace, 0), at<float>(call.workspace, 128));
+}
+
+template <auto kMain>
+inline cudaError_t run_any_cols_without_bias(const Kernel& kernel, const Arguments& call) {
+  int blocks = 0;
+  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
+  if (status != cudaSuccess) return status;
+  return launch_on(
+      call.stream, kMain, kernel.launch, blocks,
+      call.dx, call.dweight, call.dy, call.x, call.weight, call.mean, call.rstd, call.dx_pitch, call.dy_pitch,
+      call.x_pitch, call.rows, call.cols, at<unsigned>(call.workspace, 0), at<float>(call.workspace, 128));
+}
+
+template <auto kMain>
+inline cudaError_t run_any_cols_without_bias_without_weight(const Kernel& kernel, const Arguments& call) {
+  int blocks = 0;
+  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
+  if (status != cudaSuccess) return status;
+  return launch_on(
+      call.stream, kMain, kernel.launch, blocks,
+      call.dx, call.dy, call.x, call.mean, call.rstd, call.dx_pitch, call.dy_pitch, call.x_pitch, call.rows,
+      call.cols);
+}
+
+// What the tuner chose, in the order of the table at the top of this file.
+struct Tuned {
   int rows, cols;
   int align;        // bytes that must divide every row start and the address of every column parameter
   unsigned absent;  // optional tensors the kernel is compiled without, one bit each
+  unsigned timed;   // ... and those that it was timed without
   bool alike;       // the rows of all tensors must start at the same offset from a multiple of 16 bytes
+  Kernel kernel;
 };
-inline constexpr Shape kTuned[] = {
-    {8192, 768, 8, 0u, false},  // 21.89 us: block_per_row
+inline constexpr Tuned kTuned[] = {
+    {8192, 768, 8, 0u, 0u, false, {{512, 8, true, 0, 1, 1, 1, 49152}, {512, 1, true, 192}, {0, 0, 6144},
+     run_and_finish<layernorm_bwd_f32_block_per_row_9f0f<Cols768_aa96>,
+     layernorm_bwd_f32_block_per_row_9f0f_finish<Cols768_aa96>>}},
+};
+
+// The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
+// rows start alike, the other takes any alignment.
+inline constexpr Kernel kGeneral[] = {
+    {{256, 1, false, 0, 1}, {}, {128, 8, 0},
+     run_any_cols<layernorm_bwd_f32_any_cols_block_per_row_111b<AnyCols_b489>>},
+    {{256, 1, false, 0, 1}, {}, {128, 8, 0},
+     run_any_cols<layernorm_bwd_f32_any_cols_block_per_row_111b<AnyCols_b219>>},
+    {{256, 1, false, 0, 1}, {}, {128, 4, 0},
+     run_any_cols_without_weight<layernorm_bwd_f32_any_cols_without_weight_block_per_row_00bf<AnyCols_b489>>},
+    {{256, 1, false, 0, 1}, {}, {128, 4, 0},
+     run_any_cols_without_weight<layernorm_bwd_f32_any_cols_without_weight_block_per_row_00bf<AnyCols_b219>>},
+    {{256, 1, false, 0, 1}, {}, {128, 4, 0},
+     run_any_cols_without_bias<layernorm_bwd_f32_any_cols_without_bias_block_per_row_2327<AnyCols_b489>>},
+    {{256, 1, false, 0, 1}, {}, {128, 4, 0},
+     run_any_cols_without_bias<layernorm_bwd_f32_any_cols_without_bias_block_per_row_2327<AnyCols_b219>>},
+    {{256}, {}, {0, 0, 0}, run_any_cols_without_bias_without_weight<
+     layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_3201<AnyCols_1331>>},
+    {{256}, {}, {0, 0, 0}, run_any_cols_without_bias_without_weight<
+     layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_3201<AnyCols_db2e>>},
 };
 
 // Bits of `absent`: 1u weight, 2u bias.
 constexpr unsigned kCompiledOut = 3u;  // kernels take no null pointer for these
 
 // The factor between two row counts.
-constexpr double ratio(int a, int b) {
-  const double x = a < 1 ? 1.0 : a, y = b < 1 ? 1.0 : b;
-  return x < y ? y / x : x / y;
+constexpr double ratio(int one, int other) {
+  const double low = one < 1 ? 1.0 : one, high = other < 1 ? 1.0 : other;
+  return low < high ? high / low : low / high;
 }
 
-// Index in kTuned of the kernel for a call, -1 for the general one: cols must be equal, rows are the nearest by ratio.
+// Index in kTuned of the kernel for a call, -1 for the general one: cols must be equal, rows are the nearest by ratio;
+// of equally near lines the one that was timed with just the tensors of this call comes first.
 constexpr int select(int rows, int cols, int align, unsigned absent = 0, bool alike = true) {
   int best = -1, index = 0;
-  for (const Shape& tuned : kTuned) {
+  for (const Tuned& tuned : kTuned) {
     const bool lacks_wanted = (tuned.absent & ~absent) != 0;
     const bool reads_null = (absent & ~tuned.absent & kCompiledOut) != 0;
     const bool fits = tuned.cols == cols && align % tuned.align == 0 && (alike || !tuned.alike);
-    if (fits && !lacks_wanted && !reads_null &&
-        (best < 0 || ratio(rows, tuned.rows) < ratio(rows, kTuned[best].rows))) {
-      best = index;
+    if (fits && !lacks_wanted && !reads_null) {
+      const double near = ratio(rows, tuned.rows), nearest = best < 0 ? 0.0 : ratio(rows, kTuned[best].rows);
+      const bool same = tuned.timed == absent && kTuned[best < 0 ? index : best].timed != absent;
+      if (best < 0 || near < nearest || (near == nearest && same)) best = index;
     }
     ++index;
   }
@@ -985,80 +1435,6 @@ constexpr int alignment(unsigned long long bits) {
   return align;
 }
 
-template <typename T>
-inline T* at(void* workspace, int offset) {
-  return reinterpret_cast<T*>(static_cast<unsigned char*>(workspace) + offset);
-}
-
-// Blocks for that many rows; 0: nothing to launch.
-constexpr long long blocks_for(Launch shape, int rows, int sm_count) {
-  if (shape.blocks > 0) return shape.blocks;
-  long long tiles = (static_cast<long long>(rows) + shape.rows_per_block - 1) / shape.rows_per_block;
-  if (shape.persistent > 0) {
-    const long long resident = static_cast<long long>(shape.persistent) * sm_count / shape.cluster;
-    const long long whole = resident - resident % shape.period;
-    const long long most = whole < shape.period ? shape.period : whole;
-    if (tiles > most) tiles = most;
-  }
-  return (tiles < shape.min_blocks ? shape.min_blocks : tiles) * shape.cluster;
-}
-
-// The grid on the current device. The driver answers from memory: its SM count is asked for at every call.
-inline cudaError_t grid(Launch shape, int rows, int* blocks) {
-  int sm_count = 1;
-  if (shape.persistent > 0) {
-    int device = 0;
-    cudaError_t status = cudaGetDevice(&device);
-    if (status == cudaSuccess) status = cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
-    if (status != cudaSuccess) return status;
-  }
-  const long long wanted = blocks_for(shape, rows, sm_count);
-  if (wanted > 0x7fffffffLL) return cudaErrorInvalidConfiguration;
-  *blocks = static_cast<int>(wanted);
-  return cudaSuccess;
-}
-
-// What a kernel must be allowed before a launch: much shared memory, large clusters.
-template <typename... Params>
-inline cudaError_t allow(void (*kernel)(Params...), Launch shape) {
-  cudaError_t status = cudaSuccess;
-  if (shape.shared_bytes > 32 * 1024) {  // static shared memory counts towards the 48 KiB one gets without asking
-    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
-  }
-  if (status == cudaSuccess && shape.cluster > 8) {
-    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-  }
-  return status;
-}
-
-template <typename... Params, typename... Arguments>
-inline cudaError_t launch(void (*kernel)(Params...), Launch shape, int blocks, cudaStream_t stream,
-                          Arguments... arguments) {
-  if (blocks == 0) return cudaSuccess;
-  const cudaError_t status = allow(kernel, shape);
-  if (status != cudaSuccess) return status;
-  cudaLaunchAttribute attributes[2] = {};
-  unsigned count = 0;
-  if (shape.cluster > 1) {
-    attributes[count].id = cudaLaunchAttributeClusterDimension;
-    attributes[count].val.clusterDim.x = static_cast<unsigned>(shape.cluster);
-    attributes[count].val.clusterDim.y = 1;
-    attributes[count++].val.clusterDim.z = 1;
-  }
-  if (shape.dependent) {
-    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
-  }
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
-  config.dynamicSmemBytes = static_cast<std::size_t>(shape.shared_bytes);
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = count;
-  return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(arguments)...);
-}
-
 }  // namespace layernorm_bwd_f32_detail
 
 // Bytes of scratch memory that calls with up to that many rows need. The memory need not be initialised; calls on
@@ -1066,11 +1442,17 @@ inline cudaError_t launch(void (*kernel)(Params...), Launch shape, int blocks, c
 inline std::size_t layernorm_bwd_f32_workspace_bytes(int rows, int cols) {
   namespace k = layernorm_bwd_f32_detail;
   if (rows < 0 || cols < 1) return 0;
-  std::size_t most = 128 + 8 * static_cast<std::size_t>(cols);
-  int blocks = 0;
-  if (cols == 768) {
-    if (k::grid(k::kLaunch_block_per_row_58fb_Cols768_bbf4, rows, &blocks) != cudaSuccess) return 0;
-    const std::size_t needed = 0 + 6144 * static_cast<std::size_t>(blocks);
+  std::size_t most = 0;
+  for (const k::Kernel& kernel : k::kGeneral) {
+    const std::size_t needed = kernel.workspace.zeroed(cols);
+    if (needed > most) most = needed;
+  }
+  for (const k::Tuned& tuned : k::kTuned) {
+    if (tuned.cols != cols) continue;
+    int blocks = 0;
+    if (k::grid(tuned.kernel.launch, rows, &blocks) != cudaSuccess) return 0;
+    const k::Workspace& workspace = tuned.kernel.workspace;
+    const std::size_t needed = workspace.zeroed(cols) + workspace.per_block * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   return most;
@@ -1080,94 +1462,49 @@ inline std::size_t layernorm_bwd_f32_workspace_bytes(int rows, int cols) {
 inline cudaError_t layernorm_bwd_f32_pitched(
     float* dx, float* dweight, float* dbias, const float* dy, const float* x, const float* weight,
     const float* mean, const float* rstd, long long dx_pitch, long long dy_pitch, long long x_pitch, int rows,
-    int cols, float eps, void* workspace, cudaStream_t stream = nullptr) {
+    int cols, void* workspace, cudaStream_t stream = nullptr) {
   namespace k = layernorm_bwd_f32_detail;
-  if (rows < 0 || cols < 1 || dx_pitch < cols || dy_pitch < cols || x_pitch < cols) return cudaErrorInvalidValue;
+  const bool invalid =
+      rows < 0 || cols < 1 || dx_pitch < cols || dy_pitch < cols || x_pitch < cols;
+  if (invalid) return cudaErrorInvalidValue;
+  const bool missing =
+      (rows > 0 && dx == nullptr) || (rows > 0 && dy == nullptr) || (rows > 0 && x == nullptr) ||
+      (rows > 0 && mean == nullptr) || (rows > 0 && rstd == nullptr) || (weight != nullptr && dweight == nullptr) ||
+      workspace == nullptr;
+  if (missing) return cudaErrorInvalidValue;
   const unsigned absent =
-      (weight == nullptr ? 1u : 0u) |
-      (dbias == nullptr ? 2u : 0u);
-  if (rows > 0 && dx == nullptr) return cudaErrorInvalidValue;
-  if (rows > 0 && dy == nullptr) return cudaErrorInvalidValue;
-  if (rows > 0 && x == nullptr) return cudaErrorInvalidValue;
-  if (rows > 0 && mean == nullptr) return cudaErrorInvalidValue;
-  if (rows > 0 && rstd == nullptr) return cudaErrorInvalidValue;
-  if (weight != nullptr && dweight == nullptr) return cudaErrorInvalidValue;
-  if (workspace == nullptr) return cudaErrorInvalidValue;
+      (weight == nullptr ? 1u : 0u) | (dbias == nullptr ? 2u : 0u);
+  const k::Arguments call{
+      dx, dweight, dbias, dy, x, weight, mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, workspace, stream};
+  const bool alike =
+      (k::address(dy) - k::address(dx)) % 16 == 0 && (k::address(x) - k::address(dx)) % 16 == 0 &&
+      (k::pitch_bytes(dy_pitch - dx_pitch, 4)) % 16 == 0 && (k::pitch_bytes(x_pitch - dx_pitch, 4)) % 16 == 0;
+  const k::Kernel* kernel = &k::kGeneral[2 * (absent & k::kCompiledOut) + (alike ? 0 : 1)];
   const int align = k::alignment(
       k::address(dx) | k::address(dy) | k::address(x) | k::address(weight) | k::pitch_bytes(dx_pitch, 4) |
       k::pitch_bytes(dy_pitch, 4) | k::pitch_bytes(x_pitch, 4));
-  int blocks = 0;
-  cudaError_t status = cudaSuccess;
-  switch (k::select(rows, cols, align, absent)) {
-    case 0:  // 8192 x 768
-      status = k::grid(k::kLaunch_block_per_row_58fb_Cols768_bbf4, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      status = k::launch(
-          k::layernorm_bwd_f32_block_per_row_58fb<k::Cols768_bbf4>,
-          k::kLaunch_block_per_row_58fb_Cols768_bbf4, blocks, stream,
-          dx, dweight, dbias, dy, x, weight, mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
-          k::at<float>(workspace, 0));
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::layernorm_bwd_f32_block_per_row_58fb_finish<k::Cols768_bbf4>,
-          k::kLaunch_block_per_row_58fb_finish_Cols768_bbf4, k::kLaunch_block_per_row_58fb_finish_Cols768_bbf4.blocks, stream,
-          dweight, dbias, k::at<float>(workspace, 0), blocks);
-    default:
-      break;
+  const int tuned = k::select(rows, cols, align, absent, alike);
+  if (tuned >= 0) kernel = &k::kTuned[tuned].kernel;
+  const std::size_t zeroed = kernel->workspace.zeroed(cols);
+  if (zeroed > 0) {
+    const cudaError_t status = cudaMemsetAsync(workspace, 0, zeroed, stream);
+    if (status != cudaSuccess) return status;
   }
-  switch (absent & k::kCompiledOut) {  // the general kernel
-    case 0u:
-      status = cudaMemsetAsync(workspace, 0, 128 + 8 * static_cast<std::size_t>(cols), stream);
-      if (status != cudaSuccess) return status;
-      status = k::grid(k::kLaunch_any_cols_block_per_row_1ab6_AnyCols_d376, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::layernorm_bwd_f32_any_cols_block_per_row_1ab6<k::AnyCols_d376>,
-          k::kLaunch_any_cols_block_per_row_1ab6_AnyCols_d376, blocks, stream,
-          dx, dweight, dbias, dy, x, weight, mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps,
-          k::at<unsigned>(workspace, 0), k::at<float>(workspace, 128));
-    case 1u:  // without weight
-      status = cudaMemsetAsync(workspace, 0, 128 + 4 * static_cast<std::size_t>(cols), stream);
-      if (status != cudaSuccess) return status;
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_8dc7_AnyCols_d376, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::layernorm_bwd_f32_any_cols_without_weight_block_per_row_8dc7<k::AnyCols_d376>,
-          k::kLaunch_any_cols_without_weight_block_per_row_8dc7_AnyCols_d376, blocks, stream,
-          dx, dbias, dy, x, mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps, k::at<unsigned>(workspace, 0),
-          k::at<float>(workspace, 128));
-    case 2u:  // without bias
-      status = cudaMemsetAsync(workspace, 0, 128 + 4 * static_cast<std::size_t>(cols), stream);
-      if (status != cudaSuccess) return status;
-      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_ceaf_AnyCols_d376, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::layernorm_bwd_f32_any_cols_without_bias_block_per_row_ceaf<k::AnyCols_d376>,
-          k::kLaunch_any_cols_without_bias_block_per_row_ceaf_AnyCols_d376, blocks, stream,
-          dx, dweight, dy, x, weight, mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps,
-          k::at<unsigned>(workspace, 0), k::at<float>(workspace, 128));
-    default:  // without weight and bias
-      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_df08_AnyCols_1448, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_df08<k::AnyCols_1448>,
-          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_df08_AnyCols_1448, blocks, stream,
-          dx, dy, x, mean, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps);
-  }
+  return kernel->run(*kernel, call);
 }
 
 // dx, dy, x [rows, cols]; mean, rstd [rows]; dweight, dbias, weight [cols]: device pointers, row-major, contiguous;
 // what is written overlaps nothing else.
 // May be null: weight, bias. A parameter that is null has no gradient.
 // workspace: layernorm_bwd_f32_workspace_bytes(rows, cols) bytes, aligned as by cudaMalloc.
-// Asynchronous on `stream`; allocates nothing. Columns and alignment must match a tuned line exactly, rows take the
-// nearest one; anything else goes to the general kernel.
+// Asynchronous on `stream`; allocates nothing.
+// Columns and alignment must match a tuned line exactly, rows take the nearest one; anything else goes to the general
+// kernel.
 inline cudaError_t layernorm_bwd_f32(
     float* dx, float* dweight, float* dbias, const float* dy, const float* x, const float* weight,
-    const float* mean, const float* rstd, int rows, int cols, float eps, void* workspace,
-    cudaStream_t stream = nullptr) {
+    const float* mean, const float* rstd, int rows, int cols, void* workspace, cudaStream_t stream = nullptr) {
   return layernorm_bwd_f32_pitched(
-      dx, dweight, dbias, dy, x, weight, mean, rstd, cols, cols, cols, rows, cols, eps, workspace, stream);
+      dx, dweight, dbias, dy, x, weight, mean, rstd, cols, cols, cols, rows, cols, workspace, stream);
 }
 
 }  // namespace sm90

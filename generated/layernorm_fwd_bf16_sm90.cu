@@ -13,53 +13,34 @@
 // spec      layernorm, sha256:c7f98664fa697e8d2c11aca162704a6c7e5feee81c124c1b0764ef3ccc150a41
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// command   normgen tune --shape 8192x768 --dtype bf16
-//           and 13 more: each stands in its record
-// note      emitted as another text than the one that was tuned: 2048 x 65536
+// note      emitted as another text than the one that was tuned: 8192 x 768, 8192 x 1000, 16384 x 1000, 16384 x 1023,
+//           4096 x 3072, 1 x 4096, 64 x 4096, 4096 x 4096, 8192 x 4097, 4096 x 6144, 16 x 8192, 16384 x 8192, 4 x
+//           16384, 2048 x 65536
 //
-//   rows x cols                kernel           threads  rows/block  vector        median us  GB/s  of roof  vs default  data
-//   8192 x 768                 warp_per_row     32       1           bfloat16 x 4  7.955      3172  93.3 %   1.01x       cold
-//   8192 x 1000                warp_per_row     64       2           bfloat16 x 8  9.83       3341  93.8 %   1.13x       cold
-//   16384 x 1000               block_per_row    128      2           bfloat16 x 8  17.97      3655  100.0 %  1.11x       cold
-//   16384 x 1023               warp_per_row     32       1           bfloat16 x 4  20.34      3303  91.2 %   1.28x       cold
-//   4096 x 3072                block_per_row    128      1           bfloat16 x 8  14.25      3534  98.8 %   1.03x       cold
-//   1 x 4096 no mean no rstd   block_per_row    256      1           bfloat16 x 4  1.26       26    70.5 %   1.04x       hot
-//   64 x 4096 no mean no rstd  block_per_row    256      1           bfloat16 x 4  1.42       750   73.8 %   1.03x       hot
-//   4096 x 4096                block_per_row    128      1           bfloat16 x 4  17.58      3821  99.4 %   1.01x       cold
-//   8192 x 4097                block_per_row    256      1           bfloat16 x 8  36.47      3683  97.8 %   1.16x       cold
-//   4096 x 6144                block_per_row    256      1           bfloat16 x 8  26.59      3788  95.0 %   1.09x       cold
-//   16 x 8192 no mean no rstd  block_per_row    256      1           bfloat16 x 8  1.727      323   57.2 %   1.00x       hot
-//   16384 x 8192               block_per_row    256      1           bfloat16 x 8  127.3      4220  100.3 %  1.06x       cold
-//   4 x 16384 no mean no rstd  cluster_per_row  128      1           bfloat16 x 4  2.074      158   47.8 %   1.02x       hot
-//   2048 x 65536               cluster_per_row  256      1           bfloat16 x 8  138.8      3871  92.0 %   1.00x       cold
-//   (any other)                block_per_row    256      1           bfloat16      -          -     -        -           not tuned
+//   rows x cols                kernel           threads  rows/block  vector  price us  chain us  GB/s  of roof  vs default  alone us  timed
+//   8192 x 768                 warp_per_row     32       1           4       -         -         3172  93.3 %   1.01x       7.955     cold alone
+//   8192 x 1000                warp_per_row     64       2           8       -         -         3341  93.8 %   1.13x       9.83      cold alone
+//   16384 x 1000               block_per_row    128      2           8       -         -         3655  100.0 %  1.11x       17.97     cold alone
+//   16384 x 1023               warp_per_row     32       1           4       -         -         3303  91.2 %   1.28x       20.34     cold alone
+//   4096 x 3072                block_per_row    128      1           8       -         -         3534  98.8 %   1.03x       14.25     cold alone
+//   1 x 4096 no mean no rstd   block_per_row    256      1           4       -         -         26    70.5 %   1.04x       1.26      hot alone
+//   64 x 4096 no mean no rstd  block_per_row    256      1           4       -         -         750   73.8 %   1.03x       1.42      hot alone
+//   4096 x 4096                block_per_row    128      1           4       -         -         3821  99.4 %   1.01x       17.58     cold alone
+//   8192 x 4097                block_per_row    256      1           8       -         -         3683  97.8 %   1.16x       36.47     cold alone
+//   4096 x 6144                block_per_row    256      1           8       -         -         3788  95.0 %   1.09x       26.59     cold alone
+//   16 x 8192 no mean no rstd  block_per_row    256      1           8       -         -         323   57.2 %   1.00x       1.727     hot alone
+//   16384 x 8192               block_per_row    256      1           8       -         -         4220  100.3 %  1.06x       127.3     cold alone
+//   4 x 16384 no mean no rstd  cluster_per_row  128      1           4       -         -         158   47.8 %   1.02x       2.074     hot alone
+//   2048 x 65536               cluster_per_row  256      1           8       -         -         3871  92.0 %   1.00x       138.8     cold alone
+//   (any other, rows alike)    block_per_row    256      1           8       -         -         -     -        -           -         not tuned
+//   (any other)                block_per_row    256      1           1       -         -         -     -        -           -         not tuned
+//
+// times     alone: of launches behind each other, which overlap where they start early; GB/s and ratios are of these
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
 //           stored dtype, over adversarial rows, on the GPU: y 0.99, mean 0.0054, rstd 0.1
-//
-// A kernel and its Config are, byte for byte, what was tuned; `normgen show` with --op, --shape, --dtype and
-// --schedule prints them alone. Schedules:
-//   8192 x 768: threads_per_row=32 vector=4 hold=registers unroll=0 params=early
-//   8192 x 1000: threads_per_row=32 rows_per_block=2 vector=8 hold=registers unroll=0 params=early
-//                dependent_launch=loads
-//   16384 x 1000: threads_per_row=64 rows_per_block=2 vector=8 hold=registers unroll=0 load=no_allocate
-//                 store=streaming dependent_launch=loads
-//   16384 x 1023: threads_per_row=32 vector=4 hold=registers edges=peel persistent=16 stages=2 unroll=0
-//                 load=evict_last params=packed dependent_launch=start
-//   4096 x 3072: threads_per_row=128 vector=8 hold=registers unroll=0 load=no_allocate store=streaming params=early
-//                dependent_launch=loads
-//   1 x 4096: vector=4 hold=registers unroll=0 params=early dependent_launch=loads
-//   64 x 4096: vector=4 hold=registers unroll=0 params=early dependent_launch=loads
-//   4096 x 4096: threads_per_row=128 vector=4 hold=registers unroll=0 params=early dependent_launch=loads
-//   8192 x 4097: vector=8 hold=registers edges=peel persistent=4 stages=2 unroll=0 load=evict_last params=packed
-//                dependent_launch=start
-//   4096 x 6144: vector=8 hold=registers unroll=0 load=no_allocate store=streaming dependent_launch=loads
-//   16 x 8192: vector=8 hold=registers unroll=0 load=no_allocate params=early dependent_launch=loads
-//   16384 x 8192: vector=8 hold=registers unroll=0 load=evict_last dependent_launch=loads
-//   4 x 16384: threads_per_row=128 cluster=4 vector=4 hold=registers unroll=0 load=no_allocate store=streaming
-//              params=early dependent_launch=loads
-//   2048 x 65536: cluster=8 vector=8 hold=registers copy=bulk persistent=4 stages=2 unroll=0 load=evict_last
-//                 params=early
+// records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
+//           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
 //
 // use       #include "layernorm_fwd_bf16_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
 //           cudaError_t status = normgen::sm90::layernorm_fwd_bf16(
@@ -73,10 +54,11 @@
 #endif
 
 #ifndef __CUDACC_RTC__
-#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include <cstddef>
+
+struct __nv_bfloat16;  // cuda_bf16.h has it, and takes as long to compile as cuda_runtime.h
 #endif
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
@@ -225,6 +207,28 @@ __device__ __forceinline__ unsigned char* dynamic_shared() {
   return bytes;
 }
 
+// A load whose lines L2 keeps by `policy` (ld.global.L2::cache_hint: sm_80).
+template <int kBytes>
+__device__ __forceinline__ void load_by_policy(const void* address, unsigned* bits, unsigned long long policy) {
+  if constexpr (kBytes == 16) {
+    asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+        : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
+  } else if constexpr (kBytes == 8) {
+    asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
+        : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
+  } else if constexpr (kBytes == 4) {
+    asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(bits[0]) : "l"(address), "l"(policy));
+  } else {
+    unsigned short half;
+    if constexpr (kBytes == 2) {
+      asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+    } else {
+      asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+    }
+    bits[0] = half;
+  }
+}
+
 // Last to leave L2 (createpolicy: sm_80).
 struct EvictLast {
   static __device__ __forceinline__ unsigned long long l2_policy() {
@@ -234,25 +238,7 @@ struct EvictLast {
   }
   template <int kBytes>
   static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
-    const unsigned long long policy = l2_policy();
-    if constexpr (kBytes == 16) {
-      asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-          : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
-    } else if constexpr (kBytes == 8) {
-      asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
-          : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
-    } else if constexpr (kBytes == 4) {
-      asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;"
-          : "=r"(bits[0]) : "l"(address), "l"(policy));
-    } else {
-      unsigned short half;
-      if constexpr (kBytes == 2) {
-        asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
-      } else {
-        asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
-      }
-      bits[0] = half;
-    }
+    load_by_policy<kBytes>(address, bits, l2_policy());
   }
 };
 
@@ -370,6 +356,51 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   }
 }
 
+// How a kernel and its neighbours in the stream overlap: not at all.
+// wait              before the first access to what the kernels in front write, or still read
+// wait_for_partner  the same, of a call's second kernel for its first one
+// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
+// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
+//                   the compiler would read it through the non-coherent cache and move loads over a wait
+struct InOrder {
+  template <typename T> using Pointer = const T* __restrict__;
+  static __device__ __forceinline__ void wait() {}
+  static __device__ __forceinline__ void wait_for_partner() {}
+  static __device__ __forceinline__ void at_start() {}
+  static __device__ __forceinline__ void at_loads() {}
+  static __device__ __forceinline__ void at_end() {}
+};
+
+template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
+
+// Starts while the kernel in front still runs (programmatic dependent launch).
+struct Early : InOrder {
+  template <typename T> using Pointer = const T*;
+  static __device__ __forceinline__ void wait() { dependency_wait(); }
+  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+};
+
+// ... and lets the next one take its place at once: that one waits there.
+struct EarlyAtStart : Early {
+  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
+};
+
+// ... or as soon as it has asked for its row.
+struct EarlyAtLoads : Early {
+  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
+};
+
+// ... or at its end.
+struct EarlyAtEnd : Early {
+  static __device__ __forceinline__ void at_end() { dependency_trigger(); }
+};
+
+// Only a call's second kernel starts early, behind its first one.
+struct EarlyPartner : InOrder {
+  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
+};
+
 // All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
 // how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
@@ -418,39 +449,43 @@ __device__ __forceinline__ State exchange_cluster(
 // around them, moved into place. `inside`: those words are known to lie within the array.
 template <int N, typename T>
 __device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, int count, bool inside) {
-  constexpr int kSize = static_cast<int>(sizeof(T));
-  constexpr int kWord = (N * kSize < 16 ? N * kSize : 16) / kSize;  // elements of a word
-  constexpr int kRegisters = kWord * kSize / 4;
-  constexpr int kWords = N / kWord + 1;
-  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(elements + first) / kSize % kWord);
-  Vec<T, N> vec = {};
-  if (!inside && (first < shift || first - shift + kWords * kWord > count)) {
+  if constexpr (N == 1) {
+    return read<1>(elements + first);
+  } else {
+    constexpr int kSize = static_cast<int>(sizeof(T));
+    constexpr int kWord = (N * kSize < 16 ? N * kSize : 16) / kSize;  // elements of a word
+    constexpr int kRegisters = kWord * kSize / 4;
+    constexpr int kWords = N / kWord + 1;
+    const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(elements + first) / kSize % kWord);
+    Vec<T, N> vec = {};
+    if (!inside && (first < shift || first - shift + kWords * kWord > count)) {
+      #pragma unroll
+      for (int i = 0; i < N; ++i) {
+        const unsigned bits = *reinterpret_cast<const Word<kSize>*>(elements + first + i);
+        if (kSize == 4) vec.bits[i] = bits;
+        else vec.bits[i * kSize / 4] |= bits << i * kSize % 4 * 8;
+      }
+      return vec;
+    }
+    unsigned bits[kWords * kRegisters];
     #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const unsigned bits = *reinterpret_cast<const Word<kSize>*>(elements + first + i);
-      if (kSize == 4) vec.bits[i] = bits;
-      else vec.bits[i * kSize / 4] |= bits << i * kSize % 4 * 8;
+    for (int word = 0; word < kWords; ++word) {
+      const Vec<T, kWord> part = read<kWord>(elements + first - shift + word * kWord);
+      #pragma unroll
+      for (int i = 0; i < kRegisters; ++i) bits[word * kRegisters + i] = part.bits[i];
+    }
+    #pragma unroll
+    for (int step = kRegisters / 2; step > 0; step /= 2) {
+      const bool moves = (shift * kSize / 4 & step) != 0;  // a select: branches would put the bits in local memory
+      #pragma unroll
+      for (int i = 0; i + step < kWords * kRegisters; ++i) bits[i] = moves ? bits[i + step] : bits[i];
+    }
+    #pragma unroll
+    for (int i = 0; i < Vec<T, N>::kRegisters; ++i) {
+      vec.bits[i] = __funnelshift_r(bits[i], bits[i + 1], shift * kSize % 4 * 8);
     }
     return vec;
   }
-  unsigned bits[kWords * kRegisters];
-  #pragma unroll
-  for (int word = 0; word < kWords; ++word) {
-    const Vec<T, kWord> part = read<kWord>(elements + first - shift + word * kWord);
-    #pragma unroll
-    for (int i = 0; i < kRegisters; ++i) bits[word * kRegisters + i] = part.bits[i];
-  }
-  #pragma unroll
-  for (int step = kRegisters / 2; step > 0; step /= 2) {
-    const bool moves = (shift * kSize / 4 & step) != 0;  // a select: branches would put the bits in local memory
-    #pragma unroll
-    for (int i = 0; i + step < kWords * kRegisters; ++i) bits[i] = moves ? bits[i + step] : bits[i];
-  }
-  #pragma unroll
-  for (int i = 0; i < Vec<T, N>::kRegisters; ++i) {
-    vec.bits[i] = __funnelshift_r(bits[i], bits[i + 1], shift * kSize % 4 * 8);
-  }
-  return vec;
 }
 
 // Every warp leaves its state in each block of the cluster, then every warp combines all of them: one barrier.
@@ -495,45 +530,47 @@ struct Streaming {
 };
 
 // What a tuned shape is: the sizes and hints of its kernel.
-struct Cols768_b55b { enum : int { kCols = 768, kThreadsPerRow = 32, kVector = 4, kThreads = 32 }; using Load = Default;
-    using Store = Default; };
-struct Cols1000_406b { enum : int { kCols = 1000, kThreadsPerRow = 32, kRowsPerBlock = 2, kVector = 8, kThreads = 64 };
-    using Load = Default; using Store = Default; };
-struct Cols1000_9920 { enum : int { kCols = 1000, kThreadsPerRow = 64, kRowsPerBlock = 2, kVector = 8, kThreads = 128 };
-    using Load = NoAllocate; using Store = Streaming; };
-struct Cols1023_cdd4 { enum : int { kCols = 1023, kThreadsPerRow = 32, kVector = 4, kThreads = 32 };
-    using Load = EvictLast; using Store = Default; };
-struct Cols3072_4b59 { enum : int { kCols = 3072, kThreadsPerRow = 128, kVector = 8, kThreads = 128 };
-    using Load = NoAllocate; using Store = Streaming; };
-struct Cols4096_800d { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 4, kThreads = 256 };
-    using Load = Default; using Store = Default; };
-struct Cols4096_e51c { enum : int { kCols = 4096, kThreadsPerRow = 128, kVector = 4, kThreads = 128 };
-    using Load = Default; using Store = Default; };
-struct Cols4097_c551 { enum : int { kCols = 4097, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
-    using Load = EvictLast; using Store = Default; };
-struct Cols6144_d1b4 { enum : int { kCols = 6144, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
-    using Load = NoAllocate; using Store = Streaming; };
-struct Cols8192_8f71 { enum : int { kCols = 8192, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
-    using Load = NoAllocate; using Store = Default; };
-struct Cols8192_533a { enum : int { kCols = 8192, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
-    using Load = EvictLast; using Store = Default; };
-struct Cols16384_5ce5 { enum : int { kCols = 16384, kThreads = 128, kCluster = 4, kVector = 4 };
-    using Load = NoAllocate; using Store = Streaming; };
-struct Cols65536_475b { enum : int { kCols = 65536, kThreads = 256, kCluster = 8, kVector = 8, kStages = 2 };
-    using Load = EvictLast; using Store = Default; };
-struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; };
+struct Cols768_7e04 { enum : int { kCols = 768, kThreadsPerRow = 32, kVector = 4, kThreads = 32 }; using Load = Default;
+    using Store = Default; using Chain = InOrder; };
+struct Cols1000_3b33 { enum : int { kCols = 1000, kThreadsPerRow = 32, kRowsPerBlock = 2, kVector = 8, kThreads = 64 };
+    using Load = Default; using Store = Default; using Chain = EarlyAtLoads; };
+struct Cols1000_029a { enum : int { kCols = 1000, kThreadsPerRow = 64, kRowsPerBlock = 2, kVector = 8, kThreads = 128 };
+    using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads; };
+struct Cols1023_a422 { enum : int { kCols = 1023, kThreadsPerRow = 32, kVector = 4, kThreads = 32 };
+    using Load = EvictLast; using Store = Default; using Chain = EarlyAtStart; };
+struct Cols3072_643d { enum : int { kCols = 3072, kThreadsPerRow = 128, kVector = 8, kThreads = 128 };
+    using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads; };
+struct Cols4096_1c4f { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 4, kThreads = 256 };
+    using Load = Default; using Store = Default; using Chain = EarlyAtLoads; };
+struct Cols4096_12d0 { enum : int { kCols = 4096, kThreadsPerRow = 128, kVector = 4, kThreads = 128 };
+    using Load = Default; using Store = Default; using Chain = EarlyAtLoads; };
+struct Cols4097_2b5c { enum : int { kCols = 4097, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
+    using Load = EvictLast; using Store = Default; using Chain = EarlyAtStart; };
+struct Cols6144_bd70 { enum : int { kCols = 6144, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
+    using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads; };
+struct Cols8192_e904 { enum : int { kCols = 8192, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
+    using Load = NoAllocate; using Store = Default; using Chain = EarlyAtLoads; };
+struct Cols8192_b044 { enum : int { kCols = 8192, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
+    using Load = EvictLast; using Store = Default; using Chain = EarlyAtLoads; };
+struct Cols16384_a4ca { enum : int { kCols = 16384, kThreads = 128, kCluster = 4, kVector = 4 };
+    using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads; };
+struct Cols65536_8573 { enum : int { kCols = 65536, kThreads = 256, kCluster = 8, kVector = 8, kStages = 2 };
+    using Load = EvictLast; using Store = Default; using Chain = InOrder; };
+struct AnyCols_ff33 { enum : int { kThreadsPerRow = 256, kVector = 8, kUnroll = 1, kThreads = 256 };
+    using Load = Default; using Store = Default; using Chain = InOrder; };
+struct AnyCols_db2e { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
+    using Load = Default; using Store = Default; using Chain = InOrder; };
 
 // layernorm forward: lanes of a warp own a row; it is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_warp_per_row_4442(
+layernorm_fwd_bf16_warp_per_row_8fec(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
-    const bfloat16* __restrict__ x,
-    const bfloat16* __restrict__ weight,
-    const bfloat16* __restrict__ bias,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, bfloat16> bias,
     long long y_pitch,
     long long x_pitch,
     int rows,
@@ -543,8 +580,10 @@ layernorm_fwd_bf16_warp_per_row_4442(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
   struct Look1 {  // look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -570,13 +609,18 @@ layernorm_fwd_bf16_warp_per_row_4442(
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
   Vec<bfloat16, kVector> x_held[kSteps];
 
   // The row of x is read once and waits in registers; each thread reads back its own part.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+    }
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -585,19 +629,26 @@ layernorm_fwd_bf16_warp_per_row_4442(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read<kVector>(weight + vector * kVector);
-    bias_held[step] = read<kVector>(bias + vector * kVector);
+    if (kEven || vector < kVectors) {
+      weight_held[step] = read<kVector>(weight + vector * kVector);
+      bias_held[step] = read<kVector>(bias + vector * kVector);
+    }
   }
+
+  Chain::at_loads();
 
   Look1 look1 = {0.0f};
 
   // Look 1: sum(x)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look1.x_sum += x_i;
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1.x_sum += x_i;
+      }
     }
   }
 
@@ -609,10 +660,13 @@ layernorm_fwd_bf16_warp_per_row_4442(
   // Look 2: sum((x - mean)**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+      }
     }
   }
 
@@ -629,31 +683,34 @@ layernorm_fwd_bf16_warp_per_row_4442(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_held[step], i);
-      const float bias_i = element(bias_held[step], i);
-      y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+    if (kEven || vector < kVectors) {
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float bias_i = element(bias_held[step], i);
+        y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
-    Vec<bfloat16, kVector> y_vec;
-    pack(y_vec, y_values);
-    write<Store>(y_row + vector * kVector, y_vec);
   }
+
+  Chain::at_end();
 }
 
 // layernorm forward: lanes of a warp own a row, rows lie side by side in a block; it is read once.
-// It may start while the kernel in front of it in the stream ends.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_warp_per_row_b089(
+layernorm_fwd_bf16_warp_per_row_b66f(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
-    const bfloat16* x,
-    const bfloat16* weight,
-    const bfloat16* bias,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, bfloat16> bias,
     long long y_pitch,
     long long x_pitch,
     int rows,
@@ -664,8 +721,10 @@ layernorm_fwd_bf16_warp_per_row_b089(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
   struct Look1 {  // look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -694,7 +753,8 @@ layernorm_fwd_bf16_warp_per_row_b089(
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> x_held[kSteps];
 
@@ -702,7 +762,7 @@ layernorm_fwd_bf16_warp_per_row_b089(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
+    if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + vector * kVector);
     }
   }
@@ -713,13 +773,13 @@ layernorm_fwd_bf16_warp_per_row_b089(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
+    if (kEven || vector < kVectors) {
       weight_held[step] = read<kVector>(weight + vector * kVector);
       bias_held[step] = read<kVector>(bias + vector * kVector);
     }
   }
 
-  dependency_trigger();  // the next kernel may start: this one has asked for its row
+  Chain::at_loads();
 
   Look1 look1 = {0.0f};
 
@@ -727,7 +787,7 @@ layernorm_fwd_bf16_warp_per_row_b089(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
+    if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
@@ -745,7 +805,7 @@ layernorm_fwd_bf16_warp_per_row_b089(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
+    if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
@@ -767,7 +827,7 @@ layernorm_fwd_bf16_warp_per_row_b089(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
+    if (kEven || vector < kVectors) {
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -781,19 +841,20 @@ layernorm_fwd_bf16_warp_per_row_b089(
       if (active) write<Store>(y_row + vector * kVector, y_vec);
     }
   }
+
+  Chain::at_end();
 }
 
 // layernorm forward: the threads of some warps own a row, rows lie side by side in a block; it is read once.
-// It may start while the kernel in front of it in the stream ends.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_block_per_row_587c(
+layernorm_fwd_bf16_block_per_row_9880(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
-    const bfloat16* x,
-    const bfloat16* weight,
-    const bfloat16* bias,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, bfloat16> bias,
     long long y_pitch,
     long long x_pitch,
     int rows,
@@ -804,9 +865,11 @@ layernorm_fwd_bf16_block_per_row_587c(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
   struct Look1 {  // look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -837,7 +900,8 @@ layernorm_fwd_bf16_block_per_row_587c(
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> x_held[kSteps];
 
@@ -845,12 +909,12 @@ layernorm_fwd_bf16_block_per_row_587c(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
+    if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + vector * kVector);
     }
   }
 
-  dependency_trigger();  // the next kernel may start: this one has asked for its row
+  Chain::at_loads();
 
   Look1 look1 = {0.0f};
 
@@ -858,7 +922,7 @@ layernorm_fwd_bf16_block_per_row_587c(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
+    if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
@@ -876,7 +940,7 @@ layernorm_fwd_bf16_block_per_row_587c(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
+    if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
@@ -898,7 +962,7 @@ layernorm_fwd_bf16_block_per_row_587c(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
+    if (kEven || vector < kVectors) {
       const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
       const Vec<bfloat16, kVector> bias_vec = read<kVector>(bias + vector * kVector);
       float y_values[kVector];
@@ -914,19 +978,20 @@ layernorm_fwd_bf16_block_per_row_587c(
       if (active) write<Store>(y_row + vector * kVector, y_vec);
     }
   }
+
+  Chain::at_end();
 }
 
 // layernorm forward: lanes of a warp own a row; it is read once.
-// It may start while the kernel in front of it in the stream ends.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_warp_per_row_5514(
+layernorm_fwd_bf16_warp_per_row_e8d3(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
-    const bfloat16* x,
-    const bfloat16* weight,
-    const bfloat16* bias,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, bfloat16> bias,
     long long y_pitch,
     long long x_pitch,
     int rows,
@@ -936,6 +1001,7 @@ layernorm_fwd_bf16_warp_per_row_5514(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   // steps in which every row has a vector, and one behind it, for each thread
@@ -971,8 +1037,8 @@ layernorm_fwd_bf16_warp_per_row_5514(
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < kCols;
 
-  dependency_trigger();  // the next kernel may take its place, and waits there
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   Vec<bfloat16, 1> weight_edge = {};
@@ -1115,19 +1181,20 @@ layernorm_fwd_bf16_warp_per_row_5514(
       write<Store>(y_row + edge, y_vec);
     }
   }
+
+  Chain::at_end();
 }
 
 // layernorm forward: a block owns a row; it is read once.
-// It may start while the kernel in front of it in the stream ends.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_block_per_row_41be(
+layernorm_fwd_bf16_block_per_row_f8bc(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
-    const bfloat16* x,
-    const bfloat16* weight,
-    const bfloat16* bias,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, bfloat16> bias,
     long long y_pitch,
     long long x_pitch,
     int rows,
@@ -1137,9 +1204,11 @@ layernorm_fwd_bf16_block_per_row_41be(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
   struct Look1 {  // look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -1167,7 +1236,8 @@ layernorm_fwd_bf16_block_per_row_41be(
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> x_held[kSteps];
 
@@ -1175,7 +1245,9 @@ layernorm_fwd_bf16_block_per_row_41be(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+    }
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -1184,21 +1256,26 @@ layernorm_fwd_bf16_block_per_row_41be(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read<kVector>(weight + vector * kVector);
-    bias_held[step] = read<kVector>(bias + vector * kVector);
+    if (kEven || vector < kVectors) {
+      weight_held[step] = read<kVector>(weight + vector * kVector);
+      bias_held[step] = read<kVector>(bias + vector * kVector);
+    }
   }
 
-  dependency_trigger();  // the next kernel may start: this one has asked for its row
+  Chain::at_loads();
 
   Look1 look1 = {0.0f};
 
   // Look 1: sum(x)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look1.x_sum += x_i;
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1.x_sum += x_i;
+      }
     }
   }
 
@@ -1210,10 +1287,13 @@ layernorm_fwd_bf16_block_per_row_41be(
   // Look 2: sum((x - mean)**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+      }
     }
   }
 
@@ -1230,151 +1310,34 @@ layernorm_fwd_bf16_block_per_row_41be(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_held[step], i);
-      const float bias_i = element(bias_held[step], i);
-      y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+    if (kEven || vector < kVectors) {
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float bias_i = element(bias_held[step], i);
+        y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
-    Vec<bfloat16, kVector> y_vec;
-    pack(y_vec, y_values);
-    write<Store>(y_row + vector * kVector, y_vec);
   }
+
+  Chain::at_end();
 }
 
 // layernorm forward: a block owns a row; it is read once.
-// It may start while the kernel in front of it in the stream ends.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_without_mean_without_rstd_block_per_row_3679(
-    bfloat16* __restrict__ y,
-    const bfloat16* x,
-    const bfloat16* weight,
-    const bfloat16* bias,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  struct Look1 {  // look 1: sum(x)
-    float x_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_sum + b.x_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
-    }
-  };
-  struct Look2 {  // look 2: sum((x - mean)**2)
-    float var_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.var_sum + b.var_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-  __shared__ Look2 look2_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector, Load>(x_row + vector * kVector);
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  Vec<bfloat16, kVector> bias_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read<kVector>(weight + vector * kVector);
-    bias_held[step] = read<kVector>(bias + vector * kVector);
-  }
-
-  dependency_trigger();  // the next kernel may start: this one has asked for its row
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look1.x_sum += x_i;
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_mean = look1.x_sum / kCols;
-
-  Look2 look2 = {0.0f};
-
-  // Look 2: sum((x - mean)**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
-    }
-  }
-
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
-  const float row_var = look2.var_sum / kCols;
-  const float row_rstd = rsqrtf(eps + row_var);
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_held[step], i);
-      const float bias_i = element(bias_held[step], i);
-      y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
-    }
-    Vec<bfloat16, kVector> y_vec;
-    pack(y_vec, y_values);
-    write<Store>(y_row + vector * kVector, y_vec);
-  }
-}
-
-// layernorm forward: a block owns a row; it is read once.
-// It may start while the kernel in front of it in the stream ends.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_block_per_row_f56e(
+layernorm_fwd_bf16_block_per_row_7659(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
-    const bfloat16* x,
-    const bfloat16* weight,
-    const bfloat16* bias,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, bfloat16> bias,
     long long y_pitch,
     long long x_pitch,
     int rows,
@@ -1384,6 +1347,7 @@ layernorm_fwd_bf16_block_per_row_f56e(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -1422,8 +1386,8 @@ layernorm_fwd_bf16_block_per_row_f56e(
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < kCols;
 
-  dependency_trigger();  // the next kernel may take its place, and waits there
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   Vec<bfloat16, 1> weight_edge = {};
@@ -1566,19 +1530,20 @@ layernorm_fwd_bf16_block_per_row_f56e(
       write<Store>(y_row + edge, y_vec);
     }
   }
+
+  Chain::at_end();
 }
 
 // layernorm forward: a block owns a row; it is read once.
-// It may start while the kernel in front of it in the stream ends.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_block_per_row_b52b(
+layernorm_fwd_bf16_block_per_row_d9a4(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
-    const bfloat16* x,
-    const bfloat16* weight,
-    const bfloat16* bias,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, bfloat16> bias,
     long long y_pitch,
     long long x_pitch,
     int rows,
@@ -1588,9 +1553,11 @@ layernorm_fwd_bf16_block_per_row_b52b(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
   struct Look1 {  // look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -1618,7 +1585,8 @@ layernorm_fwd_bf16_block_per_row_b52b(
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> x_held[kSteps];
 
@@ -1626,20 +1594,25 @@ layernorm_fwd_bf16_block_per_row_b52b(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+    }
   }
 
-  dependency_trigger();  // the next kernel may start: this one has asked for its row
+  Chain::at_loads();
 
   Look1 look1 = {0.0f};
 
   // Look 1: sum(x)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look1.x_sum += x_i;
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1.x_sum += x_i;
+      }
     }
   }
 
@@ -1651,10 +1624,13 @@ layernorm_fwd_bf16_block_per_row_b52b(
   // Look 2: sum((x - mean)**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+      }
     }
   }
 
@@ -1671,31 +1647,36 @@ layernorm_fwd_bf16_block_per_row_b52b(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
-    const Vec<bfloat16, kVector> bias_vec = read<kVector>(bias + vector * kVector);
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_vec, i);
-      const float bias_i = element(bias_vec, i);
-      y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+    if (kEven || vector < kVectors) {
+      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+      const Vec<bfloat16, kVector> bias_vec = read<kVector>(bias + vector * kVector);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_vec, i);
+        const float bias_i = element(bias_vec, i);
+        y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
-    Vec<bfloat16, kVector> y_vec;
-    pack(y_vec, y_values);
-    write<Store>(y_row + vector * kVector, y_vec);
   }
+
+  Chain::at_end();
 }
 
 // layernorm forward: the blocks of a cluster own a row; it is read once.
-// It may start while the kernel in front of it in the stream ends.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_without_mean_without_rstd_cluster_per_row_79e7(
+layernorm_fwd_bf16_cluster_per_row_b907(
     bfloat16* __restrict__ y,
-    const bfloat16* x,
-    const bfloat16* weight,
-    const bfloat16* bias,
+    float* __restrict__ mean,
+    float* __restrict__ rstd,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, bfloat16> bias,
     long long y_pitch,
     long long x_pitch,
     int rows,
@@ -1708,8 +1689,10 @@ layernorm_fwd_bf16_without_mean_without_rstd_cluster_per_row_79e7(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
   struct Look1 {  // look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -1737,7 +1720,8 @@ layernorm_fwd_bf16_without_mean_without_rstd_cluster_per_row_79e7(
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> x_held[kSteps];
 
@@ -1745,7 +1729,9 @@ layernorm_fwd_bf16_without_mean_without_rstd_cluster_per_row_79e7(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+    }
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -1754,11 +1740,13 @@ layernorm_fwd_bf16_without_mean_without_rstd_cluster_per_row_79e7(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read<kVector>(weight + vector * kVector);
-    bias_held[step] = read<kVector>(bias + vector * kVector);
+    if (kEven || vector < kVectors) {
+      weight_held[step] = read<kVector>(weight + vector * kVector);
+      bias_held[step] = read<kVector>(bias + vector * kVector);
+    }
   }
 
-  dependency_trigger();  // the next kernel may start: this one has asked for its row
+  Chain::at_loads();
   cluster_arrive();  // a block may write to another only once that one has started
 
   Look1 look1 = {0.0f};
@@ -1766,10 +1754,13 @@ layernorm_fwd_bf16_without_mean_without_rstd_cluster_per_row_79e7(
   // Look 1: sum(x)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look1.x_sum += x_i;
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1.x_sum += x_i;
+      }
     }
   }
 
@@ -1782,10 +1773,13 @@ layernorm_fwd_bf16_without_mean_without_rstd_cluster_per_row_79e7(
   // Look 2: sum((x - mean)**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+      }
     }
   }
 
@@ -1793,34 +1787,43 @@ layernorm_fwd_bf16_without_mean_without_rstd_cluster_per_row_79e7(
   const float row_var = look2.var_sum / kCols;
   const float row_rstd = rsqrtf(eps + row_var);
 
+  if (lane == 0) {
+    if (mean != nullptr) mean[row] = row_mean;
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
   // Last look: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_held[step], i);
-      const float bias_i = element(bias_held[step], i);
-      y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+    if (kEven || vector < kVectors) {
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float bias_i = element(bias_held[step], i);
+        y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
-    Vec<bfloat16, kVector> y_vec;
-    pack(y_vec, y_values);
-    write<Store>(y_row + vector * kVector, y_vec);
   }
+
+  Chain::at_end();
 }
 
 // layernorm forward: the blocks of a cluster own a row; it is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_cluster_per_row_b2e0(
+layernorm_fwd_bf16_cluster_per_row_4b87(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
-    const bfloat16* __restrict__ x,
-    const bfloat16* __restrict__ weight,
-    const bfloat16* __restrict__ bias,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, bfloat16> bias,
     long long y_pitch,
     long long x_pitch,
     int rows,
@@ -1833,8 +1836,10 @@ layernorm_fwd_bf16_cluster_per_row_b2e0(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
   constexpr int kStages = Config::kStages;  // row tiles in shared memory
   struct Look1 {  // look 1: sum(x)
     float x_sum;
@@ -1873,6 +1878,10 @@ layernorm_fwd_bf16_cluster_per_row_b2e0(
   }
   cluster_arrive();  // a block may write to another only once that one has started
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < kStages; ++stage) {
       mbarrier_init(&arrived[stage], 1);
@@ -1919,15 +1928,20 @@ layernorm_fwd_bf16_cluster_per_row_b2e0(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      weight_held[step] = read<kVector>(weight + vector * kVector);
-      bias_held[step] = read<kVector>(bias + vector * kVector);
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + vector * kVector);
+        bias_held[step] = read<kVector>(bias + vector * kVector);
+      }
     }
 
     mbarrier_wait(&arrived[stage], phase);
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      x_held[step] = read<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        x_held[step] = read<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
+      }
     }
 
     Look1 look1 = {0.0f};
@@ -1935,10 +1949,13 @@ layernorm_fwd_bf16_cluster_per_row_b2e0(
     // Look 1: sum(x)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1.x_sum += x_i;
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          look1.x_sum += x_i;
+        }
       }
     }
 
@@ -1953,10 +1970,13 @@ layernorm_fwd_bf16_cluster_per_row_b2e0(
     // Look 2: sum((x - mean)**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+        }
       }
     }
 
@@ -1973,17 +1993,19 @@ layernorm_fwd_bf16_cluster_per_row_b2e0(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float bias_i = element(bias_held[step], i);
-        y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+      if (kEven || vector < kVectors) {
+        float y_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float bias_i = element(bias_held[step], i);
+          y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+        }
+        Vec<bfloat16, kVector> y_vec;
+        pack(y_vec, y_values);
+        write<Store>(y_row + vector * kVector, y_vec);
       }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
     }
 
     if (++stage == kStages) {
@@ -1992,18 +2014,20 @@ layernorm_fwd_bf16_cluster_per_row_b2e0(
     }
     ++trip;
   }
+
+  Chain::at_end();
 }
 
 // layernorm forward, any number of columns: a block owns a row; it is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_any_cols_block_per_row_f882(
+layernorm_fwd_bf16_any_cols_block_per_row_a4f5(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
-    const bfloat16* __restrict__ x,
-    const bfloat16* __restrict__ weight,
-    const bfloat16* __restrict__ bias,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, bfloat16> bias,
     long long y_pitch,
     long long x_pitch,
     int rows,
@@ -2013,6 +2037,7 @@ layernorm_fwd_bf16_any_cols_block_per_row_f882(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(x)
@@ -2038,11 +2063,19 @@ layernorm_fwd_bf16_any_cols_block_per_row_f882(
 
   const int lane = threadIdx.x;
   const int row = blockIdx.x;
-  const int vectors = cols / kVector;
-  const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
+  const int head = (kVector - shift) % kVector;
+  const int vectors = (cols - head) / kVector;
+  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const bool has_edge = edge < cols;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Look1 look1 = {0.0f};
 
@@ -2051,13 +2084,19 @@ layernorm_fwd_bf16_any_cols_block_per_row_f882(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const int column = head + vector * kVector;
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
         look1.x_sum += x_i;
       }
     }
+  }
+  if (has_edge) {
+    const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
+    const float x_i = element(x_vec, 0);
+    look1.x_sum += x_i;
   }
 
   look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
@@ -2070,13 +2109,19 @@ layernorm_fwd_bf16_any_cols_block_per_row_f882(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const int column = head + vector * kVector;
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
         look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
       }
     }
+  }
+  if (has_edge) {
+    const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
+    const float x_i = element(x_vec, 0);
+    look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
   }
 
   look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
@@ -2093,9 +2138,10 @@ layernorm_fwd_bf16_any_cols_block_per_row_f882(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
-      const Vec<bfloat16, kVector> bias_vec = read<kVector>(bias + vector * kVector);
+      const int column = head + vector * kVector;
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
+      const Vec<bfloat16, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
+      const Vec<bfloat16, kVector> bias_vec = read_window<kVector>(bias, column, cols, false);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -2106,20 +2152,35 @@ layernorm_fwd_bf16_any_cols_block_per_row_f882(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + column, y_vec);
     }
   }
+  if (has_edge) {
+    const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
+    const Vec<bfloat16, 1> weight_vec = read<1>(weight + edge);
+    const Vec<bfloat16, 1> bias_vec = read<1>(bias + edge);
+    float y_values[1];
+    const float x_i = element(x_vec, 0);
+    const float weight_i = element(weight_vec, 0);
+    const float bias_i = element(bias_vec, 0);
+    y_values[0] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+    Vec<bfloat16, 1> y_vec;
+    pack(y_vec, y_values);
+    write<Store>(y_row + edge, y_vec);
+  }
+
+  Chain::at_end();
 }
 
 // layernorm forward, any number of columns: a block owns a row; it is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_any_cols_without_weight_block_per_row_9e0f(
+layernorm_fwd_bf16_any_cols_without_weight_block_per_row_88c6(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
-    const bfloat16* __restrict__ x,
-    const bfloat16* __restrict__ bias,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> bias,
     long long y_pitch,
     long long x_pitch,
     int rows,
@@ -2129,6 +2190,7 @@ layernorm_fwd_bf16_any_cols_without_weight_block_per_row_9e0f(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(x)
@@ -2154,11 +2216,19 @@ layernorm_fwd_bf16_any_cols_without_weight_block_per_row_9e0f(
 
   const int lane = threadIdx.x;
   const int row = blockIdx.x;
-  const int vectors = cols / kVector;
-  const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
+  const int head = (kVector - shift) % kVector;
+  const int vectors = (cols - head) / kVector;
+  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const bool has_edge = edge < cols;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Look1 look1 = {0.0f};
 
@@ -2167,13 +2237,19 @@ layernorm_fwd_bf16_any_cols_without_weight_block_per_row_9e0f(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const int column = head + vector * kVector;
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
         look1.x_sum += x_i;
       }
     }
+  }
+  if (has_edge) {
+    const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
+    const float x_i = element(x_vec, 0);
+    look1.x_sum += x_i;
   }
 
   look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
@@ -2186,13 +2262,19 @@ layernorm_fwd_bf16_any_cols_without_weight_block_per_row_9e0f(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const int column = head + vector * kVector;
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
         look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
       }
     }
+  }
+  if (has_edge) {
+    const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
+    const float x_i = element(x_vec, 0);
+    look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
   }
 
   look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
@@ -2209,8 +2291,9 @@ layernorm_fwd_bf16_any_cols_without_weight_block_per_row_9e0f(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> bias_vec = read<kVector>(bias + vector * kVector);
+      const int column = head + vector * kVector;
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
+      const Vec<bfloat16, kVector> bias_vec = read_window<kVector>(bias, column, cols, false);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -2220,20 +2303,33 @@ layernorm_fwd_bf16_any_cols_without_weight_block_per_row_9e0f(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + column, y_vec);
     }
   }
+  if (has_edge) {
+    const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
+    const Vec<bfloat16, 1> bias_vec = read<1>(bias + edge);
+    float y_values[1];
+    const float x_i = element(x_vec, 0);
+    const float bias_i = element(bias_vec, 0);
+    y_values[0] = (x_i - row_mean) * row_rstd + bias_i;
+    Vec<bfloat16, 1> y_vec;
+    pack(y_vec, y_values);
+    write<Store>(y_row + edge, y_vec);
+  }
+
+  Chain::at_end();
 }
 
 // layernorm forward, any number of columns: a block owns a row; it is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_any_cols_without_bias_block_per_row_731f(
+layernorm_fwd_bf16_any_cols_without_bias_block_per_row_a27c(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
-    const bfloat16* __restrict__ x,
-    const bfloat16* __restrict__ weight,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
     long long y_pitch,
     long long x_pitch,
     int rows,
@@ -2243,6 +2339,7 @@ layernorm_fwd_bf16_any_cols_without_bias_block_per_row_731f(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(x)
@@ -2268,11 +2365,19 @@ layernorm_fwd_bf16_any_cols_without_bias_block_per_row_731f(
 
   const int lane = threadIdx.x;
   const int row = blockIdx.x;
-  const int vectors = cols / kVector;
-  const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
+  const int head = (kVector - shift) % kVector;
+  const int vectors = (cols - head) / kVector;
+  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const bool has_edge = edge < cols;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Look1 look1 = {0.0f};
 
@@ -2281,13 +2386,19 @@ layernorm_fwd_bf16_any_cols_without_bias_block_per_row_731f(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const int column = head + vector * kVector;
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
         look1.x_sum += x_i;
       }
     }
+  }
+  if (has_edge) {
+    const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
+    const float x_i = element(x_vec, 0);
+    look1.x_sum += x_i;
   }
 
   look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
@@ -2300,13 +2411,19 @@ layernorm_fwd_bf16_any_cols_without_bias_block_per_row_731f(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const int column = head + vector * kVector;
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
         look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
       }
     }
+  }
+  if (has_edge) {
+    const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
+    const float x_i = element(x_vec, 0);
+    look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
   }
 
   look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
@@ -2323,8 +2440,9 @@ layernorm_fwd_bf16_any_cols_without_bias_block_per_row_731f(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+      const int column = head + vector * kVector;
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
+      const Vec<bfloat16, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -2334,19 +2452,32 @@ layernorm_fwd_bf16_any_cols_without_bias_block_per_row_731f(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + column, y_vec);
     }
   }
+  if (has_edge) {
+    const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
+    const Vec<bfloat16, 1> weight_vec = read<1>(weight + edge);
+    float y_values[1];
+    const float x_i = element(x_vec, 0);
+    const float weight_i = element(weight_vec, 0);
+    y_values[0] = (x_i - row_mean) * row_rstd * weight_i;
+    Vec<bfloat16, 1> y_vec;
+    pack(y_vec, y_values);
+    write<Store>(y_row + edge, y_vec);
+  }
+
+  Chain::at_end();
 }
 
 // layernorm forward, any number of columns: a block owns a row; it is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_180c(
+layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_914b(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
-    const bfloat16* __restrict__ x,
+    Input<Config, bfloat16> x,
     long long y_pitch,
     long long x_pitch,
     int rows,
@@ -2356,6 +2487,7 @@ layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_180c(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(x)
@@ -2381,11 +2513,19 @@ layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_180c(
 
   const int lane = threadIdx.x;
   const int row = blockIdx.x;
-  const int vectors = cols / kVector;
-  const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
+  const int head = (kVector - shift) % kVector;
+  const int vectors = (cols - head) / kVector;
+  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const bool has_edge = edge < cols;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Look1 look1 = {0.0f};
 
@@ -2394,13 +2534,19 @@ layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_180c(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const int column = head + vector * kVector;
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
         look1.x_sum += x_i;
       }
     }
+  }
+  if (has_edge) {
+    const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
+    const float x_i = element(x_vec, 0);
+    look1.x_sum += x_i;
   }
 
   look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
@@ -2413,13 +2559,19 @@ layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_180c(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const int column = head + vector * kVector;
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
         look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
       }
     }
+  }
+  if (has_edge) {
+    const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
+    const float x_i = element(x_vec, 0);
+    look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
   }
 
   look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
@@ -2436,7 +2588,8 @@ layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_180c(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
+      const int column = head + vector * kVector;
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -2445,9 +2598,20 @@ layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_180c(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + column, y_vec);
     }
   }
+  if (has_edge) {
+    const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
+    float y_values[1];
+    const float x_i = element(x_vec, 0);
+    y_values[0] = (x_i - row_mean) * row_rstd;
+    Vec<bfloat16, 1> y_vec;
+    pack(y_vec, y_values);
+    write<Store>(y_row + edge, y_vec);
+  }
+
+  Chain::at_end();
 }
 
 }  // namespace layernorm_fwd_bf16_detail
@@ -2462,77 +2626,256 @@ namespace layernorm_fwd_bf16_detail {
 
 // How a kernel is launched.
 struct Launch {
-  int threads;         // per block
-  int rows_per_block;
-  int cluster;         // consecutive blocks that share a row
-  int persistent;      // blocks per SM of a grid that loops over rows; 0: one block (or cluster) per tile of rows
-  int shared_bytes;    // dynamic shared memory
-  int blocks;          // a fixed grid; 0: by rows
-  int period;          // a grid that loops over rows has a multiple of so many blocks
-  int min_blocks;      // launched even for 0 rows
-  bool dependent;      // may start while the kernel before it ends: its text waits before it reads
+  int threads = 0;         // per block
+  int rows_per_block = 1;
+  bool dependent = false;  // may start while the kernel before it ends: its text waits before it reads
+  int blocks = 0;          // a fixed grid; 0: by rows
+  int min_blocks = 0;      // launched even for 0 rows
+  int persistent = 0;      // blocks per SM of a grid that loops over rows; 0: one block (or cluster) per tile of rows
+  int cluster = 1;         // consecutive blocks that share a row
+  int shared_bytes = 0;    // dynamic shared memory
+  int period = 1;          // a grid that loops over rows has a multiple of so many blocks
 };
-inline constexpr Launch kLaunch_warp_per_row_4442_Cols768_b55b{32, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_warp_per_row_b089_Cols1000_406b{64, 2, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_block_per_row_587c_Cols1000_9920{128, 2, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_warp_per_row_5514_Cols1023_cdd4{32, 1, 1, 16, 0, 0, 4, 0, true};
-inline constexpr Launch kLaunch_block_per_row_41be_Cols3072_4b59{128, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_mean_without_rstd_block_per_row_3679_Cols4096_800d{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_block_per_row_41be_Cols4096_e51c{128, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_block_per_row_f56e_Cols4097_c551{256, 1, 1, 4, 0, 0, 8, 0, true};
-inline constexpr Launch kLaunch_block_per_row_b52b_Cols6144_d1b4{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_mean_without_rstd_block_per_row_3679_Cols8192_8f71{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_block_per_row_b52b_Cols8192_533a{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_mean_without_rstd_cluster_per_row_79e7_Cols16384_5ce5{128, 1, 4, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_cluster_per_row_b2e0_Cols65536_475b{256, 1, 8, 4, 32768, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_f882_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_9e0f_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_block_per_row_731f_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_bias_without_weight_block_per_row_180c_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
-// What the tuner chose, one line per line of the table at the top of this file.
-struct Shape {
+// What a call was given.
+struct Arguments {
+  bfloat16* y;
+  float* mean;
+  float* rstd;
+  const bfloat16* x;
+  const bfloat16* weight;
+  const bfloat16* bias;
+  long long y_pitch;
+  long long x_pitch;
+  int rows;
+  int cols;
+  float eps;
+  cudaStream_t stream;
+};
+
+// A kernel with its Config, and how it is launched.
+struct Kernel {
+  Launch launch;
+  cudaError_t (*run)(const Kernel& kernel, const Arguments& call);
+};
+
+// Blocks for that many rows; 0: nothing to launch.
+constexpr long long blocks_for(const Launch& launch, int rows, int sm_count) {
+  if (launch.blocks > 0) return launch.blocks;
+  long long tiles = (static_cast<long long>(rows) + launch.rows_per_block - 1) / launch.rows_per_block;
+  if (launch.persistent > 0) {
+    const long long resident = static_cast<long long>(launch.persistent) * sm_count / launch.cluster;
+    const long long whole = resident - resident % launch.period;
+    const long long most = whole < launch.period ? launch.period : whole;
+    if (tiles > most) tiles = most;
+  }
+  return (tiles < launch.min_blocks ? launch.min_blocks : tiles) * launch.cluster;
+}
+
+// The grid on the current device. The driver answers from memory: its SM count is asked for at every call.
+inline cudaError_t grid(const Launch& launch, int rows, int* blocks) {
+  int sm_count = 1;
+  if (launch.persistent > 0) {
+    int device = 0;
+    cudaError_t status = cudaGetDevice(&device);
+    if (status == cudaSuccess) status = cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
+    if (status != cudaSuccess) return status;
+  }
+  const long long wanted = blocks_for(launch, rows, sm_count);
+  if (wanted > 0x7fffffffLL) return cudaErrorInvalidConfiguration;
+  *blocks = static_cast<int>(wanted);
+  return cudaSuccess;
+}
+
+// What a kernel must be allowed before a launch: much shared memory, large clusters.
+inline cudaError_t allow(const void* kernel, const Launch& launch) {
+  cudaError_t status = cudaSuccess;
+  if (launch.shared_bytes > 32 * 1024) {  // static shared memory counts towards the 48 KiB one gets without asking
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.shared_bytes);
+  }
+  if (status == cudaSuccess && launch.cluster > 8) {
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  }
+  return status;
+}
+
+// What cudaLaunchKernelEx is told of a launch.
+struct LaunchConfig {
+  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchConfig_t config{};
+
+  LaunchConfig(const Launch& launch, int blocks, cudaStream_t stream) {
+    if (launch.cluster > 1) {
+      attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+      attributes[config.numAttrs].val.clusterDim.x = static_cast<unsigned>(launch.cluster);
+      attributes[config.numAttrs].val.clusterDim.y = 1;
+      attributes[config.numAttrs++].val.clusterDim.z = 1;
+    }
+    if (launch.dependent) {
+      attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.blockDim = dim3(static_cast<unsigned>(launch.threads));
+    config.dynamicSmemBytes = static_cast<std::size_t>(launch.shared_bytes);
+    config.stream = stream;
+    config.attrs = attributes;
+  }
+  LaunchConfig(const LaunchConfig&) = delete;  // it points into itself
+};
+
+template <typename... Params, typename... Given>
+inline cudaError_t launch_on(cudaStream_t stream, void (*kernel)(Params...), const Launch& launch, int blocks,
+                             Given... given) {
+  if (blocks == 0) return cudaSuccess;
+  const cudaError_t status = allow(reinterpret_cast<const void*>(kernel), launch);
+  if (status != cudaSuccess) return status;
+  const LaunchConfig how(launch, blocks, stream);
+  return cudaLaunchKernelEx(&how.config, kernel, static_cast<Params>(given)...);
+}
+
+// As grid; of clusters that loop over rows, no more than fit the device at a time: 132 SMs need not hold 33 clusters of
+// 4, and one that waits for another to end would double the time.
+inline cudaError_t fitting_grid(const void* kernel, const Launch& launch, int rows, int* blocks) {
+  cudaError_t status = grid(launch, rows, blocks);
+  if (status != cudaSuccess || launch.cluster == 1 || launch.persistent == 0) return status;
+  status = allow(kernel, launch);
+  int clusters = 0;
+  const LaunchConfig how(launch, launch.cluster, nullptr);
+  if (status == cudaSuccess) status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &how.config);
+  clusters -= clusters % launch.period;
+  const int most = (clusters < launch.period ? launch.period : clusters) * launch.cluster;
+  if (*blocks > most) *blocks = most;
+  return status;
+}
+
+template <auto kMain>
+inline cudaError_t run(const Kernel& kernel, const Arguments& call) {
+  int blocks = 0;
+  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
+  if (status != cudaSuccess) return status;
+  return launch_on(
+      call.stream, kMain, kernel.launch, blocks,
+      call.y, call.mean, call.rstd, call.x, call.weight, call.bias, call.y_pitch, call.x_pitch, call.rows, call.eps);
+}
+
+template <auto kMain>
+inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
+  int blocks = 0;
+  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
+  if (status != cudaSuccess) return status;
+  return launch_on(
+      call.stream, kMain, kernel.launch, blocks,
+      call.y, call.mean, call.rstd, call.x, call.weight, call.bias, call.y_pitch, call.x_pitch, call.rows,
+      call.cols, call.eps);
+}
+
+template <auto kMain>
+inline cudaError_t run_any_cols_without_weight(const Kernel& kernel, const Arguments& call) {
+  int blocks = 0;
+  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
+  if (status != cudaSuccess) return status;
+  return launch_on(
+      call.stream, kMain, kernel.launch, blocks,
+      call.y, call.mean, call.rstd, call.x, call.bias, call.y_pitch, call.x_pitch, call.rows, call.cols, call.eps);
+}
+
+template <auto kMain>
+inline cudaError_t run_any_cols_without_bias(const Kernel& kernel, const Arguments& call) {
+  int blocks = 0;
+  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
+  if (status != cudaSuccess) return status;
+  return launch_on(
+      call.stream, kMain, kernel.launch, blocks,
+      call.y, call.mean, call.rstd, call.x, call.weight, call.y_pitch, call.x_pitch, call.rows, call.cols, call.eps);
+}
+
+template <auto kMain>
+inline cudaError_t run_any_cols_without_bias_without_weight(const Kernel& kernel, const Arguments& call) {
+  int blocks = 0;
+  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
+  if (status != cudaSuccess) return status;
+  return launch_on(
+      call.stream, kMain, kernel.launch, blocks,
+      call.y, call.mean, call.rstd, call.x, call.y_pitch, call.x_pitch, call.rows, call.cols, call.eps);
+}
+
+// What the tuner chose, in the order of the table at the top of this file.
+struct Tuned {
   int rows, cols;
   int align;        // bytes that must divide every row start and the address of every column parameter
   unsigned absent;  // optional tensors the kernel is compiled without, one bit each
+  unsigned timed;   // ... and those that it was timed without
   bool alike;       // the rows of all tensors must start at the same offset from a multiple of 16 bytes
+  Kernel kernel;
 };
-inline constexpr Shape kTuned[] = {
-    {8192, 768, 16, 0u, false},  // 7.955 us: warp_per_row
-    {8192, 1000, 16, 0u, false},  // 9.83 us: warp_per_row
-    {16384, 1000, 16, 0u, false},  // 17.97 us: block_per_row
-    {16384, 1023, 2, 0u, true},  // 20.34 us: warp_per_row
-    {4096, 3072, 16, 0u, false},  // 14.25 us: block_per_row
-    {1, 4096, 8, 12u, false},  // 1.26 us: block_per_row
-    {64, 4096, 8, 12u, false},  // 1.42 us: block_per_row
-    {4096, 4096, 16, 0u, false},  // 17.58 us: block_per_row
-    {8192, 4097, 2, 0u, true},  // 36.47 us: block_per_row
-    {4096, 6144, 16, 0u, false},  // 26.59 us: block_per_row
-    {16, 8192, 16, 12u, false},  // 1.727 us: block_per_row
-    {16384, 8192, 16, 0u, false},  // 127.3 us: block_per_row
-    {4, 16384, 8, 12u, false},  // 2.074 us: cluster_per_row
-    {2048, 65536, 16, 0u, false},  // 138.8 us: cluster_per_row
+inline constexpr Tuned kTuned[] = {
+    { 8192,   768, 16, 0u,  0u, false, {{32}, run<layernorm_fwd_bf16_warp_per_row_8fec<Cols768_7e04>>}},
+    { 8192,  1000, 16, 0u,  0u, false, {{64, 2, true}, run<layernorm_fwd_bf16_warp_per_row_b66f<Cols1000_3b33>>}},
+    {16384,  1000, 16, 0u,  0u, false, {{128, 2, true},
+     run<layernorm_fwd_bf16_block_per_row_9880<Cols1000_029a>>}},
+    {16384,  1023,  2, 0u,  0u,  true, {{32, 1, true, 0, 0, 16, 1, 0, 4},
+     run<layernorm_fwd_bf16_warp_per_row_e8d3<Cols1023_a422>>}},
+    { 4096,  3072, 16, 0u,  0u, false, {{128, 1, true},
+     run<layernorm_fwd_bf16_block_per_row_f8bc<Cols3072_643d>>}},
+    {    1,  4096,  8, 0u, 12u, false, {{256, 1, true},
+     run<layernorm_fwd_bf16_block_per_row_f8bc<Cols4096_1c4f>>}},
+    {   64,  4096,  8, 0u, 12u, false, {{256, 1, true},
+     run<layernorm_fwd_bf16_block_per_row_f8bc<Cols4096_1c4f>>}},
+    { 4096,  4096, 16, 0u,  0u, false, {{128, 1, true},
+     run<layernorm_fwd_bf16_block_per_row_f8bc<Cols4096_12d0>>}},
+    { 8192,  4097,  2, 0u,  0u,  true, {{256, 1, true, 0, 0, 4, 1, 0, 8},
+     run<layernorm_fwd_bf16_block_per_row_7659<Cols4097_2b5c>>}},
+    { 4096,  6144, 16, 0u,  0u, false, {{256, 1, true},
+     run<layernorm_fwd_bf16_block_per_row_d9a4<Cols6144_bd70>>}},
+    {   16,  8192, 16, 0u, 12u, false, {{256, 1, true},
+     run<layernorm_fwd_bf16_block_per_row_f8bc<Cols8192_e904>>}},
+    {16384,  8192, 16, 0u,  0u, false, {{256, 1, true},
+     run<layernorm_fwd_bf16_block_per_row_d9a4<Cols8192_b044>>}},
+    {    4, 16384,  8, 0u, 12u, false, {{128, 1, true, 0, 0, 0, 4},
+     run<layernorm_fwd_bf16_cluster_per_row_b907<Cols16384_a4ca>>}},
+    { 2048, 65536, 16, 0u,  0u, false, {{256, 1, false, 0, 0, 4, 8, 32768},
+     run<layernorm_fwd_bf16_cluster_per_row_4b87<Cols65536_8573>>}},
+};
+
+// The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
+// rows start alike, the other takes any alignment.
+inline constexpr Kernel kGeneral[] = {
+    {{256}, run_any_cols<layernorm_fwd_bf16_any_cols_block_per_row_a4f5<AnyCols_ff33>>},
+    {{256}, run_any_cols<layernorm_fwd_bf16_any_cols_block_per_row_a4f5<AnyCols_db2e>>},
+    {{256},
+     run_any_cols_without_weight<layernorm_fwd_bf16_any_cols_without_weight_block_per_row_88c6<AnyCols_ff33>>},
+    {{256},
+     run_any_cols_without_weight<layernorm_fwd_bf16_any_cols_without_weight_block_per_row_88c6<AnyCols_db2e>>},
+    {{256}, run_any_cols_without_bias<layernorm_fwd_bf16_any_cols_without_bias_block_per_row_a27c<AnyCols_ff33>>},
+    {{256}, run_any_cols_without_bias<layernorm_fwd_bf16_any_cols_without_bias_block_per_row_a27c<AnyCols_db2e>>},
+    {{256}, run_any_cols_without_bias_without_weight<
+     layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_914b<AnyCols_ff33>>},
+    {{256}, run_any_cols_without_bias_without_weight<
+     layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_914b<AnyCols_db2e>>},
 };
 
 // Bits of `absent`: 1u weight, 2u bias, 4u mean, 8u rstd.
 constexpr unsigned kCompiledOut = 3u;  // kernels take no null pointer for these
 
 // The factor between two row counts.
-constexpr double ratio(int a, int b) {
-  const double x = a < 1 ? 1.0 : a, y = b < 1 ? 1.0 : b;
-  return x < y ? y / x : x / y;
+constexpr double ratio(int one, int other) {
+  const double low = one < 1 ? 1.0 : one, high = other < 1 ? 1.0 : other;
+  return low < high ? high / low : low / high;
 }
 
-// Index in kTuned of the kernel for a call, -1 for the general one: cols must be equal, rows are the nearest by ratio.
+// Index in kTuned of the kernel for a call, -1 for the general one: cols must be equal, rows are the nearest by ratio;
+// of equally near lines the one that was timed with just the tensors of this call comes first.
 constexpr int select(int rows, int cols, int align, unsigned absent = 0, bool alike = true) {
   int best = -1, index = 0;
-  for (const Shape& tuned : kTuned) {
+  for (const Tuned& tuned : kTuned) {
     const bool lacks_wanted = (tuned.absent & ~absent) != 0;
     const bool reads_null = (absent & ~tuned.absent & kCompiledOut) != 0;
     const bool fits = tuned.cols == cols && align % tuned.align == 0 && (alike || !tuned.alike);
-    if (fits && !lacks_wanted && !reads_null &&
-        (best < 0 || ratio(rows, tuned.rows) < ratio(rows, kTuned[best].rows))) {
-      best = index;
+    if (fits && !lacks_wanted && !reads_null) {
+      const double near = ratio(rows, tuned.rows), nearest = best < 0 ? 0.0 : ratio(rows, kTuned[best].rows);
+      const bool same = tuned.timed == absent && kTuned[best < 0 ? index : best].timed != absent;
+      if (best < 0 || near < nearest || (near == nearest && same)) best = index;
     }
     ++index;
   }
@@ -2552,99 +2895,6 @@ constexpr int alignment(unsigned long long bits) {
   return align;
 }
 
-// Blocks for that many rows; 0: nothing to launch.
-constexpr long long blocks_for(Launch shape, int rows, int sm_count) {
-  if (shape.blocks > 0) return shape.blocks;
-  long long tiles = (static_cast<long long>(rows) + shape.rows_per_block - 1) / shape.rows_per_block;
-  if (shape.persistent > 0) {
-    const long long resident = static_cast<long long>(shape.persistent) * sm_count / shape.cluster;
-    const long long whole = resident - resident % shape.period;
-    const long long most = whole < shape.period ? shape.period : whole;
-    if (tiles > most) tiles = most;
-  }
-  return (tiles < shape.min_blocks ? shape.min_blocks : tiles) * shape.cluster;
-}
-
-// The grid on the current device. The driver answers from memory: its SM count is asked for at every call.
-inline cudaError_t grid(Launch shape, int rows, int* blocks) {
-  int sm_count = 1;
-  if (shape.persistent > 0) {
-    int device = 0;
-    cudaError_t status = cudaGetDevice(&device);
-    if (status == cudaSuccess) status = cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
-    if (status != cudaSuccess) return status;
-  }
-  const long long wanted = blocks_for(shape, rows, sm_count);
-  if (wanted > 0x7fffffffLL) return cudaErrorInvalidConfiguration;
-  *blocks = static_cast<int>(wanted);
-  return cudaSuccess;
-}
-
-// What a kernel must be allowed before a launch: much shared memory, large clusters.
-template <typename... Params>
-inline cudaError_t allow(void (*kernel)(Params...), Launch shape) {
-  cudaError_t status = cudaSuccess;
-  if (shape.shared_bytes > 32 * 1024) {  // static shared memory counts towards the 48 KiB one gets without asking
-    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
-  }
-  if (status == cudaSuccess && shape.cluster > 8) {
-    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-  }
-  return status;
-}
-
-template <typename... Params, typename... Arguments>
-inline cudaError_t launch(void (*kernel)(Params...), Launch shape, int blocks, cudaStream_t stream,
-                          Arguments... arguments) {
-  if (blocks == 0) return cudaSuccess;
-  const cudaError_t status = allow(kernel, shape);
-  if (status != cudaSuccess) return status;
-  cudaLaunchAttribute attributes[2] = {};
-  unsigned count = 0;
-  if (shape.cluster > 1) {
-    attributes[count].id = cudaLaunchAttributeClusterDimension;
-    attributes[count].val.clusterDim.x = static_cast<unsigned>(shape.cluster);
-    attributes[count].val.clusterDim.y = 1;
-    attributes[count++].val.clusterDim.z = 1;
-  }
-  if (shape.dependent) {
-    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
-  }
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
-  config.dynamicSmemBytes = static_cast<std::size_t>(shape.shared_bytes);
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = count;
-  return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(arguments)...);
-}
-
-// Takes from a persistent grid the clusters that do not fit the device at a time: 132 SMs need not hold 33 clusters of
-// 4, and one that waits for another to end would double the time.
-template <typename... Params>
-inline cudaError_t fit_clusters(void (*kernel)(Params...), Launch shape, int* blocks) {
-  cudaError_t status = allow(kernel, shape);
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = static_cast<unsigned>(shape.cluster);
-  attribute.val.clusterDim.y = 1;
-  attribute.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(shape.cluster));
-  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
-  config.dynamicSmemBytes = static_cast<std::size_t>(shape.shared_bytes);
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  int clusters = 0;
-  if (status == cudaSuccess) status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
-  clusters -= clusters % shape.period;
-  const int most = (clusters < shape.period ? shape.period : clusters) * shape.cluster;
-  if (*blocks > most) *blocks = most;
-  return status;
-}
-
 }  // namespace layernorm_fwd_bf16_detail
 
 // As layernorm_fwd_bf16 below, with the distance between row starts of each [rows, cols] tensor, in elements.
@@ -2653,187 +2903,37 @@ inline cudaError_t layernorm_fwd_bf16_pitched(
     const __nv_bfloat16* bias, long long y_pitch, long long x_pitch, int rows, int cols, float eps,
     cudaStream_t stream = nullptr) {
   namespace k = layernorm_fwd_bf16_detail;
-  if (rows < 0 || cols < 1 || y_pitch < cols || x_pitch < cols) return cudaErrorInvalidValue;
+  const bool invalid =
+      rows < 0 || cols < 1 || y_pitch < cols || x_pitch < cols;
+  if (invalid) return cudaErrorInvalidValue;
   if (rows == 0) return cudaSuccess;
+  const bool missing =
+      y == nullptr || x == nullptr;
+  if (missing) return cudaErrorInvalidValue;
   const unsigned absent =
-      (weight == nullptr ? 1u : 0u) |
-      (bias == nullptr ? 2u : 0u) |
-      (mean == nullptr ? 4u : 0u) |
+      (weight == nullptr ? 1u : 0u) | (bias == nullptr ? 2u : 0u) | (mean == nullptr ? 4u : 0u) |
       (rstd == nullptr ? 8u : 0u);
-  if (y == nullptr) return cudaErrorInvalidValue;
-  if (x == nullptr) return cudaErrorInvalidValue;
+  const k::Arguments call{
+      reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
+      reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch, x_pitch,
+      rows, cols, eps, stream};
+  const bool alike =
+      (k::address(x) - k::address(y)) % 16 == 0 && (k::pitch_bytes(x_pitch - y_pitch, 2)) % 16 == 0;
+  const k::Kernel* kernel = &k::kGeneral[2 * (absent & k::kCompiledOut) + (alike ? 0 : 1)];
   const int align = k::alignment(
       k::address(y) | k::address(x) | k::address(weight) | k::address(bias) | k::pitch_bytes(y_pitch, 2) |
       k::pitch_bytes(x_pitch, 2));
-  const bool alike = (k::address(x) - k::address(y)) % 16 == 0 && (k::pitch_bytes(x_pitch - y_pitch, 2)) % 16 == 0;
-  int blocks = 0;
-  cudaError_t status = cudaSuccess;
-  switch (k::select(rows, cols, align, absent, alike)) {
-    case 0:  // 8192 x 768
-      status = k::grid(k::kLaunch_warp_per_row_4442_Cols768_b55b, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::layernorm_fwd_bf16_warp_per_row_4442<k::Cols768_b55b>,
-          k::kLaunch_warp_per_row_4442_Cols768_b55b, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
-          x_pitch, rows, eps);
-    case 1:  // 8192 x 1000
-      status = k::grid(k::kLaunch_warp_per_row_b089_Cols1000_406b, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::layernorm_fwd_bf16_warp_per_row_b089<k::Cols1000_406b>,
-          k::kLaunch_warp_per_row_b089_Cols1000_406b, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
-          x_pitch, rows, eps);
-    case 2:  // 16384 x 1000
-      status = k::grid(k::kLaunch_block_per_row_587c_Cols1000_9920, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::layernorm_fwd_bf16_block_per_row_587c<k::Cols1000_9920>,
-          k::kLaunch_block_per_row_587c_Cols1000_9920, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
-          x_pitch, rows, eps);
-    case 3:  // 16384 x 1023
-      status = k::grid(k::kLaunch_warp_per_row_5514_Cols1023_cdd4, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::layernorm_fwd_bf16_warp_per_row_5514<k::Cols1023_cdd4>,
-          k::kLaunch_warp_per_row_5514_Cols1023_cdd4, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
-          x_pitch, rows, eps);
-    case 4:  // 4096 x 3072
-      status = k::grid(k::kLaunch_block_per_row_41be_Cols3072_4b59, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::layernorm_fwd_bf16_block_per_row_41be<k::Cols3072_4b59>,
-          k::kLaunch_block_per_row_41be_Cols3072_4b59, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
-          x_pitch, rows, eps);
-    case 5:
-    case 6:  // 1 x 4096, 64 x 4096
-      status = k::grid(k::kLaunch_without_mean_without_rstd_block_per_row_3679_Cols4096_800d, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::layernorm_fwd_bf16_without_mean_without_rstd_block_per_row_3679<k::Cols4096_800d>,
-          k::kLaunch_without_mean_without_rstd_block_per_row_3679_Cols4096_800d, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
-          x_pitch, rows, eps);
-    case 7:  // 4096 x 4096
-      status = k::grid(k::kLaunch_block_per_row_41be_Cols4096_e51c, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::layernorm_fwd_bf16_block_per_row_41be<k::Cols4096_e51c>,
-          k::kLaunch_block_per_row_41be_Cols4096_e51c, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
-          x_pitch, rows, eps);
-    case 8:  // 8192 x 4097
-      status = k::grid(k::kLaunch_block_per_row_f56e_Cols4097_c551, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::layernorm_fwd_bf16_block_per_row_f56e<k::Cols4097_c551>,
-          k::kLaunch_block_per_row_f56e_Cols4097_c551, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
-          x_pitch, rows, eps);
-    case 9:  // 4096 x 6144
-      status = k::grid(k::kLaunch_block_per_row_b52b_Cols6144_d1b4, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::layernorm_fwd_bf16_block_per_row_b52b<k::Cols6144_d1b4>,
-          k::kLaunch_block_per_row_b52b_Cols6144_d1b4, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
-          x_pitch, rows, eps);
-    case 10:  // 16 x 8192
-      status = k::grid(k::kLaunch_without_mean_without_rstd_block_per_row_3679_Cols8192_8f71, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::layernorm_fwd_bf16_without_mean_without_rstd_block_per_row_3679<k::Cols8192_8f71>,
-          k::kLaunch_without_mean_without_rstd_block_per_row_3679_Cols8192_8f71, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
-          x_pitch, rows, eps);
-    case 11:  // 16384 x 8192
-      status = k::grid(k::kLaunch_block_per_row_b52b_Cols8192_533a, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::layernorm_fwd_bf16_block_per_row_b52b<k::Cols8192_533a>,
-          k::kLaunch_block_per_row_b52b_Cols8192_533a, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
-          x_pitch, rows, eps);
-    case 12:  // 4 x 16384
-      status = k::grid(k::kLaunch_without_mean_without_rstd_cluster_per_row_79e7_Cols16384_5ce5, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::layernorm_fwd_bf16_without_mean_without_rstd_cluster_per_row_79e7<k::Cols16384_5ce5>,
-          k::kLaunch_without_mean_without_rstd_cluster_per_row_79e7_Cols16384_5ce5, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
-          x_pitch, rows, eps);
-    case 13:  // 2048 x 65536
-      status = k::grid(k::kLaunch_cluster_per_row_b2e0_Cols65536_475b, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::layernorm_fwd_bf16_cluster_per_row_b2e0<k::Cols65536_475b>, k::kLaunch_cluster_per_row_b2e0_Cols65536_475b, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::layernorm_fwd_bf16_cluster_per_row_b2e0<k::Cols65536_475b>,
-          k::kLaunch_cluster_per_row_b2e0_Cols65536_475b, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
-          x_pitch, rows, eps);
-    default:
-      break;
-  }
-  switch (absent & k::kCompiledOut) {  // the general kernel
-    case 0u:
-      status = k::grid(k::kLaunch_any_cols_block_per_row_f882_AnyCols_1448, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::layernorm_fwd_bf16_any_cols_block_per_row_f882<k::AnyCols_1448>,
-          k::kLaunch_any_cols_block_per_row_f882_AnyCols_1448, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), y_pitch,
-          x_pitch, rows, cols, eps);
-    case 1u:  // without weight
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_9e0f_AnyCols_1448, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::layernorm_fwd_bf16_any_cols_without_weight_block_per_row_9e0f<k::AnyCols_1448>,
-          k::kLaunch_any_cols_without_weight_block_per_row_9e0f_AnyCols_1448, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(bias), y_pitch, x_pitch, rows, cols, eps);
-    case 2u:  // without bias
-      status = k::grid(k::kLaunch_any_cols_without_bias_block_per_row_731f_AnyCols_1448, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::layernorm_fwd_bf16_any_cols_without_bias_block_per_row_731f<k::AnyCols_1448>,
-          k::kLaunch_any_cols_without_bias_block_per_row_731f_AnyCols_1448, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, cols, eps);
-    default:  // without weight and bias
-      status = k::grid(k::kLaunch_any_cols_without_bias_without_weight_block_per_row_180c_AnyCols_1448, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_180c<k::AnyCols_1448>,
-          k::kLaunch_any_cols_without_bias_without_weight_block_per_row_180c_AnyCols_1448, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch,
-          rows, cols, eps);
-  }
+  const int tuned = k::select(rows, cols, align, absent, alike);
+  if (tuned >= 0) kernel = &k::kTuned[tuned].kernel;
+  return kernel->run(*kernel, call);
 }
 
 // y, x [rows, cols]; mean, rstd [rows]; weight, bias [cols]: device pointers, row-major, contiguous; what is written
 // overlaps nothing else.
 // May be null: weight, bias, mean, rstd.
-// Asynchronous on `stream`; allocates nothing. Columns and alignment must match a tuned line exactly, rows take the
-// nearest one; anything else goes to the general kernel.
+// Asynchronous on `stream`; allocates nothing.
+// Columns and alignment must match a tuned line exactly, rows take the nearest one; anything else goes to the general
+// kernel.
 inline cudaError_t layernorm_fwd_bf16(
     __nv_bfloat16* y, float* mean, float* rstd, const __nv_bfloat16* x, const __nv_bfloat16* weight,
     const __nv_bfloat16* bias, int rows, int cols, float eps, cudaStream_t stream = nullptr) {

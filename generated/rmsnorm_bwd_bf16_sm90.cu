@@ -13,46 +13,31 @@
 // spec      rmsnorm, sha256:61a22f77ec2c7cf69458a8cff26c11e0af021fb40a8c559ca9ee24a2d364721e
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// command   normgen tune --shape 65536x128 --op rmsnorm --dtype bf16 --direction backward
-//           and 7 more: each stands in its record
 // note      emitted as another text than the one that was tuned: 65536 x 128, 1048576 x 128, 8192 x 768, 65536 x 1024,
-//           4096 x 4097, 2048 x 32768
+//           4096 x 4096, 4096 x 4097, 16384 x 8192, 2048 x 32768
 //
-//   rows x cols    kernel           threads  rows/block  vector        median us  GB/s  of roof  vs default  data
-//   65536 x 128    warp_per_row     256      32          bfloat16 x 8  15.15      3339  94.4 %   1.05x       cold
-//   1048576 x 128  warp_per_row     256      32          bfloat16 x 4  196.9      4111  102.1 %  1.02x       cold
-//   8192 x 768     warp_per_row     512      16          bfloat16 x 8  12.07      3131  92.9 %   1.32x       cold
-//   65536 x 1024   block_per_row    256      4           bfloat16 x 4  99.87      4034  103.4 %  1.13x       cold
-//   4096 x 4096    block_per_row    256      1           bfloat16 x 8  27.51      3660  91.4 %   1.04x       cold
-//   4096 x 4097    block_per_row    512      2           bfloat16 x 4  30.95      3255  88.2 %   1.02x       cold
-//   16384 x 8192   block_per_row    512      1           bfloat16 x 8  188.8      4267  100.6 %  1.05x       cold
-//   2048 x 32768   cluster_per_row  256      1           bfloat16 x 8  99.69      4041  96.1 %   1.36x       cold
-//   (any other)    block_per_row    256      1           bfloat16      -          -     -        -           not tuned
+//   rows x cols              kernel           threads  rows/block  vector  price us  chain us  GB/s  of roof  vs default  alone us  timed
+//   65536 x 128              warp_per_row     256      32          8       -         -         3339  94.4 %   1.05x       15.15     cold alone
+//   1048576 x 128            warp_per_row     256      32          4       -         -         4111  102.1 %  1.02x       196.9     cold alone
+//   8192 x 768               warp_per_row     512      16          8       -         -         3131  92.9 %   1.32x       12.07     cold alone
+//   65536 x 1024             block_per_row    256      4           4       -         -         4034  103.4 %  1.13x       99.87     cold alone
+//   4096 x 4096              block_per_row    256      1           8       -         -         3660  91.4 %   1.04x       27.51     cold alone
+//   4096 x 4097              block_per_row    512      2           4       -         -         3255  88.2 %   1.02x       30.95     cold alone
+//   16384 x 8192             block_per_row    512      1           8       -         -         4267  100.6 %  1.05x       188.8     cold alone
+//   2048 x 32768             cluster_per_row  256      1           8       -         -         4041  96.1 %   1.36x       99.69     cold alone
+//   (any other, rows alike)  block_per_row    256      1           8       -         -         -     -        -           -         not tuned
+//   (any other)              block_per_row    256      1           1       -         -         -     -        -           -         not tuned
+//
+// times     alone: of launches behind each other, which overlap where they start early; GB/s and ratios are of these
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
 //           stored dtype, over adversarial rows, on the GPU: dx 1, dweight 0.98
-//
-// A kernel and its Config are, byte for byte, what was tuned; `normgen show` with --op, --shape, --dtype and
-// --schedule prints them alone. Schedules:
-//   65536 x 128: threads_per_row=8 rows_per_block=32 vector=8 hold=registers persistent=3 unroll=0 params=kept
-//                dependent_launch=end
-//   1048576 x 128: threads_per_row=8 rows_per_block=32 vector=4 hold=registers persistent=3 unroll=0 load=evict_last
-//                  params=kept dependent_launch=on
-//   8192 x 768: threads_per_row=32 rows_per_block=16 vector=8 hold=registers persistent=1 unroll=0 params=kept
-//               dependent_launch=end
-//   65536 x 1024: threads_per_row=64 rows_per_block=4 vector=4 hold=registers persistent=2 stages=2 unroll=0
-//                 params=kept dependent_launch=start
-//   4096 x 4096: vector=8 hold=registers copy=cp_async persistent=2 stages=2 unroll=0 params=kept dependent_launch=end
-//   4096 x 4097: rows_per_block=2 vector=4 hold=registers edges=peel persistent=1 stages=2 unroll=0 params=kept
-//                dependent_launch=start
-//   16384 x 8192: threads_per_row=512 vector=8 hold=registers copy=cp_async persistent=1 stages=2 unroll=0 params=kept
-//                 dependent_launch=start
-//   2048 x 32768: cluster=8 vector=8 hold=registers persistent=3 stages=2 unroll=0 load=evict_last
-//                 dependent_launch=end
+// records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
+//           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
 //
 // use       #include "rmsnorm_bwd_bf16_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
 //           cudaError_t status = normgen::sm90::rmsnorm_bwd_bf16(
-//               dx, dweight, dy, x, weight, rstd, rows, cols, eps, workspace, stream);
+//               dx, dweight, dy, x, weight, rstd, rows, cols, workspace, stream);
 #ifndef NORMGEN_RMSNORM_BWD_BF16_SM90_CU_
 #define NORMGEN_RMSNORM_BWD_BF16_SM90_CU_
 #define NORMGEN_RMSNORM_BWD_BF16_SM90_VERSION "0.1.0"
@@ -62,10 +47,11 @@
 #endif
 
 #ifndef __CUDACC_RTC__
-#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include <cstddef>
+
+struct __nv_bfloat16;  // cuda_bf16.h has it, and takes as long to compile as cuda_runtime.h
 #endif
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
@@ -201,6 +187,28 @@ __device__ __forceinline__ unsigned char* dynamic_shared() {
   return bytes;
 }
 
+// A load whose lines L2 keeps by `policy` (ld.global.L2::cache_hint: sm_80).
+template <int kBytes>
+__device__ __forceinline__ void load_by_policy(const void* address, unsigned* bits, unsigned long long policy) {
+  if constexpr (kBytes == 16) {
+    asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+        : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
+  } else if constexpr (kBytes == 8) {
+    asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
+        : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
+  } else if constexpr (kBytes == 4) {
+    asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(bits[0]) : "l"(address), "l"(policy));
+  } else {
+    unsigned short half;
+    if constexpr (kBytes == 2) {
+      asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+    } else {
+      asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+    }
+    bits[0] = half;
+  }
+}
+
 // Last to leave L2 (createpolicy: sm_80).
 struct EvictLast {
   static __device__ __forceinline__ unsigned long long l2_policy() {
@@ -210,25 +218,7 @@ struct EvictLast {
   }
   template <int kBytes>
   static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
-    const unsigned long long policy = l2_policy();
-    if constexpr (kBytes == 16) {
-      asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-          : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
-    } else if constexpr (kBytes == 8) {
-      asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
-          : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
-    } else if constexpr (kBytes == 4) {
-      asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;"
-          : "=r"(bits[0]) : "l"(address), "l"(policy));
-    } else {
-      unsigned short half;
-      if constexpr (kBytes == 2) {
-        asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
-      } else {
-        asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
-      }
-      bits[0] = half;
-    }
+    load_by_policy<kBytes>(address, bits, l2_policy());
   }
 };
 
@@ -336,6 +326,51 @@ __device__ __forceinline__ void copy_async(T* slot, const T* elements) {
   }
 }
 
+// How a kernel and its neighbours in the stream overlap: not at all.
+// wait              before the first access to what the kernels in front write, or still read
+// wait_for_partner  the same, of a call's second kernel for its first one
+// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
+// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
+//                   the compiler would read it through the non-coherent cache and move loads over a wait
+struct InOrder {
+  template <typename T> using Pointer = const T* __restrict__;
+  static __device__ __forceinline__ void wait() {}
+  static __device__ __forceinline__ void wait_for_partner() {}
+  static __device__ __forceinline__ void at_start() {}
+  static __device__ __forceinline__ void at_loads() {}
+  static __device__ __forceinline__ void at_end() {}
+};
+
+template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
+
+// Starts while the kernel in front still runs (programmatic dependent launch).
+struct Early : InOrder {
+  template <typename T> using Pointer = const T*;
+  static __device__ __forceinline__ void wait() { dependency_wait(); }
+  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+};
+
+// ... and lets the next one take its place at once: that one waits there.
+struct EarlyAtStart : Early {
+  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
+};
+
+// ... or as soon as it has asked for its row.
+struct EarlyAtLoads : Early {
+  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
+};
+
+// ... or at its end.
+struct EarlyAtEnd : Early {
+  static __device__ __forceinline__ void at_end() { dependency_trigger(); }
+};
+
+// Only a call's second kernel starts early, behind its first one.
+struct EarlyPartner : InOrder {
+  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
+};
+
 // All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
 // how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
@@ -418,39 +453,43 @@ __device__ __forceinline__ float total_of_warps(const float (&warp_sums)[kWarps]
 // around them, moved into place. `inside`: those words are known to lie within the array.
 template <int N, typename T>
 __device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, int count, bool inside) {
-  constexpr int kSize = static_cast<int>(sizeof(T));
-  constexpr int kWord = (N * kSize < 16 ? N * kSize : 16) / kSize;  // elements of a word
-  constexpr int kRegisters = kWord * kSize / 4;
-  constexpr int kWords = N / kWord + 1;
-  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(elements + first) / kSize % kWord);
-  Vec<T, N> vec = {};
-  if (!inside && (first < shift || first - shift + kWords * kWord > count)) {
+  if constexpr (N == 1) {
+    return read<1>(elements + first);
+  } else {
+    constexpr int kSize = static_cast<int>(sizeof(T));
+    constexpr int kWord = (N * kSize < 16 ? N * kSize : 16) / kSize;  // elements of a word
+    constexpr int kRegisters = kWord * kSize / 4;
+    constexpr int kWords = N / kWord + 1;
+    const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(elements + first) / kSize % kWord);
+    Vec<T, N> vec = {};
+    if (!inside && (first < shift || first - shift + kWords * kWord > count)) {
+      #pragma unroll
+      for (int i = 0; i < N; ++i) {
+        const unsigned bits = *reinterpret_cast<const Word<kSize>*>(elements + first + i);
+        if (kSize == 4) vec.bits[i] = bits;
+        else vec.bits[i * kSize / 4] |= bits << i * kSize % 4 * 8;
+      }
+      return vec;
+    }
+    unsigned bits[kWords * kRegisters];
     #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const unsigned bits = *reinterpret_cast<const Word<kSize>*>(elements + first + i);
-      if (kSize == 4) vec.bits[i] = bits;
-      else vec.bits[i * kSize / 4] |= bits << i * kSize % 4 * 8;
+    for (int word = 0; word < kWords; ++word) {
+      const Vec<T, kWord> part = read<kWord>(elements + first - shift + word * kWord);
+      #pragma unroll
+      for (int i = 0; i < kRegisters; ++i) bits[word * kRegisters + i] = part.bits[i];
+    }
+    #pragma unroll
+    for (int step = kRegisters / 2; step > 0; step /= 2) {
+      const bool moves = (shift * kSize / 4 & step) != 0;  // a select: branches would put the bits in local memory
+      #pragma unroll
+      for (int i = 0; i + step < kWords * kRegisters; ++i) bits[i] = moves ? bits[i + step] : bits[i];
+    }
+    #pragma unroll
+    for (int i = 0; i < Vec<T, N>::kRegisters; ++i) {
+      vec.bits[i] = __funnelshift_r(bits[i], bits[i + 1], shift * kSize % 4 * 8);
     }
     return vec;
   }
-  unsigned bits[kWords * kRegisters];
-  #pragma unroll
-  for (int word = 0; word < kWords; ++word) {
-    const Vec<T, kWord> part = read<kWord>(elements + first - shift + word * kWord);
-    #pragma unroll
-    for (int i = 0; i < kRegisters; ++i) bits[word * kRegisters + i] = part.bits[i];
-  }
-  #pragma unroll
-  for (int step = kRegisters / 2; step > 0; step /= 2) {
-    const bool moves = (shift * kSize / 4 & step) != 0;  // a select: branches would put the bits in local memory
-    #pragma unroll
-    for (int i = 0; i + step < kWords * kRegisters; ++i) bits[i] = moves ? bits[i + step] : bits[i];
-  }
-  #pragma unroll
-  for (int i = 0; i < Vec<T, N>::kRegisters; ++i) {
-    vec.bits[i] = __funnelshift_r(bits[i], bits[i + 1], shift * kSize % 4 * 8);
-  }
-  return vec;
 }
 
 // Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
@@ -482,50 +521,52 @@ __device__ __forceinline__ bool takes_last_ticket(unsigned* ticket, bool& is_las
 }
 
 // What a tuned shape is: the sizes and hints of its kernel.
-struct Cols128_3688 { enum :
+struct Cols128_c85c { enum :
     int { kCols = 128, kThreads = 256, kThreadsPerRow = 8, kRowsPerBlock = 32, kVector = 8, kGroups = 8, kCells = 8 };
-    using Load = Default; using Store = Default; };
-struct Cols128_ab0a { enum :
+    using Load = Default; using Store = Default; using Chain = EarlyAtEnd; };
+struct Cols128_4389 { enum :
     int { kCols = 128, kThreads = 256, kThreadsPerRow = 8, kRowsPerBlock = 32, kVector = 4, kGroups = 8, kCells = 8 };
-    using Load = EvictLast; using Store = Default; };
-struct Cols768_d4ab { enum :
+    using Load = EvictLast; using Store = Default; using Chain = EarlyPartner; };
+struct Cols768_2944 { enum :
     int { kCols = 768, kThreads = 512, kThreadsPerRow = 32, kRowsPerBlock = 16, kVector = 8, kGroups = 16, kCells = 8 };
-    using Load = Default; using Store = Default; };
-struct Cols1024_2002 { enum :
+    using Load = Default; using Store = Default; using Chain = EarlyAtEnd; };
+struct Cols1024_b9b2 { enum :
     int { kCols = 1024, kThreads = 256, kThreadsPerRow = 64, kRowsPerBlock = 4, kVector = 4, kGroups = 4, kCells = 8 };
-    using Load = Default; using Store = Default; };
-struct Cols4096_f168 { enum :
+    using Load = Default; using Store = Default; using Chain = EarlyAtStart; };
+struct Cols4096_1c94 { enum :
     int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kStages = 2, kCells = 16 };
-    using Store = Default; };
-struct Cols4097_0326 { enum :
+    using Store = Default; using Chain = EarlyAtEnd; };
+struct Cols4097_62d9 { enum :
     int { kCols = 4097, kThreads = 512, kThreadsPerRow = 256, kRowsPerBlock = 2, kVector = 4, kGroups = 2,
-    kCells = 16 }; using Load = Default; using Store = Default; };
-struct Cols8192_36c3 { enum :
+    kCells = 16 }; using Load = Default; using Store = Default; using Chain = EarlyAtStart; };
+struct Cols8192_6325 { enum :
     int { kCols = 8192, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kStages = 2, kCells = 32 };
-    using Store = Default; };
-struct Cols32768_9864 { enum : int { kCols = 32768, kThreads = 256, kCluster = 8, kVector = 8, kCells = 32 };
-    using Load = EvictLast; using Store = Default; };
-struct AnyCols_d376 { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 };
-    using Load = Default; using Store = Default; };
-struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; };
+    using Store = Default; using Chain = EarlyAtStart; };
+struct Cols32768_c565 { enum : int { kCols = 32768, kThreads = 256, kCluster = 8, kVector = 8, kCells = 32 };
+    using Load = EvictLast; using Store = Default; using Chain = EarlyAtEnd; };
+struct AnyCols_f974 { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 };
+    using Load = Default; using Store = Default; using Chain = InOrder; };
+struct AnyCols_b219 { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 };
+    using Load = Default; using Store = Default; using Chain = InOrder; };
+struct AnyCols_ff33 { enum : int { kThreadsPerRow = 256, kVector = 8, kUnroll = 1, kThreads = 256 };
+    using Load = Default; using Store = Default; using Chain = InOrder; };
+struct AnyCols_db2e { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
+    using Load = Default; using Store = Default; using Chain = InOrder; };
 
 // rmsnorm backward: lanes of a warp own a row, rows lie side by side in a block; it is read once.
-// It may start while the kernel in front of it in the stream ends.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_warp_per_row_0284(
+rmsnorm_bwd_bf16_warp_per_row_b4a5(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
-    const bfloat16* dy,
-    const bfloat16* x,
-    const bfloat16* weight,
-    const float* rstd,
+    Input<Config, bfloat16> dy,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, float> rstd,
     long long dx_pitch,
     long long dy_pitch,
     long long x_pitch,
     int rows,
-    float eps,
     float* partials) {
   constexpr int kCols = Config::kCols;
   constexpr int kThreads = Config::kThreads;
@@ -534,8 +575,10 @@ rmsnorm_bwd_bf16_warp_per_row_0284(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kTensors = 1;  // that are summed over rows
   constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
@@ -552,14 +595,17 @@ rmsnorm_bwd_bf16_warp_per_row_0284(
   const int lane = threadIdx.x % kThreadsPerRow;
   const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
 
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> weight_held[kSteps];
 
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read<kVector>(weight + vector * kVector);
+    if (kEven || vector < kVectors) {
+      weight_held[step] = read<kVector>(weight + vector * kVector);
+    }
   }
 
   // Sums over the rows of this thread, column by column.
@@ -582,8 +628,10 @@ rmsnorm_bwd_bf16_warp_per_row_0284(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      dy_held[step] = read<kVector, Load>(dy_row + vector * kVector);
-      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+      if (kEven || vector < kVectors) {
+        dy_held[step] = read<kVector, Load>(dy_row + vector * kVector);
+        x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+      }
     }
 
     Look1 look1 = {0.0f};
@@ -591,14 +639,17 @@ rmsnorm_bwd_bf16_warp_per_row_0284(
     // Look 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_held[step], i);
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float dxhat_i = dy_i * weight_i;
-        const float xhat_i = x_i * row_rstd;
-        look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = x_i * row_rstd;
+          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+        }
       }
     }
 
@@ -609,20 +660,22 @@ rmsnorm_bwd_bf16_warp_per_row_0284(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      float dx_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_held[step], i);
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float dxhat_i = dy_i * weight_i;
-        const float xhat_i = x_i * row_rstd;
-        dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
-        if (active) dweight_sum[step][i] += dy_i * xhat_i;
+      if (kEven || vector < kVectors) {
+        float dx_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = x_i * row_rstd;
+          dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
+          if (active) dweight_sum[step][i] += dy_i * xhat_i;
+        }
+        Vec<bfloat16, kVector> dx_vec;
+        pack(dx_vec, dx_values);
+        if (active) write<Store>(dx_row + vector * kVector, dx_vec);
       }
-      Vec<bfloat16, kVector> dx_vec;
-      pack(dx_vec, dx_values);
-      if (active) write<Store>(dx_row + vector * kVector, dx_vec);
     }
   }
 
@@ -642,7 +695,7 @@ rmsnorm_bwd_bf16_warp_per_row_0284(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    if (threadIdx.x % 32 < kThreadsPerRow) {
+    if (threadIdx.x % 32 < kThreadsPerRow && (kEven || vector < kVectors)) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         group_sums[threadIdx.x / 32][0][i * kVectors + vector] = dweight_sum[step][i];
@@ -661,15 +714,16 @@ rmsnorm_bwd_bf16_warp_per_row_0284(
     }
     partial_row[cell] = dweight_total;
   }
-  dependency_trigger();  // the next kernel may start
+
+  Chain::at_end();
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-rmsnorm_bwd_bf16_warp_per_row_0284_finish(
+rmsnorm_bwd_bf16_warp_per_row_b4a5_finish(
     bfloat16* __restrict__ dweight,
-    const float* partials,
+    Input<Config, float> partials,
     int partial_rows) {
   constexpr int kCols = Config::kCols;
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
@@ -678,361 +732,13 @@ rmsnorm_bwd_bf16_warp_per_row_0284_finish(
   constexpr int kThreads = 512;
   constexpr int kTensors = 1;  // that are summed over rows
   constexpr int kCells = Config::kCells;  // of a block
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   __shared__ float warp_sums[kThreads / 32][kCells];
 
   constexpr int tensor = 0;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
-  dependency_wait();
-  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
-  const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kCols) {
-    const float total = total_of_warps(warp_sums, threadIdx.x);
-    Vec<bfloat16, 1> dweight_vec = {};
-    const float dweight_value[1] = {total};
-    pack(dweight_vec, dweight_value);
-    write(dweight + column, dweight_vec);
-  }
-}
-
-// rmsnorm backward: lanes of a warp own a row, rows lie side by side in a block; it is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_warp_per_row_fd82(
-    bfloat16* __restrict__ dx,
-    bfloat16* __restrict__ dweight,
-    const bfloat16* __restrict__ dy,
-    const bfloat16* __restrict__ x,
-    const bfloat16* __restrict__ weight,
-    const float* __restrict__ rstd,
-    long long dx_pitch,
-    long long dy_pitch,
-    long long x_pitch,
-    int rows,
-    float eps,
-    float* __restrict__ partials) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 1;  // that are summed over rows
-  constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
-  struct Look1 {  // look 1: sum(dxhat * xhat)
-    float dxhat_xhat_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset)};
-    }
-  };
-
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
-  Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read<kVector>(weight + vector * kVector);
-  }
-
-  dependency_trigger();  // the finishing kernel may take its place as blocks end
-  // Sums over the rows of this thread, column by column.
-  float dweight_sum[kSteps][kVector] = {};
-  float (*group_sums)[kTensors][kPitch] = reinterpret_cast<float (*)[kTensors][kPitch]>(dynamic_shared());
-
-  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = row < rows;  // idle rows recompute the last row and store nothing
-    const int valid_row = active ? row : rows - 1;
-    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
-    const bfloat16* dy_row = dy + static_cast<long long>(valid_row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-    const float row_rstd = rstd[valid_row];
-
-    Vec<bfloat16, kVector> dy_held[kSteps];
-    Vec<bfloat16, kVector> x_held[kSteps];
-
-    // The row of dy and x is read once and waits in registers; each thread reads back its own part.
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      dy_held[step] = read<kVector, Load>(dy_row + vector * kVector);
-      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
-    }
-
-    Look1 look1 = {0.0f};
-
-    // Look 1: sum(dxhat * xhat)
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_held[step], i);
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float dxhat_i = dy_i * weight_i;
-        const float xhat_i = x_i * row_rstd;
-        look1.dxhat_xhat_sum += dxhat_i * xhat_i;
-      }
-    }
-
-    look1 = reduce_lanes<kThreadsPerRow>(look1);
-    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
-
-    // Last look: the outputs
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      float dx_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_held[step], i);
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float dxhat_i = dy_i * weight_i;
-        const float xhat_i = x_i * row_rstd;
-        dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
-        if (active) dweight_sum[step][i] += dy_i * xhat_i;
-      }
-      Vec<bfloat16, kVector> dx_vec;
-      pack(dx_vec, dx_values);
-      if (active) write<Store>(dx_row + vector * kVector, dx_vec);
-    }
-  }
-
-  // Rows that share a warp.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      #pragma unroll
-      for (int offset = kThreadsPerRow; offset < 32; offset *= 2) {
-        dweight_sum[step][i] += __shfl_xor_sync(0xffffffffu, dweight_sum[step][i], offset);
-      }
-    }
-  }
-
-  // The row groups of this block leave their sums side by side ...
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (threadIdx.x % 32 < kThreadsPerRow) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        group_sums[threadIdx.x / 32][0][i * kVectors + vector] = dweight_sum[step][i];
-      }
-    }
-  }
-
-  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
-  __syncthreads();
-  // ... and are added in a fixed order.
-  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
-    float dweight_total = group_sums[0][0][cell];
-    #pragma unroll
-    for (int group = 1; group < kGroups; ++group) {
-      dweight_total += group_sums[group][0][cell];
-    }
-    partial_row[cell] = dweight_total;
-  }
-}
-
-// Adds the partial rows of the kernel above, cell by cell and always in the same order.
-template <class Config>
-__global__ void __launch_bounds__(512)
-rmsnorm_bwd_bf16_warp_per_row_fd82_finish(
-    bfloat16* __restrict__ dweight,
-    const float* __restrict__ partials,
-    int partial_rows) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kVector = Config::kVector;
-  constexpr int kVectors = kCols / kVector;
-  constexpr int kThreads = 512;
-  constexpr int kTensors = 1;  // that are summed over rows
-  constexpr int kCells = Config::kCells;  // of a block
-  __shared__ float warp_sums[kThreads / 32][kCells];
-
-  constexpr int tensor = 0;
-  const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
-  dependency_wait();
-  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
-  const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kCols) {
-    const float total = total_of_warps(warp_sums, threadIdx.x);
-    Vec<bfloat16, 1> dweight_vec = {};
-    const float dweight_value[1] = {total};
-    pack(dweight_vec, dweight_value);
-    write(dweight + column, dweight_vec);
-  }
-}
-
-// rmsnorm backward: lanes of a warp own a row, rows lie side by side in a block; it is read once.
-// It may start while the kernel in front of it in the stream ends.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_warp_per_row_183a(
-    bfloat16* __restrict__ dx,
-    bfloat16* __restrict__ dweight,
-    const bfloat16* dy,
-    const bfloat16* x,
-    const bfloat16* weight,
-    const float* rstd,
-    long long dx_pitch,
-    long long dy_pitch,
-    long long x_pitch,
-    int rows,
-    float eps,
-    float* partials) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 1;  // that are summed over rows
-  constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
-  struct Look1 {  // look 1: sum(dxhat * xhat)
-    float dxhat_xhat_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset)};
-    }
-  };
-
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
-
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read<kVector>(weight + vector * kVector);
-  }
-
-  // Sums over the rows of this thread, column by column.
-  float dweight_sum[kSteps][kVector] = {};
-  float (*group_sums)[kTensors][kPitch] = reinterpret_cast<float (*)[kTensors][kPitch]>(dynamic_shared());
-
-  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = row < rows;  // idle rows recompute the last row and store nothing
-    const int valid_row = active ? row : rows - 1;
-    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
-    const bfloat16* dy_row = dy + static_cast<long long>(valid_row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-    const float row_rstd = rstd[valid_row];
-
-    Vec<bfloat16, kVector> dy_held[kSteps];
-    Vec<bfloat16, kVector> x_held[kSteps];
-
-    // The row of dy and x is read once and waits in registers; each thread reads back its own part.
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      dy_held[step] = read<kVector, Load>(dy_row + vector * kVector);
-      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
-    }
-
-    Look1 look1 = {0.0f};
-
-    // Look 1: sum(dxhat * xhat)
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_held[step], i);
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float dxhat_i = dy_i * weight_i;
-        const float xhat_i = x_i * row_rstd;
-        look1.dxhat_xhat_sum += dxhat_i * xhat_i;
-      }
-    }
-
-    look1 = reduce_lanes<kThreadsPerRow>(look1);
-    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
-
-    // Last look: the outputs
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      float dx_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_held[step], i);
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float dxhat_i = dy_i * weight_i;
-        const float xhat_i = x_i * row_rstd;
-        dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
-        if (active) dweight_sum[step][i] += dy_i * xhat_i;
-      }
-      Vec<bfloat16, kVector> dx_vec;
-      pack(dx_vec, dx_values);
-      if (active) write<Store>(dx_row + vector * kVector, dx_vec);
-    }
-  }
-
-  // The row groups of this block leave their sums side by side ...
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      group_sums[slot][0][i * kVectors + vector] = dweight_sum[step][i];
-    }
-  }
-
-  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
-  __syncthreads();
-  // ... and are added in a fixed order.
-  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
-    float dweight_total = group_sums[0][0][cell];
-    #pragma unroll
-    for (int group = 1; group < kGroups; ++group) {
-      dweight_total += group_sums[group][0][cell];
-    }
-    partial_row[cell] = dweight_total;
-  }
-  dependency_trigger();  // the next kernel may start
-}
-
-// Adds the partial rows of the kernel above, cell by cell and always in the same order.
-template <class Config>
-__global__ void __launch_bounds__(512)
-rmsnorm_bwd_bf16_warp_per_row_183a_finish(
-    bfloat16* __restrict__ dweight,
-    const float* partials,
-    int partial_rows) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kVector = Config::kVector;
-  constexpr int kVectors = kCols / kVector;
-  constexpr int kThreads = 512;
-  constexpr int kTensors = 1;  // that are summed over rows
-  constexpr int kCells = Config::kCells;  // of a block
-  __shared__ float warp_sums[kThreads / 32][kCells];
-
-  constexpr int tensor = 0;
-  const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
-  dependency_wait();
+  Chain::at_start();
+  Chain::wait_for_partner();
   add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
   const int column = cell % kVectors * kVector + cell / kVectors;
   if (threadIdx.x < kCells && cell < kCols) {
@@ -1045,21 +751,19 @@ rmsnorm_bwd_bf16_warp_per_row_183a_finish(
 }
 
 // rmsnorm backward: the threads of some warps own a row, rows lie side by side in a block; it is read once.
-// It may start while the kernel in front of it in the stream ends.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_block_per_row_b336(
+rmsnorm_bwd_bf16_block_per_row_07b9(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
-    const bfloat16* dy,
-    const bfloat16* x,
-    const bfloat16* weight,
-    const float* rstd,
+    Input<Config, bfloat16> dy,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, float> rstd,
     long long dx_pitch,
     long long dy_pitch,
     long long x_pitch,
     int rows,
-    float eps,
     float* partials) {
   constexpr int kCols = Config::kCols;
   constexpr int kThreads = Config::kThreads;
@@ -1068,9 +772,11 @@ rmsnorm_bwd_bf16_block_per_row_b336(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kTensors = 1;  // that are summed over rows
   constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
@@ -1089,15 +795,17 @@ rmsnorm_bwd_bf16_block_per_row_b336(
   const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
   int parity = 0;
 
-  dependency_trigger();  // the next kernel may take its place, and waits there
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> weight_held[kSteps];
 
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read<kVector>(weight + vector * kVector);
+    if (kEven || vector < kVectors) {
+      weight_held[step] = read<kVector>(weight + vector * kVector);
+    }
   }
 
   // Sums over the rows of this thread, column by column.
@@ -1117,8 +825,10 @@ rmsnorm_bwd_bf16_block_per_row_b336(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
-      x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+      if (kEven || vector < kVectors) {
+        dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
+        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+      }
     }
   };
   if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
@@ -1147,14 +857,17 @@ rmsnorm_bwd_bf16_block_per_row_b336(
     // Look 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_held[step], i);
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float dxhat_i = dy_i * weight_i;
-        const float xhat_i = x_i * row_rstd;
-        look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = x_i * row_rstd;
+          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+        }
       }
     }
 
@@ -1165,20 +878,22 @@ rmsnorm_bwd_bf16_block_per_row_b336(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      float dx_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_held[step], i);
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float dxhat_i = dy_i * weight_i;
-        const float xhat_i = x_i * row_rstd;
-        dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
-        if (active) dweight_sum[step][i] += dy_i * xhat_i;
+      if (kEven || vector < kVectors) {
+        float dx_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = x_i * row_rstd;
+          dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
+          if (active) dweight_sum[step][i] += dy_i * xhat_i;
+        }
+        Vec<bfloat16, kVector> dx_vec;
+        pack(dx_vec, dx_values);
+        if (active) write<Store>(dx_row + vector * kVector, dx_vec);
       }
-      Vec<bfloat16, kVector> dx_vec;
-      pack(dx_vec, dx_values);
-      if (active) write<Store>(dx_row + vector * kVector, dx_vec);
     }
 
     parity ^= 1;
@@ -1188,9 +903,11 @@ rmsnorm_bwd_bf16_block_per_row_b336(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      group_sums[slot][0][i * kVectors + vector] = dweight_sum[step][i];
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        group_sums[slot][0][i * kVectors + vector] = dweight_sum[step][i];
+      }
     }
   }
 
@@ -1205,14 +922,16 @@ rmsnorm_bwd_bf16_block_per_row_b336(
     }
     partial_row[cell] = dweight_total;
   }
+
+  Chain::at_end();
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-rmsnorm_bwd_bf16_block_per_row_b336_finish(
+rmsnorm_bwd_bf16_block_per_row_07b9_finish(
     bfloat16* __restrict__ dweight,
-    const float* partials,
+    Input<Config, float> partials,
     int partial_rows) {
   constexpr int kCols = Config::kCols;
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
@@ -1221,12 +940,13 @@ rmsnorm_bwd_bf16_block_per_row_b336_finish(
   constexpr int kThreads = 512;
   constexpr int kTensors = 1;  // that are summed over rows
   constexpr int kCells = Config::kCells;  // of a block
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   __shared__ float warp_sums[kThreads / 32][kCells];
 
   constexpr int tensor = 0;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
-  dependency_trigger();
-  dependency_wait();
+  Chain::at_start();
+  Chain::wait_for_partner();
   add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
   const int column = cell % kVectors * kVector + cell / kVectors;
   if (threadIdx.x < kCells && cell < kCols) {
@@ -1239,30 +959,30 @@ rmsnorm_bwd_bf16_block_per_row_b336_finish(
 }
 
 // rmsnorm backward: a block owns a row; it is read once.
-// It may start while the kernel in front of it in the stream ends.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_block_per_row_483c(
+rmsnorm_bwd_bf16_block_per_row_2459(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
-    const bfloat16* dy,
-    const bfloat16* x,
-    const bfloat16* weight,
-    const float* rstd,
+    Input<Config, bfloat16> dy,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, float> rstd,
     long long dx_pitch,
     long long dy_pitch,
     long long x_pitch,
     int rows,
-    float eps,
     float* partials) {
   constexpr int kCols = Config::kCols;
   constexpr int kThreads = Config::kThreads;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
   constexpr int kStages = Config::kStages;  // row tiles in shared memory
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kTensors = 1;  // that are summed over rows
@@ -1282,7 +1002,8 @@ rmsnorm_bwd_bf16_block_per_row_483c(
   bfloat16* dy_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dy_shared + kStages * kSteps * kThreads * kVector);
 
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   // Each thread copies its own vectors to its own slots, so that no barrier is needed to read them.
   const auto fetch = [&](int first_row, int stage) {
@@ -1292,10 +1013,12 @@ rmsnorm_bwd_bf16_block_per_row_483c(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      copy_async<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector,
-          dy_row + vector * kVector);
-      copy_async<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector,
-          x_row + vector * kVector);
+      if (kEven || vector < kVectors) {
+        copy_async<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector,
+            dy_row + vector * kVector);
+        copy_async<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector,
+            x_row + vector * kVector);
+      }
     }
   };
   float rstd_next;
@@ -1316,7 +1039,9 @@ rmsnorm_bwd_bf16_block_per_row_483c(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read<kVector>(weight + vector * kVector);
+    if (kEven || vector < kVectors) {
+      weight_held[step] = read<kVector>(weight + vector * kVector);
+    }
   }
 
   // Sums over the rows of this thread, column by column.
@@ -1336,8 +1061,11 @@ rmsnorm_bwd_bf16_block_per_row_483c(
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      dy_held[step] = read<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
-      x_held[step] = read<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        dy_held[step] = read<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
+        x_held[step] = read<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
+      }
     }
 
     const unsigned refill_row = first_row + kStages * gridDim.x;
@@ -1349,14 +1077,17 @@ rmsnorm_bwd_bf16_block_per_row_483c(
     // Look 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_held[step], i);
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float dxhat_i = dy_i * weight_i;
-        const float xhat_i = x_i * row_rstd;
-        look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = x_i * row_rstd;
+          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+        }
       }
     }
 
@@ -1367,20 +1098,22 @@ rmsnorm_bwd_bf16_block_per_row_483c(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      float dx_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_held[step], i);
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float dxhat_i = dy_i * weight_i;
-        const float xhat_i = x_i * row_rstd;
-        dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
-        dweight_sum[step][i] += dy_i * xhat_i;
+      if (kEven || vector < kVectors) {
+        float dx_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = x_i * row_rstd;
+          dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
+          dweight_sum[step][i] += dy_i * xhat_i;
+        }
+        Vec<bfloat16, kVector> dx_vec;
+        pack(dx_vec, dx_values);
+        write<Store>(dx_row + vector * kVector, dx_vec);
       }
-      Vec<bfloat16, kVector> dx_vec;
-      pack(dx_vec, dx_values);
-      write<Store>(dx_row + vector * kVector, dx_vec);
     }
 
     stage = (stage + 1) % kStages;
@@ -1393,21 +1126,23 @@ rmsnorm_bwd_bf16_block_per_row_483c(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      partial_row[i * kVectors + vector] = dweight_sum[step][i];
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        partial_row[i * kVectors + vector] = dweight_sum[step][i];
+      }
     }
   }
 
-  dependency_trigger();  // the next kernel may start
+  Chain::at_end();
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-rmsnorm_bwd_bf16_block_per_row_483c_finish(
+rmsnorm_bwd_bf16_block_per_row_2459_finish(
     bfloat16* __restrict__ dweight,
-    const float* partials,
+    Input<Config, float> partials,
     int partial_rows) {
   constexpr int kCols = Config::kCols;
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
@@ -1416,11 +1151,13 @@ rmsnorm_bwd_bf16_block_per_row_483c_finish(
   constexpr int kThreads = 512;
   constexpr int kTensors = 1;  // that are summed over rows
   constexpr int kCells = Config::kCells;  // of a block
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   __shared__ float warp_sums[kThreads / 32][kCells];
 
   constexpr int tensor = 0;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
-  dependency_wait();
+  Chain::at_start();
+  Chain::wait_for_partner();
   add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
   const int column = cell % kVectors * kVector + cell / kVectors;
   if (threadIdx.x < kCells && cell < kCols) {
@@ -1433,21 +1170,19 @@ rmsnorm_bwd_bf16_block_per_row_483c_finish(
 }
 
 // rmsnorm backward: the threads of some warps own a row, rows lie side by side in a block; it is read once.
-// It may start while the kernel in front of it in the stream ends.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_block_per_row_4e91(
+rmsnorm_bwd_bf16_block_per_row_739a(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
-    const bfloat16* dy,
-    const bfloat16* x,
-    const bfloat16* weight,
-    const float* rstd,
+    Input<Config, bfloat16> dy,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, float> rstd,
     long long dx_pitch,
     long long dy_pitch,
     long long x_pitch,
     int rows,
-    float eps,
     float* partials) {
   constexpr int kCols = Config::kCols;
   constexpr int kThreads = Config::kThreads;
@@ -1456,6 +1191,7 @@ rmsnorm_bwd_bf16_block_per_row_4e91(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -1489,8 +1225,8 @@ rmsnorm_bwd_bf16_block_per_row_4e91(
   const bool has_edge = edge < kCols;
   int parity = 0;
 
-  dependency_trigger();  // the next kernel may take its place, and waits there
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   Vec<bfloat16, 1> weight_edge = {};
@@ -1659,26 +1395,29 @@ rmsnorm_bwd_bf16_block_per_row_4e91(
     }
     partial_row[cell] = dweight_total;
   }
+
+  Chain::at_end();
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-rmsnorm_bwd_bf16_block_per_row_4e91_finish(
+rmsnorm_bwd_bf16_block_per_row_739a_finish(
     bfloat16* __restrict__ dweight,
-    const float* partials,
+    Input<Config, float> partials,
     int partial_rows) {
   constexpr int kCols = Config::kCols;
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kThreads = 512;
   constexpr int kTensors = 1;  // that are summed over rows
   constexpr int kCells = Config::kCells;  // of a block
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   __shared__ float warp_sums[kThreads / 32][kCells];
 
   constexpr int tensor = 0;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
-  dependency_trigger();
-  dependency_wait();
+  Chain::at_start();
+  Chain::wait_for_partner();
   add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
   const int column = cell;
   if (threadIdx.x < kCells && cell < kCols) {
@@ -1690,216 +1429,20 @@ rmsnorm_bwd_bf16_block_per_row_4e91_finish(
   }
 }
 
-// rmsnorm backward: a block owns a row; it is read once.
-// It may start while the kernel in front of it in the stream ends.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_block_per_row_e5bf(
-    bfloat16* __restrict__ dx,
-    bfloat16* __restrict__ dweight,
-    const bfloat16* dy,
-    const bfloat16* x,
-    const bfloat16* weight,
-    const float* rstd,
-    long long dx_pitch,
-    long long dy_pitch,
-    long long x_pitch,
-    int rows,
-    float eps,
-    float* partials) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Store = typename Config::Store;  // and written
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr int kStages = Config::kStages;  // row tiles in shared memory
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 1;  // that are summed over rows
-  struct Look1 {  // look 1: sum(dxhat * xhat)
-    float dxhat_xhat_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  int parity = 0;
-  bfloat16* dy_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
-  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dy_shared + kStages * kSteps * kThreads * kVector);
-
-  dependency_trigger();  // the next kernel may take its place, and waits there
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
-
-  // Each thread copies its own vectors to its own slots, so that no barrier is needed to read them.
-  const auto fetch = [&](int first_row, int stage) {
-    const bfloat16* dy_row = dy + static_cast<long long>(first_row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(first_row) * x_pitch;
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      copy_async<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector,
-          dy_row + vector * kVector);
-      copy_async<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector,
-          x_row + vector * kVector);
-    }
-  };
-  float rstd_next;
-  const auto fetch_values = [&](int first_row) {
-    rstd_next = rstd[first_row];
-  };
-  #pragma unroll 1
-  for (int stage = 0; stage < kStages; ++stage) {
-    const int first_row = blockIdx.x + stage * gridDim.x;
-    if (first_row < rows) fetch(first_row, stage);
-    cp_async_commit();
-  }
-  if (blockIdx.x < rows) fetch_values(blockIdx.x);
-  int stage = 0;
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read<kVector>(weight + vector * kVector);
-  }
-
-  // Sums over the rows of this thread, column by column.
-  float dweight_sum[kSteps][kVector] = {};
-
-  for (int first_row = blockIdx.x; first_row < rows; first_row += gridDim.x) {
-    const int row = first_row;
-    bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
-    const float row_rstd = rstd_next;
-
-    Vec<bfloat16, kVector> dy_held[kSteps];
-    Vec<bfloat16, kVector> x_held[kSteps];
-    const unsigned next_row = first_row + gridDim.x;
-    if (next_row < rows) fetch_values(next_row);
-
-    cp_async_wait<kStages - 1>();
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      dy_held[step] = read<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
-      x_held[step] = read<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
-    }
-
-    const unsigned refill_row = first_row + kStages * gridDim.x;
-    if (refill_row < rows) fetch(refill_row, stage);
-    cp_async_commit();
-
-    Look1 look1 = {0.0f};
-
-    // Look 1: sum(dxhat * xhat)
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_held[step], i);
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float dxhat_i = dy_i * weight_i;
-        const float xhat_i = x_i * row_rstd;
-        look1.dxhat_xhat_sum += dxhat_i * xhat_i;
-      }
-    }
-
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
-    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
-
-    // Last look: the outputs
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      float dx_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_held[step], i);
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float dxhat_i = dy_i * weight_i;
-        const float xhat_i = x_i * row_rstd;
-        dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
-        dweight_sum[step][i] += dy_i * xhat_i;
-      }
-      Vec<bfloat16, kVector> dx_vec;
-      pack(dx_vec, dx_values);
-      write<Store>(dx_row + vector * kVector, dx_vec);
-    }
-
-    stage = (stage + 1) % kStages;
-    parity ^= 1;
-  }
-
-  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
-
-  // One sum per column leaves the block.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      partial_row[i * kVectors + vector] = dweight_sum[step][i];
-    }
-  }
-}
-
-// Adds the partial rows of the kernel above, cell by cell and always in the same order.
-template <class Config>
-__global__ void __launch_bounds__(512)
-rmsnorm_bwd_bf16_block_per_row_e5bf_finish(
-    bfloat16* __restrict__ dweight,
-    const float* partials,
-    int partial_rows) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kVector = Config::kVector;
-  constexpr int kVectors = kCols / kVector;
-  constexpr int kThreads = 512;
-  constexpr int kTensors = 1;  // that are summed over rows
-  constexpr int kCells = Config::kCells;  // of a block
-  __shared__ float warp_sums[kThreads / 32][kCells];
-
-  constexpr int tensor = 0;
-  const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
-  dependency_trigger();
-  dependency_wait();
-  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
-  const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kCols) {
-    const float total = total_of_warps(warp_sums, threadIdx.x);
-    Vec<bfloat16, 1> dweight_vec = {};
-    const float dweight_value[1] = {total};
-    pack(dweight_vec, dweight_value);
-    write(dweight + column, dweight_vec);
-  }
-}
-
 // rmsnorm backward: the blocks of a cluster own a row; it is read once.
-// It may start while the kernel in front of it in the stream ends.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_cluster_per_row_a0cc(
+rmsnorm_bwd_bf16_cluster_per_row_96e8(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
-    const bfloat16* dy,
-    const bfloat16* x,
-    const bfloat16* weight,
-    const float* rstd,
+    Input<Config, bfloat16> dy,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, float> rstd,
     long long dx_pitch,
     long long dy_pitch,
     long long x_pitch,
     int rows,
-    float eps,
     float* partials) {
   constexpr int kCols = Config::kCols;
   constexpr int kThreads = Config::kThreads;
@@ -1909,8 +1452,10 @@ rmsnorm_bwd_bf16_cluster_per_row_a0cc(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kTensors = 1;  // that are summed over rows
   struct Look1 {  // look 1: sum(dxhat * xhat)
@@ -1935,7 +1480,8 @@ rmsnorm_bwd_bf16_cluster_per_row_a0cc(
   }
   cluster_arrive();  // a block may write to another only once that one has started
 
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   // Sums over the rows of this thread, column by column.
   float dweight_sum[kSteps][kVector] = {};
@@ -1952,8 +1498,10 @@ rmsnorm_bwd_bf16_cluster_per_row_a0cc(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
-      x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+      if (kEven || vector < kVectors) {
+        dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
+        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+      }
     }
   };
   if (blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
@@ -1983,15 +1531,17 @@ rmsnorm_bwd_bf16_cluster_per_row_a0cc(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_held[step], i);
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_vec, i);
-        const float dxhat_i = dy_i * weight_i;
-        const float xhat_i = x_i * row_rstd;
-        look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+      if (kEven || vector < kVectors) {
+        const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_vec, i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = x_i * row_rstd;
+          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+        }
       }
     }
 
@@ -2002,21 +1552,23 @@ rmsnorm_bwd_bf16_cluster_per_row_a0cc(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
-      float dx_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_held[step], i);
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_vec, i);
-        const float dxhat_i = dy_i * weight_i;
-        const float xhat_i = x_i * row_rstd;
-        dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
-        dweight_sum[step][i] += dy_i * xhat_i;
+      if (kEven || vector < kVectors) {
+        const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+        float dx_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_vec, i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = x_i * row_rstd;
+          dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
+          dweight_sum[step][i] += dy_i * xhat_i;
+        }
+        Vec<bfloat16, kVector> dx_vec;
+        pack(dx_vec, dx_values);
+        write<Store>(dx_row + vector * kVector, dx_vec);
       }
-      Vec<bfloat16, kVector> dx_vec;
-      pack(dx_vec, dx_values);
-      write<Store>(dx_row + vector * kVector, dx_vec);
     }
 
     ++trip;
@@ -2028,21 +1580,23 @@ rmsnorm_bwd_bf16_cluster_per_row_a0cc(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      partial_row[i * kVectors + vector] = dweight_sum[step][i];
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        partial_row[i * kVectors + vector] = dweight_sum[step][i];
+      }
     }
   }
 
-  dependency_trigger();  // the next kernel may start
+  Chain::at_end();
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-rmsnorm_bwd_bf16_cluster_per_row_a0cc_finish(
+rmsnorm_bwd_bf16_cluster_per_row_96e8_finish(
     bfloat16* __restrict__ dweight,
-    const float* partials,
+    Input<Config, float> partials,
     int blocks) {
   constexpr int kCols = Config::kCols;
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
@@ -2052,12 +1606,14 @@ rmsnorm_bwd_bf16_cluster_per_row_a0cc_finish(
   constexpr int kThreads = 512;
   constexpr int kTensors = 1;  // that are summed over rows
   constexpr int kCells = Config::kCells;  // of a block
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   __shared__ float warp_sums[kThreads / 32][kCells];
 
   const int partial_rows = blocks / kCluster;
   constexpr int tensor = 0;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
-  dependency_wait();
+  Chain::at_start();
+  Chain::wait_for_partner();
   add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
   const int column = cell % kVectors * kVector + cell / kVectors;
   if (threadIdx.x < kCells && cell < kCols) {
@@ -2072,26 +1628,26 @@ rmsnorm_bwd_bf16_cluster_per_row_a0cc_finish(
 // rmsnorm backward, any number of columns: a block owns a row; it is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_any_cols_block_per_row_b7dd(
+rmsnorm_bwd_bf16_any_cols_block_per_row_5734(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
-    const bfloat16* __restrict__ dy,
-    const bfloat16* __restrict__ x,
-    const bfloat16* __restrict__ weight,
-    const float* __restrict__ rstd,
+    Input<Config, bfloat16> dy,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, float> rstd,
     long long dx_pitch,
     long long dy_pitch,
     long long x_pitch,
     int rows,
     int cols,
-    float eps,
-    unsigned* __restrict__ ticket,
-    float* __restrict__ sums) {
+    unsigned* ticket,
+    float* sums) {
   constexpr int kThreads = Config::kThreads;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(dxhat * xhat)
@@ -2106,15 +1662,23 @@ rmsnorm_bwd_bf16_any_cols_block_per_row_b7dd(
   __shared__ Look1 look1_slots[2][kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int vectors = cols / kVector;
-  const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
   int parity = 0;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   for (int first_row = blockIdx.x; first_row < rows; first_row += gridDim.x) {
     const int row = first_row;
     bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
     const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+    const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(bfloat16) % kVector);
+    const int head = (kVector - shift) % kVector;
+    const int vectors = (cols - head) / kVector;
+    const int edge = lane < head ? lane : lane + vectors * kVector;
+    const bool has_edge = edge < cols;
     const float row_rstd = rstd[row];
 
     Look1 look1 = {0.0f};
@@ -2124,9 +1688,10 @@ rmsnorm_bwd_bf16_any_cols_block_per_row_b7dd(
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
-        const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
-        const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
-        const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+        const int column = head + vector * kVector;
+        const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + column);
+        const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
+        const Vec<bfloat16, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_vec, i);
@@ -2138,6 +1703,17 @@ rmsnorm_bwd_bf16_any_cols_block_per_row_b7dd(
         }
       }
     }
+    if (has_edge) {
+      const Vec<bfloat16, 1> dy_vec = read<1>(dy_row + edge);
+      const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
+      const Vec<bfloat16, 1> weight_vec = read<1>(weight + edge);
+      const float dy_i = element(dy_vec, 0);
+      const float x_i = element(x_vec, 0);
+      const float weight_i = element(weight_vec, 0);
+      const float dxhat_i = dy_i * weight_i;
+      const float xhat_i = x_i * row_rstd;
+      look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+    }
 
     look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / cols;
@@ -2147,9 +1723,10 @@ rmsnorm_bwd_bf16_any_cols_block_per_row_b7dd(
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
-        const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + vector * kVector);
-        const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
-        const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+        const int column = head + vector * kVector;
+        const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + column);
+        const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
+        const Vec<bfloat16, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -2159,12 +1736,28 @@ rmsnorm_bwd_bf16_any_cols_block_per_row_b7dd(
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = x_i * row_rstd;
           dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
-          atomicAdd(sums + vector * kVector + i, dy_i * xhat_i);
+          atomicAdd(sums + column + i, dy_i * xhat_i);
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write<Store>(dx_row + vector * kVector, dx_vec);
+        write<Store>(dx_row + column, dx_vec);
       }
+    }
+    if (has_edge) {
+      const Vec<bfloat16, 1> dy_vec = read<1, Load>(dy_row + edge);
+      const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
+      const Vec<bfloat16, 1> weight_vec = read<1>(weight + edge);
+      float dx_values[1];
+      const float dy_i = element(dy_vec, 0);
+      const float x_i = element(x_vec, 0);
+      const float weight_i = element(weight_vec, 0);
+      const float dxhat_i = dy_i * weight_i;
+      const float xhat_i = x_i * row_rstd;
+      dx_values[0] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
+      atomicAdd(sums + edge, dy_i * xhat_i);
+      Vec<bfloat16, 1> dx_vec;
+      pack(dx_vec, dx_values);
+      write<Store>(dx_row + edge, dx_vec);
     }
 
     parity ^= 1;
@@ -2185,26 +1778,28 @@ rmsnorm_bwd_bf16_any_cols_block_per_row_b7dd(
     }
     if (threadIdx.x == 0) *ticket = 0;
   }
+
+  Chain::at_end();
 }
 
 // rmsnorm backward, any number of columns: a block owns a row; it is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_fea7(
+rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_cedd(
     bfloat16* __restrict__ dx,
-    const bfloat16* __restrict__ dy,
-    const bfloat16* __restrict__ x,
-    const float* __restrict__ rstd,
+    Input<Config, bfloat16> dy,
+    Input<Config, bfloat16> x,
+    Input<Config, float> rstd,
     long long dx_pitch,
     long long dy_pitch,
     long long x_pitch,
     int rows,
-    int cols,
-    float eps) {
+    int cols) {
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(dy * y)
@@ -2220,12 +1815,21 @@ rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_fea7(
 
   const int lane = threadIdx.x;
   const int row = blockIdx.x;
-  const int vectors = cols / kVector;
-  const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
   bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
   const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(bfloat16) % kVector);
+  const int head = (kVector - shift) % kVector;
+  const int vectors = (cols - head) / kVector;
+  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const bool has_edge = edge < cols;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
   const float row_rstd = rstd[row];
 
   Look1 look1 = {0.0f};
@@ -2235,8 +1839,9 @@ rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_fea7(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const int column = head + vector * kVector;
+      const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + column);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float dy_i = element(dy_vec, i);
@@ -2245,6 +1850,14 @@ rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_fea7(
         look1.dy_y_sum += dy_i * y_i;
       }
     }
+  }
+  if (has_edge) {
+    const Vec<bfloat16, 1> dy_vec = read<1>(dy_row + edge);
+    const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
+    const float dy_i = element(dy_vec, 0);
+    const float x_i = element(x_vec, 0);
+    const float y_i = x_i * row_rstd;
+    look1.dy_y_sum += dy_i * y_i;
   }
 
   look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
@@ -2255,8 +1868,9 @@ rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_fea7(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + vector * kVector);
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
+      const int column = head + vector * kVector;
+      const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + column);
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
       float dx_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -2267,9 +1881,23 @@ rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_fea7(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write<Store>(dx_row + vector * kVector, dx_vec);
+      write<Store>(dx_row + column, dx_vec);
     }
   }
+  if (has_edge) {
+    const Vec<bfloat16, 1> dy_vec = read<1, Load>(dy_row + edge);
+    const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
+    float dx_values[1];
+    const float dy_i = element(dy_vec, 0);
+    const float x_i = element(x_vec, 0);
+    const float y_i = x_i * row_rstd;
+    dx_values[0] = (dy_i - y_i * row_dy_y_mean) * row_rstd;
+    Vec<bfloat16, 1> dx_vec;
+    pack(dx_vec, dx_values);
+    write<Store>(dx_row + edge, dx_vec);
+  }
+
+  Chain::at_end();
 }
 
 }  // namespace rmsnorm_bwd_bf16_detail
@@ -2284,72 +1912,250 @@ namespace rmsnorm_bwd_bf16_detail {
 
 // How a kernel is launched.
 struct Launch {
-  int threads;         // per block
-  int rows_per_block;
-  int cluster;         // consecutive blocks that share a row
-  int persistent;      // blocks per SM of a grid that loops over rows; 0: one block (or cluster) per tile of rows
-  int shared_bytes;    // dynamic shared memory
-  int blocks;          // a fixed grid; 0: by rows
-  int period;          // a grid that loops over rows has a multiple of so many blocks
-  int min_blocks;      // launched even for 0 rows
-  bool dependent;      // may start while the kernel before it ends: its text waits before it reads
+  int threads = 0;         // per block
+  int rows_per_block = 1;
+  bool dependent = false;  // may start while the kernel before it ends: its text waits before it reads
+  int blocks = 0;          // a fixed grid; 0: by rows
+  int min_blocks = 0;      // launched even for 0 rows
+  int persistent = 0;      // blocks per SM of a grid that loops over rows; 0: one block (or cluster) per tile of rows
+  int cluster = 1;         // consecutive blocks that share a row
+  int shared_bytes = 0;    // dynamic shared memory
+  int period = 1;          // a grid that loops over rows has a multiple of so many blocks
 };
-inline constexpr Launch kLaunch_warp_per_row_0284_Cols128_3688{256, 32, 1, 3, 4096, 0, 1, 1, true};
-inline constexpr Launch kLaunch_warp_per_row_0284_finish_Cols128_3688{512, 1, 1, 0, 0, 16, 1, 0, true};
-inline constexpr Launch kLaunch_warp_per_row_fd82_Cols128_ab0a{256, 32, 1, 3, 4096, 0, 1, 1, false};
-inline constexpr Launch kLaunch_warp_per_row_fd82_finish_Cols128_ab0a{512, 1, 1, 0, 0, 16, 1, 0, true};
-inline constexpr Launch kLaunch_warp_per_row_183a_Cols768_d4ab{512, 16, 1, 1, 49152, 0, 1, 1, true};
-inline constexpr Launch kLaunch_warp_per_row_183a_finish_Cols768_d4ab{512, 1, 1, 0, 0, 96, 1, 0, true};
-inline constexpr Launch kLaunch_block_per_row_b336_Cols1024_2002{256, 4, 1, 2, 16384, 0, 1, 1, true};
-inline constexpr Launch kLaunch_block_per_row_b336_finish_Cols1024_2002{512, 1, 1, 0, 0, 128, 1, 0, true};
-inline constexpr Launch kLaunch_block_per_row_483c_Cols4096_f168{256, 1, 1, 2, 32768, 0, 1, 1, true};
-inline constexpr Launch kLaunch_block_per_row_483c_finish_Cols4096_f168{512, 1, 1, 0, 0, 256, 1, 0, true};
-inline constexpr Launch kLaunch_block_per_row_4e91_Cols4097_0326{512, 2, 1, 1, 33024, 0, 2, 1, true};
-inline constexpr Launch kLaunch_block_per_row_4e91_finish_Cols4097_0326{512, 1, 1, 0, 0, 258, 1, 0, true};
-inline constexpr Launch kLaunch_block_per_row_e5bf_Cols8192_36c3{512, 1, 1, 1, 65536, 0, 1, 1, true};
-inline constexpr Launch kLaunch_block_per_row_e5bf_finish_Cols8192_36c3{512, 1, 1, 0, 0, 256, 1, 0, true};
-inline constexpr Launch kLaunch_cluster_per_row_a0cc_Cols32768_9864{256, 1, 8, 3, 0, 0, 1, 1, true};
-inline constexpr Launch kLaunch_cluster_per_row_a0cc_finish_Cols32768_9864{512, 1, 1, 0, 0, 1024, 1, 0, true};
-inline constexpr Launch kLaunch_any_cols_block_per_row_b7dd_AnyCols_d376{256, 1, 1, 0, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_fea7_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
-// What the tuner chose, one line per line of the table at the top of this file.
-struct Shape {
+// What a call was given.
+struct Arguments {
+  bfloat16* dx;
+  bfloat16* dweight;
+  const bfloat16* dy;
+  const bfloat16* x;
+  const bfloat16* weight;
+  const float* rstd;
+  long long dx_pitch;
+  long long dy_pitch;
+  long long x_pitch;
+  int rows;
+  int cols;
+  void* workspace;
+  cudaStream_t stream;
+};
+
+// Bytes of scratch memory: zeroed before a launch, of these per column; per block, not initialised.
+struct Workspace {
+  std::size_t fixed, per_column, per_block;
+
+  constexpr std::size_t zeroed(int columns) const { return fixed + per_column * static_cast<std::size_t>(columns); }
+};
+
+// A kernel with its Config, and how it is launched.
+struct Kernel {
+  Launch launch;
+  Launch finish;  // of the second kernel, which adds up what the blocks of the first have left
+  Workspace workspace;
+  cudaError_t (*run)(const Kernel& kernel, const Arguments& call);
+};
+
+// Blocks for that many rows; 0: nothing to launch.
+constexpr long long blocks_for(const Launch& launch, int rows, int sm_count) {
+  if (launch.blocks > 0) return launch.blocks;
+  long long tiles = (static_cast<long long>(rows) + launch.rows_per_block - 1) / launch.rows_per_block;
+  if (launch.persistent > 0) {
+    const long long resident = static_cast<long long>(launch.persistent) * sm_count / launch.cluster;
+    const long long whole = resident - resident % launch.period;
+    const long long most = whole < launch.period ? launch.period : whole;
+    if (tiles > most) tiles = most;
+  }
+  return (tiles < launch.min_blocks ? launch.min_blocks : tiles) * launch.cluster;
+}
+
+// The grid on the current device. The driver answers from memory: its SM count is asked for at every call.
+inline cudaError_t grid(const Launch& launch, int rows, int* blocks) {
+  int sm_count = 1;
+  if (launch.persistent > 0) {
+    int device = 0;
+    cudaError_t status = cudaGetDevice(&device);
+    if (status == cudaSuccess) status = cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
+    if (status != cudaSuccess) return status;
+  }
+  const long long wanted = blocks_for(launch, rows, sm_count);
+  if (wanted > 0x7fffffffLL) return cudaErrorInvalidConfiguration;
+  *blocks = static_cast<int>(wanted);
+  return cudaSuccess;
+}
+
+// What a kernel must be allowed before a launch: much shared memory, large clusters.
+inline cudaError_t allow(const void* kernel, const Launch& launch) {
+  cudaError_t status = cudaSuccess;
+  if (launch.shared_bytes > 32 * 1024) {  // static shared memory counts towards the 48 KiB one gets without asking
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.shared_bytes);
+  }
+  if (status == cudaSuccess && launch.cluster > 8) {
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  }
+  return status;
+}
+
+// What cudaLaunchKernelEx is told of a launch.
+struct LaunchConfig {
+  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchConfig_t config{};
+
+  LaunchConfig(const Launch& launch, int blocks, cudaStream_t stream) {
+    if (launch.cluster > 1) {
+      attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+      attributes[config.numAttrs].val.clusterDim.x = static_cast<unsigned>(launch.cluster);
+      attributes[config.numAttrs].val.clusterDim.y = 1;
+      attributes[config.numAttrs++].val.clusterDim.z = 1;
+    }
+    if (launch.dependent) {
+      attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.blockDim = dim3(static_cast<unsigned>(launch.threads));
+    config.dynamicSmemBytes = static_cast<std::size_t>(launch.shared_bytes);
+    config.stream = stream;
+    config.attrs = attributes;
+  }
+  LaunchConfig(const LaunchConfig&) = delete;  // it points into itself
+};
+
+template <typename... Params, typename... Given>
+inline cudaError_t launch_on(cudaStream_t stream, void (*kernel)(Params...), const Launch& launch, int blocks,
+                             Given... given) {
+  if (blocks == 0) return cudaSuccess;
+  const cudaError_t status = allow(reinterpret_cast<const void*>(kernel), launch);
+  if (status != cudaSuccess) return status;
+  const LaunchConfig how(launch, blocks, stream);
+  return cudaLaunchKernelEx(&how.config, kernel, static_cast<Params>(given)...);
+}
+
+// As grid; of clusters that loop over rows, no more than fit the device at a time: 132 SMs need not hold 33 clusters of
+// 4, and one that waits for another to end would double the time.
+inline cudaError_t fitting_grid(const void* kernel, const Launch& launch, int rows, int* blocks) {
+  cudaError_t status = grid(launch, rows, blocks);
+  if (status != cudaSuccess || launch.cluster == 1 || launch.persistent == 0) return status;
+  status = allow(kernel, launch);
+  int clusters = 0;
+  const LaunchConfig how(launch, launch.cluster, nullptr);
+  if (status == cudaSuccess) status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &how.config);
+  clusters -= clusters % launch.period;
+  const int most = (clusters < launch.period ? launch.period : clusters) * launch.cluster;
+  if (*blocks > most) *blocks = most;
+  return status;
+}
+
+template <typename T>
+inline T* at(void* workspace, std::size_t offset) {
+  return reinterpret_cast<T*>(static_cast<unsigned char*>(workspace) + offset);
+}
+
+template <auto kMain, auto kFinish>
+inline cudaError_t run_and_finish(const Kernel& kernel, const Arguments& call) {
+  int blocks = 0;
+  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
+  if (status != cudaSuccess) return status;
+  status = launch_on(
+      call.stream, kMain, kernel.launch, blocks,
+      call.dx, call.dweight, call.dy, call.x, call.weight, call.rstd, call.dx_pitch, call.dy_pitch, call.x_pitch,
+      call.rows, at<float>(call.workspace, 0));
+  if (status != cudaSuccess) return status;
+  return launch_on(
+      call.stream, kFinish, kernel.finish, kernel.finish.blocks,
+      call.dweight, at<float>(call.workspace, 0), blocks);
+}
+
+template <auto kMain>
+inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
+  int blocks = 0;
+  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
+  if (status != cudaSuccess) return status;
+  return launch_on(
+      call.stream, kMain, kernel.launch, blocks,
+      call.dx, call.dweight, call.dy, call.x, call.weight, call.rstd, call.dx_pitch, call.dy_pitch, call.x_pitch,
+      call.rows, call.cols, at<unsigned>(call.workspace, 0), at<float>(call.workspace, 128));
+}
+
+template <auto kMain>
+inline cudaError_t run_any_cols_without_weight(const Kernel& kernel, const Arguments& call) {
+  int blocks = 0;
+  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
+  if (status != cudaSuccess) return status;
+  return launch_on(
+      call.stream, kMain, kernel.launch, blocks,
+      call.dx, call.dy, call.x, call.rstd, call.dx_pitch, call.dy_pitch, call.x_pitch, call.rows, call.cols);
+}
+
+// What the tuner chose, in the order of the table at the top of this file.
+struct Tuned {
   int rows, cols;
   int align;        // bytes that must divide every row start and the address of every column parameter
   unsigned absent;  // optional tensors the kernel is compiled without, one bit each
+  unsigned timed;   // ... and those that it was timed without
   bool alike;       // the rows of all tensors must start at the same offset from a multiple of 16 bytes
+  Kernel kernel;
 };
-inline constexpr Shape kTuned[] = {
-    {65536, 128, 16, 0u, false},  // 15.15 us: warp_per_row
-    {1048576, 128, 16, 0u, false},  // 196.9 us: warp_per_row
-    {8192, 768, 16, 0u, false},  // 12.07 us: warp_per_row
-    {65536, 1024, 16, 0u, false},  // 99.87 us: block_per_row
-    {4096, 4096, 16, 0u, false},  // 27.51 us: block_per_row
-    {4096, 4097, 2, 0u, true},  // 30.95 us: block_per_row
-    {16384, 8192, 16, 0u, false},  // 188.8 us: block_per_row
-    {2048, 32768, 16, 0u, false},  // 99.69 us: cluster_per_row
+inline constexpr Tuned kTuned[] = {
+    {  65536,   128, 16, 0u, 0u, false, {{256, 32, true, 0, 1, 3, 1, 4096}, {512, 1, true, 16}, {0, 0, 512},
+     run_and_finish<rmsnorm_bwd_bf16_warp_per_row_b4a5<Cols128_c85c>,
+     rmsnorm_bwd_bf16_warp_per_row_b4a5_finish<Cols128_c85c>>}},
+    {1048576,   128, 16, 0u, 0u, false, {{256, 32, false, 0, 1, 3, 1, 4096}, {512, 1, true, 16}, {0, 0, 512},
+     run_and_finish<rmsnorm_bwd_bf16_warp_per_row_b4a5<Cols128_4389>,
+     rmsnorm_bwd_bf16_warp_per_row_b4a5_finish<Cols128_4389>>}},
+    {   8192,   768, 16, 0u, 0u, false, {{512, 16, true, 0, 1, 1, 1, 49152}, {512, 1, true, 96}, {0, 0, 3072},
+     run_and_finish<rmsnorm_bwd_bf16_warp_per_row_b4a5<Cols768_2944>,
+     rmsnorm_bwd_bf16_warp_per_row_b4a5_finish<Cols768_2944>>}},
+    {  65536,  1024, 16, 0u, 0u, false, {{256, 4, true, 0, 1, 2, 1, 16384}, {512, 1, true, 128}, {0, 0, 4096},
+     run_and_finish<rmsnorm_bwd_bf16_block_per_row_07b9<Cols1024_b9b2>,
+     rmsnorm_bwd_bf16_block_per_row_07b9_finish<Cols1024_b9b2>>}},
+    {   4096,  4096, 16, 0u, 0u, false, {{256, 1, true, 0, 1, 2, 1, 32768}, {512, 1, true, 256}, {0, 0, 16384},
+     run_and_finish<rmsnorm_bwd_bf16_block_per_row_2459<Cols4096_1c94>,
+     rmsnorm_bwd_bf16_block_per_row_2459_finish<Cols4096_1c94>>}},
+    {   4096,  4097,  2, 0u, 0u,  true, {{512, 2, true, 0, 1, 1, 1, 33024, 2}, {512, 1, true, 258}, {0, 0, 16512},
+     run_and_finish<rmsnorm_bwd_bf16_block_per_row_739a<Cols4097_62d9>,
+     rmsnorm_bwd_bf16_block_per_row_739a_finish<Cols4097_62d9>>}},
+    {  16384,  8192, 16, 0u, 0u, false, {{512, 1, true, 0, 1, 1, 1, 65536}, {512, 1, true, 256}, {0, 0, 32768},
+     run_and_finish<rmsnorm_bwd_bf16_block_per_row_2459<Cols8192_6325>,
+     rmsnorm_bwd_bf16_block_per_row_2459_finish<Cols8192_6325>>}},
+    {   2048, 32768, 16, 0u, 0u, false, {{256, 1, true, 0, 1, 3, 8}, {512, 1, true, 1024}, {0, 0, 16384},
+     run_and_finish<rmsnorm_bwd_bf16_cluster_per_row_96e8<Cols32768_c565>,
+     rmsnorm_bwd_bf16_cluster_per_row_96e8_finish<Cols32768_c565>>}},
+};
+
+// The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
+// rows start alike, the other takes any alignment.
+inline constexpr Kernel kGeneral[] = {
+    {{256, 1, false, 0, 1}, {}, {128, 4, 0},
+     run_any_cols<rmsnorm_bwd_bf16_any_cols_block_per_row_5734<AnyCols_f974>>},
+    {{256, 1, false, 0, 1}, {}, {128, 4, 0},
+     run_any_cols<rmsnorm_bwd_bf16_any_cols_block_per_row_5734<AnyCols_b219>>},
+    {{256}, {}, {0, 0, 0},
+     run_any_cols_without_weight<rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_cedd<AnyCols_ff33>>},
+    {{256}, {}, {0, 0, 0},
+     run_any_cols_without_weight<rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_cedd<AnyCols_db2e>>},
 };
 
 // Bits of `absent`: 1u weight.
 constexpr unsigned kCompiledOut = 1u;  // kernels take no null pointer for these
 
 // The factor between two row counts.
-constexpr double ratio(int a, int b) {
-  const double x = a < 1 ? 1.0 : a, y = b < 1 ? 1.0 : b;
-  return x < y ? y / x : x / y;
+constexpr double ratio(int one, int other) {
+  const double low = one < 1 ? 1.0 : one, high = other < 1 ? 1.0 : other;
+  return low < high ? high / low : low / high;
 }
 
-// Index in kTuned of the kernel for a call, -1 for the general one: cols must be equal, rows are the nearest by ratio.
+// Index in kTuned of the kernel for a call, -1 for the general one: cols must be equal, rows are the nearest by ratio;
+// of equally near lines the one that was timed with just the tensors of this call comes first.
 constexpr int select(int rows, int cols, int align, unsigned absent = 0, bool alike = true) {
   int best = -1, index = 0;
-  for (const Shape& tuned : kTuned) {
+  for (const Tuned& tuned : kTuned) {
     const bool lacks_wanted = (tuned.absent & ~absent) != 0;
     const bool reads_null = (absent & ~tuned.absent & kCompiledOut) != 0;
     const bool fits = tuned.cols == cols && align % tuned.align == 0 && (alike || !tuned.alike);
-    if (fits && !lacks_wanted && !reads_null &&
-        (best < 0 || ratio(rows, tuned.rows) < ratio(rows, kTuned[best].rows))) {
-      best = index;
+    if (fits && !lacks_wanted && !reads_null) {
+      const double near = ratio(rows, tuned.rows), nearest = best < 0 ? 0.0 : ratio(rows, kTuned[best].rows);
+      const bool same = tuned.timed == absent && kTuned[best < 0 ? index : best].timed != absent;
+      if (best < 0 || near < nearest || (near == nearest && same)) best = index;
     }
     ++index;
   }
@@ -2369,104 +2175,6 @@ constexpr int alignment(unsigned long long bits) {
   return align;
 }
 
-template <typename T>
-inline T* at(void* workspace, int offset) {
-  return reinterpret_cast<T*>(static_cast<unsigned char*>(workspace) + offset);
-}
-
-// Blocks for that many rows; 0: nothing to launch.
-constexpr long long blocks_for(Launch shape, int rows, int sm_count) {
-  if (shape.blocks > 0) return shape.blocks;
-  long long tiles = (static_cast<long long>(rows) + shape.rows_per_block - 1) / shape.rows_per_block;
-  if (shape.persistent > 0) {
-    const long long resident = static_cast<long long>(shape.persistent) * sm_count / shape.cluster;
-    const long long whole = resident - resident % shape.period;
-    const long long most = whole < shape.period ? shape.period : whole;
-    if (tiles > most) tiles = most;
-  }
-  return (tiles < shape.min_blocks ? shape.min_blocks : tiles) * shape.cluster;
-}
-
-// The grid on the current device. The driver answers from memory: its SM count is asked for at every call.
-inline cudaError_t grid(Launch shape, int rows, int* blocks) {
-  int sm_count = 1;
-  if (shape.persistent > 0) {
-    int device = 0;
-    cudaError_t status = cudaGetDevice(&device);
-    if (status == cudaSuccess) status = cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
-    if (status != cudaSuccess) return status;
-  }
-  const long long wanted = blocks_for(shape, rows, sm_count);
-  if (wanted > 0x7fffffffLL) return cudaErrorInvalidConfiguration;
-  *blocks = static_cast<int>(wanted);
-  return cudaSuccess;
-}
-
-// What a kernel must be allowed before a launch: much shared memory, large clusters.
-template <typename... Params>
-inline cudaError_t allow(void (*kernel)(Params...), Launch shape) {
-  cudaError_t status = cudaSuccess;
-  if (shape.shared_bytes > 32 * 1024) {  // static shared memory counts towards the 48 KiB one gets without asking
-    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
-  }
-  if (status == cudaSuccess && shape.cluster > 8) {
-    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-  }
-  return status;
-}
-
-template <typename... Params, typename... Arguments>
-inline cudaError_t launch(void (*kernel)(Params...), Launch shape, int blocks, cudaStream_t stream,
-                          Arguments... arguments) {
-  if (blocks == 0) return cudaSuccess;
-  const cudaError_t status = allow(kernel, shape);
-  if (status != cudaSuccess) return status;
-  cudaLaunchAttribute attributes[2] = {};
-  unsigned count = 0;
-  if (shape.cluster > 1) {
-    attributes[count].id = cudaLaunchAttributeClusterDimension;
-    attributes[count].val.clusterDim.x = static_cast<unsigned>(shape.cluster);
-    attributes[count].val.clusterDim.y = 1;
-    attributes[count++].val.clusterDim.z = 1;
-  }
-  if (shape.dependent) {
-    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
-  }
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
-  config.dynamicSmemBytes = static_cast<std::size_t>(shape.shared_bytes);
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = count;
-  return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(arguments)...);
-}
-
-// Takes from a persistent grid the clusters that do not fit the device at a time: 132 SMs need not hold 33 clusters of
-// 4, and one that waits for another to end would double the time.
-template <typename... Params>
-inline cudaError_t fit_clusters(void (*kernel)(Params...), Launch shape, int* blocks) {
-  cudaError_t status = allow(kernel, shape);
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = static_cast<unsigned>(shape.cluster);
-  attribute.val.clusterDim.y = 1;
-  attribute.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(shape.cluster));
-  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
-  config.dynamicSmemBytes = static_cast<std::size_t>(shape.shared_bytes);
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  int clusters = 0;
-  if (status == cudaSuccess) status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
-  clusters -= clusters % shape.period;
-  const int most = (clusters < shape.period ? shape.period : clusters) * shape.cluster;
-  if (*blocks > most) *blocks = most;
-  return status;
-}
-
 }  // namespace rmsnorm_bwd_bf16_detail
 
 // Bytes of scratch memory that calls with up to that many rows need. The memory need not be initialised; calls on
@@ -2474,46 +2182,17 @@ inline cudaError_t fit_clusters(void (*kernel)(Params...), Launch shape, int* bl
 inline std::size_t rmsnorm_bwd_bf16_workspace_bytes(int rows, int cols) {
   namespace k = rmsnorm_bwd_bf16_detail;
   if (rows < 0 || cols < 1) return 0;
-  std::size_t most = 128 + 4 * static_cast<std::size_t>(cols);
-  int blocks = 0;
-  if (cols == 128) {
-    if (k::grid(k::kLaunch_warp_per_row_0284_Cols128_3688, rows, &blocks) != cudaSuccess) return 0;
-    const std::size_t needed = 0 + 512 * static_cast<std::size_t>(blocks);
+  std::size_t most = 0;
+  for (const k::Kernel& kernel : k::kGeneral) {
+    const std::size_t needed = kernel.workspace.zeroed(cols);
     if (needed > most) most = needed;
   }
-  if (cols == 128) {
-    if (k::grid(k::kLaunch_warp_per_row_fd82_Cols128_ab0a, rows, &blocks) != cudaSuccess) return 0;
-    const std::size_t needed = 0 + 512 * static_cast<std::size_t>(blocks);
-    if (needed > most) most = needed;
-  }
-  if (cols == 768) {
-    if (k::grid(k::kLaunch_warp_per_row_183a_Cols768_d4ab, rows, &blocks) != cudaSuccess) return 0;
-    const std::size_t needed = 0 + 3072 * static_cast<std::size_t>(blocks);
-    if (needed > most) most = needed;
-  }
-  if (cols == 1024) {
-    if (k::grid(k::kLaunch_block_per_row_b336_Cols1024_2002, rows, &blocks) != cudaSuccess) return 0;
-    const std::size_t needed = 0 + 4096 * static_cast<std::size_t>(blocks);
-    if (needed > most) most = needed;
-  }
-  if (cols == 4096) {
-    if (k::grid(k::kLaunch_block_per_row_483c_Cols4096_f168, rows, &blocks) != cudaSuccess) return 0;
-    const std::size_t needed = 0 + 16384 * static_cast<std::size_t>(blocks);
-    if (needed > most) most = needed;
-  }
-  if (cols == 4097) {
-    if (k::grid(k::kLaunch_block_per_row_4e91_Cols4097_0326, rows, &blocks) != cudaSuccess) return 0;
-    const std::size_t needed = 0 + 16512 * static_cast<std::size_t>(blocks);
-    if (needed > most) most = needed;
-  }
-  if (cols == 8192) {
-    if (k::grid(k::kLaunch_block_per_row_e5bf_Cols8192_36c3, rows, &blocks) != cudaSuccess) return 0;
-    const std::size_t needed = 0 + 32768 * static_cast<std::size_t>(blocks);
-    if (needed > most) most = needed;
-  }
-  if (cols == 32768) {
-    if (k::grid(k::kLaunch_cluster_per_row_a0cc_Cols32768_9864, rows, &blocks) != cudaSuccess) return 0;
-    const std::size_t needed = 0 + 16384 * static_cast<std::size_t>(blocks);
+  for (const k::Tuned& tuned : k::kTuned) {
+    if (tuned.cols != cols) continue;
+    int blocks = 0;
+    if (k::grid(tuned.kernel.launch, rows, &blocks) != cudaSuccess) return 0;
+    const k::Workspace& workspace = tuned.kernel.workspace;
+    const std::size_t needed = workspace.zeroed(cols) + workspace.per_block * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   return most;
@@ -2523,185 +2202,51 @@ inline std::size_t rmsnorm_bwd_bf16_workspace_bytes(int rows, int cols) {
 inline cudaError_t rmsnorm_bwd_bf16_pitched(
     __nv_bfloat16* dx, __nv_bfloat16* dweight, const __nv_bfloat16* dy, const __nv_bfloat16* x,
     const __nv_bfloat16* weight, const float* rstd, long long dx_pitch, long long dy_pitch, long long x_pitch,
-    int rows, int cols, float eps, void* workspace, cudaStream_t stream = nullptr) {
+    int rows, int cols, void* workspace, cudaStream_t stream = nullptr) {
   namespace k = rmsnorm_bwd_bf16_detail;
-  if (rows < 0 || cols < 1 || dx_pitch < cols || dy_pitch < cols || x_pitch < cols) return cudaErrorInvalidValue;
+  const bool invalid =
+      rows < 0 || cols < 1 || dx_pitch < cols || dy_pitch < cols || x_pitch < cols;
+  if (invalid) return cudaErrorInvalidValue;
+  const bool missing =
+      (rows > 0 && dx == nullptr) || (rows > 0 && dy == nullptr) || (rows > 0 && x == nullptr) ||
+      (rows > 0 && rstd == nullptr) || (weight != nullptr && dweight == nullptr) || workspace == nullptr;
+  if (missing) return cudaErrorInvalidValue;
   const unsigned absent =
       (weight == nullptr ? 1u : 0u);
-  if (rows > 0 && dx == nullptr) return cudaErrorInvalidValue;
-  if (rows > 0 && dy == nullptr) return cudaErrorInvalidValue;
-  if (rows > 0 && x == nullptr) return cudaErrorInvalidValue;
-  if (rows > 0 && rstd == nullptr) return cudaErrorInvalidValue;
-  if (weight != nullptr && dweight == nullptr) return cudaErrorInvalidValue;
-  if (workspace == nullptr) return cudaErrorInvalidValue;
+  const k::Arguments call{
+      reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
+      reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
+      reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, workspace, stream};
+  const bool alike =
+      (k::address(dy) - k::address(dx)) % 16 == 0 && (k::address(x) - k::address(dx)) % 16 == 0 &&
+      (k::pitch_bytes(dy_pitch - dx_pitch, 2)) % 16 == 0 && (k::pitch_bytes(x_pitch - dx_pitch, 2)) % 16 == 0;
+  const k::Kernel* kernel = &k::kGeneral[2 * (absent & k::kCompiledOut) + (alike ? 0 : 1)];
   const int align = k::alignment(
       k::address(dx) | k::address(dy) | k::address(x) | k::address(weight) | k::pitch_bytes(dx_pitch, 2) |
       k::pitch_bytes(dy_pitch, 2) | k::pitch_bytes(x_pitch, 2));
-  const bool alike = (k::address(dy) - k::address(dx)) % 16 == 0 && (k::address(x) - k::address(dx)) % 16 == 0 && (k::pitch_bytes(dy_pitch - dx_pitch, 2)) % 16 == 0 && (k::pitch_bytes(x_pitch - dx_pitch, 2)) % 16 == 0;
-  int blocks = 0;
-  cudaError_t status = cudaSuccess;
-  switch (k::select(rows, cols, align, absent, alike)) {
-    case 0:  // 65536 x 128
-      status = k::grid(k::kLaunch_warp_per_row_0284_Cols128_3688, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      status = k::launch(
-          k::rmsnorm_bwd_bf16_warp_per_row_0284<k::Cols128_3688>,
-          k::kLaunch_warp_per_row_0284_Cols128_3688, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
-          reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
-          k::at<float>(workspace, 0));
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_bwd_bf16_warp_per_row_0284_finish<k::Cols128_3688>,
-          k::kLaunch_warp_per_row_0284_finish_Cols128_3688, k::kLaunch_warp_per_row_0284_finish_Cols128_3688.blocks, stream,
-          reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
-    case 1:  // 1048576 x 128
-      status = k::grid(k::kLaunch_warp_per_row_fd82_Cols128_ab0a, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      status = k::launch(
-          k::rmsnorm_bwd_bf16_warp_per_row_fd82<k::Cols128_ab0a>,
-          k::kLaunch_warp_per_row_fd82_Cols128_ab0a, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
-          reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
-          k::at<float>(workspace, 0));
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_bwd_bf16_warp_per_row_fd82_finish<k::Cols128_ab0a>,
-          k::kLaunch_warp_per_row_fd82_finish_Cols128_ab0a, k::kLaunch_warp_per_row_fd82_finish_Cols128_ab0a.blocks, stream,
-          reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
-    case 2:  // 8192 x 768
-      status = k::grid(k::kLaunch_warp_per_row_183a_Cols768_d4ab, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      status = k::launch(
-          k::rmsnorm_bwd_bf16_warp_per_row_183a<k::Cols768_d4ab>,
-          k::kLaunch_warp_per_row_183a_Cols768_d4ab, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
-          reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
-          k::at<float>(workspace, 0));
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_bwd_bf16_warp_per_row_183a_finish<k::Cols768_d4ab>,
-          k::kLaunch_warp_per_row_183a_finish_Cols768_d4ab, k::kLaunch_warp_per_row_183a_finish_Cols768_d4ab.blocks, stream,
-          reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
-    case 3:  // 65536 x 1024
-      status = k::grid(k::kLaunch_block_per_row_b336_Cols1024_2002, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      status = k::launch(
-          k::rmsnorm_bwd_bf16_block_per_row_b336<k::Cols1024_2002>,
-          k::kLaunch_block_per_row_b336_Cols1024_2002, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
-          reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
-          k::at<float>(workspace, 0));
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_bwd_bf16_block_per_row_b336_finish<k::Cols1024_2002>,
-          k::kLaunch_block_per_row_b336_finish_Cols1024_2002, k::kLaunch_block_per_row_b336_finish_Cols1024_2002.blocks, stream,
-          reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
-    case 4:  // 4096 x 4096
-      status = k::grid(k::kLaunch_block_per_row_483c_Cols4096_f168, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      status = k::launch(
-          k::rmsnorm_bwd_bf16_block_per_row_483c<k::Cols4096_f168>,
-          k::kLaunch_block_per_row_483c_Cols4096_f168, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
-          reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
-          k::at<float>(workspace, 0));
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_bwd_bf16_block_per_row_483c_finish<k::Cols4096_f168>,
-          k::kLaunch_block_per_row_483c_finish_Cols4096_f168, k::kLaunch_block_per_row_483c_finish_Cols4096_f168.blocks, stream,
-          reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
-    case 5:  // 4096 x 4097
-      status = k::grid(k::kLaunch_block_per_row_4e91_Cols4097_0326, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      status = k::launch(
-          k::rmsnorm_bwd_bf16_block_per_row_4e91<k::Cols4097_0326>,
-          k::kLaunch_block_per_row_4e91_Cols4097_0326, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
-          reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
-          k::at<float>(workspace, 0));
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_bwd_bf16_block_per_row_4e91_finish<k::Cols4097_0326>,
-          k::kLaunch_block_per_row_4e91_finish_Cols4097_0326, k::kLaunch_block_per_row_4e91_finish_Cols4097_0326.blocks, stream,
-          reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
-    case 6:  // 16384 x 8192
-      status = k::grid(k::kLaunch_block_per_row_e5bf_Cols8192_36c3, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      status = k::launch(
-          k::rmsnorm_bwd_bf16_block_per_row_e5bf<k::Cols8192_36c3>,
-          k::kLaunch_block_per_row_e5bf_Cols8192_36c3, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
-          reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
-          k::at<float>(workspace, 0));
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_bwd_bf16_block_per_row_e5bf_finish<k::Cols8192_36c3>,
-          k::kLaunch_block_per_row_e5bf_finish_Cols8192_36c3, k::kLaunch_block_per_row_e5bf_finish_Cols8192_36c3.blocks, stream,
-          reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
-    case 7:  // 2048 x 32768
-      status = k::grid(k::kLaunch_cluster_per_row_a0cc_Cols32768_9864, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::rmsnorm_bwd_bf16_cluster_per_row_a0cc<k::Cols32768_9864>, k::kLaunch_cluster_per_row_a0cc_Cols32768_9864, &blocks);
-      if (status != cudaSuccess) return status;
-      status = k::launch(
-          k::rmsnorm_bwd_bf16_cluster_per_row_a0cc<k::Cols32768_9864>,
-          k::kLaunch_cluster_per_row_a0cc_Cols32768_9864, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
-          reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, eps,
-          k::at<float>(workspace, 0));
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_bwd_bf16_cluster_per_row_a0cc_finish<k::Cols32768_9864>,
-          k::kLaunch_cluster_per_row_a0cc_finish_Cols32768_9864, k::kLaunch_cluster_per_row_a0cc_finish_Cols32768_9864.blocks, stream,
-          reinterpret_cast<k::bfloat16*>(dweight), k::at<float>(workspace, 0), blocks);
-    default:
-      break;
+  const int tuned = k::select(rows, cols, align, absent, alike);
+  if (tuned >= 0) kernel = &k::kTuned[tuned].kernel;
+  const std::size_t zeroed = kernel->workspace.zeroed(cols);
+  if (zeroed > 0) {
+    const cudaError_t status = cudaMemsetAsync(workspace, 0, zeroed, stream);
+    if (status != cudaSuccess) return status;
   }
-  switch (absent & k::kCompiledOut) {  // the general kernel
-    case 0u:
-      status = cudaMemsetAsync(workspace, 0, 128 + 4 * static_cast<std::size_t>(cols), stream);
-      if (status != cudaSuccess) return status;
-      status = k::grid(k::kLaunch_any_cols_block_per_row_b7dd_AnyCols_d376, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_bwd_bf16_any_cols_block_per_row_b7dd<k::AnyCols_d376>,
-          k::kLaunch_any_cols_block_per_row_b7dd_AnyCols_d376, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),
-          reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps,
-          k::at<unsigned>(workspace, 0), k::at<float>(workspace, 128));
-    default:  // without weight
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_fea7_AnyCols_1448, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_fea7<k::AnyCols_1448>,
-          k::kLaunch_any_cols_without_weight_block_per_row_fea7_AnyCols_1448, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<const k::bfloat16*>(dy),
-          reinterpret_cast<const k::bfloat16*>(x), rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps);
-  }
+  return kernel->run(*kernel, call);
 }
 
 // dx, dy, x [rows, cols]; rstd [rows]; dweight, weight [cols]: device pointers, row-major, contiguous; what is written
 // overlaps nothing else.
 // May be null: weight. A parameter that is null has no gradient.
 // workspace: rmsnorm_bwd_bf16_workspace_bytes(rows, cols) bytes, aligned as by cudaMalloc.
-// Asynchronous on `stream`; allocates nothing. Columns and alignment must match a tuned line exactly, rows take the
-// nearest one; anything else goes to the general kernel.
+// Asynchronous on `stream`; allocates nothing.
+// Columns and alignment must match a tuned line exactly, rows take the nearest one; anything else goes to the general
+// kernel.
 inline cudaError_t rmsnorm_bwd_bf16(
     __nv_bfloat16* dx, __nv_bfloat16* dweight, const __nv_bfloat16* dy, const __nv_bfloat16* x,
-    const __nv_bfloat16* weight, const float* rstd, int rows, int cols, float eps, void* workspace,
+    const __nv_bfloat16* weight, const float* rstd, int rows, int cols, void* workspace,
     cudaStream_t stream = nullptr) {
   return rmsnorm_bwd_bf16_pitched(
-      dx, dweight, dy, x, weight, rstd, cols, cols, cols, rows, cols, eps, workspace, stream);
+      dx, dweight, dy, x, weight, rstd, cols, cols, cols, rows, cols, workspace, stream);
 }
 
 }  // namespace sm90

@@ -13,24 +13,23 @@
 // spec      rmsnorm, sha256:61a22f77ec2c7cf69458a8cff26c11e0af021fb40a8c559ca9ee24a2d364721e
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// command   normgen tune --shape 8192x4096 --op rmsnorm --direction backward
 // note      emitted as another text than the one that was tuned: 8192 x 4096
 //
-//   rows x cols  kernel           threads  rows/block  vector  median us  GB/s  of roof  vs default  data
-//   8192 x 4096  cluster_per_row  128      1           float4  96.97      4153  98.8 %   1.24x       cold
-//   (any other)  block_per_row    256      1           float   -          -     -        -           not tuned
+//   rows x cols              kernel           threads  rows/block  vector  price us  chain us  GB/s  of roof  vs default  alone us  timed
+//   8192 x 4096              cluster_per_row  128      1           4       -         -         4153  98.8 %   1.24x       96.97     cold alone
+//   (any other, rows alike)  block_per_row    256      1           4       -         -         -     -        -           -         not tuned
+//   (any other)              block_per_row    256      1           1       -         -         -     -        -           -         not tuned
+//
+// times     alone: of launches behind each other, which overlap where they start early; GB/s and ratios are of these
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
 //           stored dtype, over adversarial rows, on the GPU: dx 0.32, dweight 0.0021
-//
-// A kernel and its Config are, byte for byte, what was tuned; `normgen show` with --op, --shape, --dtype and
-// --schedule prints them alone. Schedules:
-//   8192 x 4096: threads_per_row=128 cluster=2 vector=4 hold=registers persistent=3 stages=2 unroll=0 load=evict_last
-//                params=kept dependent_launch=end
+// records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
+//           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
 //
 // use       #include "rmsnorm_bwd_f32_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
 //           cudaError_t status = normgen::sm90::rmsnorm_bwd_f32(
-//               dx, dweight, dy, x, weight, rstd, rows, cols, eps, workspace, stream);
+//               dx, dweight, dy, x, weight, rstd, rows, cols, workspace, stream);
 #ifndef NORMGEN_RMSNORM_BWD_F32_SM90_CU_
 #define NORMGEN_RMSNORM_BWD_F32_SM90_CU_
 #define NORMGEN_RMSNORM_BWD_F32_SM90_VERSION "0.1.0"
@@ -127,6 +126,28 @@ __device__ __forceinline__ void dependency_trigger() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
 
+// A load whose lines L2 keeps by `policy` (ld.global.L2::cache_hint: sm_80).
+template <int kBytes>
+__device__ __forceinline__ void load_by_policy(const void* address, unsigned* bits, unsigned long long policy) {
+  if constexpr (kBytes == 16) {
+    asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+        : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
+  } else if constexpr (kBytes == 8) {
+    asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
+        : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
+  } else if constexpr (kBytes == 4) {
+    asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(bits[0]) : "l"(address), "l"(policy));
+  } else {
+    unsigned short half;
+    if constexpr (kBytes == 2) {
+      asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+    } else {
+      asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+    }
+    bits[0] = half;
+  }
+}
+
 // Last to leave L2 (createpolicy: sm_80).
 struct EvictLast {
   static __device__ __forceinline__ unsigned long long l2_policy() {
@@ -136,25 +157,7 @@ struct EvictLast {
   }
   template <int kBytes>
   static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
-    const unsigned long long policy = l2_policy();
-    if constexpr (kBytes == 16) {
-      asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-          : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
-    } else if constexpr (kBytes == 8) {
-      asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
-          : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
-    } else if constexpr (kBytes == 4) {
-      asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;"
-          : "=r"(bits[0]) : "l"(address), "l"(policy));
-    } else {
-      unsigned short half;
-      if constexpr (kBytes == 2) {
-        asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
-      } else {
-        asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
-      }
-      bits[0] = half;
-    }
+    load_by_policy<kBytes>(address, bits, l2_policy());
   }
 };
 
@@ -190,6 +193,51 @@ struct Default {
   static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
     *static_cast<Word<kBytes>*>(address) = join<kBytes>(bits);
   }
+};
+
+// How a kernel and its neighbours in the stream overlap: not at all.
+// wait              before the first access to what the kernels in front write, or still read
+// wait_for_partner  the same, of a call's second kernel for its first one
+// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
+// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
+//                   the compiler would read it through the non-coherent cache and move loads over a wait
+struct InOrder {
+  template <typename T> using Pointer = const T* __restrict__;
+  static __device__ __forceinline__ void wait() {}
+  static __device__ __forceinline__ void wait_for_partner() {}
+  static __device__ __forceinline__ void at_start() {}
+  static __device__ __forceinline__ void at_loads() {}
+  static __device__ __forceinline__ void at_end() {}
+};
+
+template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
+
+// Starts while the kernel in front still runs (programmatic dependent launch).
+struct Early : InOrder {
+  template <typename T> using Pointer = const T*;
+  static __device__ __forceinline__ void wait() { dependency_wait(); }
+  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+};
+
+// ... and lets the next one take its place at once: that one waits there.
+struct EarlyAtStart : Early {
+  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
+};
+
+// ... or as soon as it has asked for its row.
+struct EarlyAtLoads : Early {
+  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
+};
+
+// ... or at its end.
+struct EarlyAtEnd : Early {
+  static __device__ __forceinline__ void at_end() { dependency_trigger(); }
+};
+
+// Only a call's second kernel starts early, behind its first one.
+struct EarlyPartner : InOrder {
+  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
 // All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
@@ -270,25 +318,6 @@ __device__ __forceinline__ float total_of_warps(const float (&warp_sums)[kWarps]
   return total;
 }
 
-// Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row(State s, State* slots) {
-  s = reduce_lanes<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  __syncthreads();
-  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
-}
-
-// Whether this block is the last of the grid to take a ticket. What the others wrote before they took theirs is seen.
-// `is_last` is a variable in shared memory.
-__device__ __forceinline__ bool takes_last_ticket(unsigned* ticket, bool& is_last) {
-  __syncthreads();
-  if (threadIdx.x == 0) is_last = atomicAdd(ticket, 1u) + 1 == gridDim.x;
-  __syncthreads();
-  if (is_last) __threadfence();
-  return is_last;
-}
-
 // N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
 template <typename T, int N>
 struct Vec {
@@ -327,30 +356,94 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
+// Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
+// around them, moved into place. `inside`: those words are known to lie within the array.
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, int count, bool inside) {
+  if constexpr (N == 1) {
+    return read<1>(elements + first);
+  } else {
+    constexpr int kSize = static_cast<int>(sizeof(T));
+    constexpr int kWord = (N * kSize < 16 ? N * kSize : 16) / kSize;  // elements of a word
+    constexpr int kRegisters = kWord * kSize / 4;
+    constexpr int kWords = N / kWord + 1;
+    const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(elements + first) / kSize % kWord);
+    Vec<T, N> vec = {};
+    if (!inside && (first < shift || first - shift + kWords * kWord > count)) {
+      #pragma unroll
+      for (int i = 0; i < N; ++i) {
+        const unsigned bits = *reinterpret_cast<const Word<kSize>*>(elements + first + i);
+        if (kSize == 4) vec.bits[i] = bits;
+        else vec.bits[i * kSize / 4] |= bits << i * kSize % 4 * 8;
+      }
+      return vec;
+    }
+    unsigned bits[kWords * kRegisters];
+    #pragma unroll
+    for (int word = 0; word < kWords; ++word) {
+      const Vec<T, kWord> part = read<kWord>(elements + first - shift + word * kWord);
+      #pragma unroll
+      for (int i = 0; i < kRegisters; ++i) bits[word * kRegisters + i] = part.bits[i];
+    }
+    #pragma unroll
+    for (int step = kRegisters / 2; step > 0; step /= 2) {
+      const bool moves = (shift * kSize / 4 & step) != 0;  // a select: branches would put the bits in local memory
+      #pragma unroll
+      for (int i = 0; i + step < kWords * kRegisters; ++i) bits[i] = moves ? bits[i + step] : bits[i];
+    }
+    #pragma unroll
+    for (int i = 0; i < Vec<T, N>::kRegisters; ++i) {
+      vec.bits[i] = __funnelshift_r(bits[i], bits[i + 1], shift * kSize % 4 * 8);
+    }
+    return vec;
+  }
+}
+
+// Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
+template <int kWarps, typename State>
+__device__ __forceinline__ State reduce_row(State s, State* slots) {
+  s = reduce_lanes<32>(s);
+  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+  __syncthreads();
+  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
+}
+
+// Whether this block is the last of the grid to take a ticket. What the others wrote before they took theirs is seen.
+// `is_last` is a variable in shared memory.
+__device__ __forceinline__ bool takes_last_ticket(unsigned* ticket, bool& is_last) {
+  __syncthreads();
+  if (threadIdx.x == 0) is_last = atomicAdd(ticket, 1u) + 1 == gridDim.x;
+  __syncthreads();
+  if (is_last) __threadfence();
+  return is_last;
+}
+
 // What a tuned shape is: the sizes and hints of its kernel.
-struct Cols4096_f775 { enum : int { kCols = 4096, kThreads = 128, kCluster = 2, kVector = 4, kCells = 16 };
-    using Load = EvictLast; using Store = Default; };
-struct AnyCols_d376 { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 };
-    using Load = Default; using Store = Default; };
-struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; };
+struct Cols4096_889f { enum : int { kCols = 4096, kThreads = 128, kCluster = 2, kVector = 4, kCells = 16 };
+    using Load = EvictLast; using Store = Default; using Chain = EarlyAtEnd; };
+struct AnyCols_b489 { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 4, kUnroll = 1 };
+    using Load = Default; using Store = Default; using Chain = InOrder; };
+struct AnyCols_b219 { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 };
+    using Load = Default; using Store = Default; using Chain = InOrder; };
+struct AnyCols_1331 { enum : int { kThreadsPerRow = 256, kVector = 4, kUnroll = 1, kThreads = 256 };
+    using Load = Default; using Store = Default; using Chain = InOrder; };
+struct AnyCols_db2e { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
+    using Load = Default; using Store = Default; using Chain = InOrder; };
 
 // rmsnorm backward: the blocks of a cluster own a row; it is read once.
-// It may start while the kernel in front of it in the stream ends.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_f32_cluster_per_row_3e4b(
+rmsnorm_bwd_f32_cluster_per_row_9787(
     float* __restrict__ dx,
     float* __restrict__ dweight,
-    const float* dy,
-    const float* x,
-    const float* weight,
-    const float* rstd,
+    Input<Config, float> dy,
+    Input<Config, float> x,
+    Input<Config, float> weight,
+    Input<Config, float> rstd,
     long long dx_pitch,
     long long dy_pitch,
     long long x_pitch,
     int rows,
-    float eps,
     float* partials) {
   constexpr int kCols = Config::kCols;
   constexpr int kThreads = Config::kThreads;
@@ -360,8 +453,10 @@ rmsnorm_bwd_f32_cluster_per_row_3e4b(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kTensors = 1;  // that are summed over rows
   struct Look1 {  // look 1: sum(dxhat * xhat)
@@ -386,14 +481,17 @@ rmsnorm_bwd_f32_cluster_per_row_3e4b(
   }
   cluster_arrive();  // a block may write to another only once that one has started
 
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<float, kVector> weight_held[kSteps];
 
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read<kVector>(weight + vector * kVector);
+    if (kEven || vector < kVectors) {
+      weight_held[step] = read<kVector>(weight + vector * kVector);
+    }
   }
 
   // Sums over the rows of this thread, column by column.
@@ -411,8 +509,10 @@ rmsnorm_bwd_f32_cluster_per_row_3e4b(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
-      x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+      if (kEven || vector < kVectors) {
+        dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
+        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+      }
     }
   };
   if (blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
@@ -441,14 +541,17 @@ rmsnorm_bwd_f32_cluster_per_row_3e4b(
     // Look 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_held[step], i);
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float dxhat_i = dy_i * weight_i;
-        const float xhat_i = x_i * row_rstd;
-        look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = x_i * row_rstd;
+          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+        }
       }
     }
 
@@ -459,20 +562,22 @@ rmsnorm_bwd_f32_cluster_per_row_3e4b(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      float dx_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_held[step], i);
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float dxhat_i = dy_i * weight_i;
-        const float xhat_i = x_i * row_rstd;
-        dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
-        dweight_sum[step][i] += dy_i * xhat_i;
+      if (kEven || vector < kVectors) {
+        float dx_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = x_i * row_rstd;
+          dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
+          dweight_sum[step][i] += dy_i * xhat_i;
+        }
+        Vec<float, kVector> dx_vec;
+        pack(dx_vec, dx_values);
+        write<Store>(dx_row + vector * kVector, dx_vec);
       }
-      Vec<float, kVector> dx_vec;
-      pack(dx_vec, dx_values);
-      write<Store>(dx_row + vector * kVector, dx_vec);
     }
 
     ++trip;
@@ -484,21 +589,23 @@ rmsnorm_bwd_f32_cluster_per_row_3e4b(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      partial_row[i * kVectors + vector] = dweight_sum[step][i];
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        partial_row[i * kVectors + vector] = dweight_sum[step][i];
+      }
     }
   }
 
-  dependency_trigger();  // the next kernel may start
+  Chain::at_end();
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-rmsnorm_bwd_f32_cluster_per_row_3e4b_finish(
+rmsnorm_bwd_f32_cluster_per_row_9787_finish(
     float* __restrict__ dweight,
-    const float* partials,
+    Input<Config, float> partials,
     int blocks) {
   constexpr int kCols = Config::kCols;
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
@@ -508,12 +615,14 @@ rmsnorm_bwd_f32_cluster_per_row_3e4b_finish(
   constexpr int kThreads = 512;
   constexpr int kTensors = 1;  // that are summed over rows
   constexpr int kCells = Config::kCells;  // of a block
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   __shared__ float warp_sums[kThreads / 32][kCells];
 
   const int partial_rows = blocks / kCluster;
   constexpr int tensor = 0;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
-  dependency_wait();
+  Chain::at_start();
+  Chain::wait_for_partner();
   add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
   const int column = cell % kVectors * kVector + cell / kVectors;
   if (threadIdx.x < kCells && cell < kCols) {
@@ -528,26 +637,26 @@ rmsnorm_bwd_f32_cluster_per_row_3e4b_finish(
 // rmsnorm backward, any number of columns: a block owns a row; it is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_f32_any_cols_block_per_row_cf9e(
+rmsnorm_bwd_f32_any_cols_block_per_row_76e7(
     float* __restrict__ dx,
     float* __restrict__ dweight,
-    const float* __restrict__ dy,
-    const float* __restrict__ x,
-    const float* __restrict__ weight,
-    const float* __restrict__ rstd,
+    Input<Config, float> dy,
+    Input<Config, float> x,
+    Input<Config, float> weight,
+    Input<Config, float> rstd,
     long long dx_pitch,
     long long dy_pitch,
     long long x_pitch,
     int rows,
     int cols,
-    float eps,
-    unsigned* __restrict__ ticket,
-    float* __restrict__ sums) {
+    unsigned* ticket,
+    float* sums) {
   constexpr int kThreads = Config::kThreads;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(dxhat * xhat)
@@ -562,15 +671,23 @@ rmsnorm_bwd_f32_any_cols_block_per_row_cf9e(
   __shared__ Look1 look1_slots[2][kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int vectors = cols / kVector;
-  const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
   int parity = 0;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   for (int first_row = blockIdx.x; first_row < rows; first_row += gridDim.x) {
     const int row = first_row;
     float* dx_row = dx + static_cast<long long>(row) * dx_pitch;
     const float* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const float* x_row = x + static_cast<long long>(row) * x_pitch;
+    // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+    const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(float) % kVector);
+    const int head = (kVector - shift) % kVector;
+    const int vectors = (cols - head) / kVector;
+    const int edge = lane < head ? lane : lane + vectors * kVector;
+    const bool has_edge = edge < cols;
     const float row_rstd = rstd[row];
 
     Look1 look1 = {0.0f};
@@ -580,9 +697,10 @@ rmsnorm_bwd_f32_any_cols_block_per_row_cf9e(
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
-        const Vec<float, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
-        const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
-        const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+        const int column = head + vector * kVector;
+        const Vec<float, kVector> dy_vec = read<kVector>(dy_row + column);
+        const Vec<float, kVector> x_vec = read<kVector>(x_row + column);
+        const Vec<float, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_vec, i);
@@ -594,6 +712,17 @@ rmsnorm_bwd_f32_any_cols_block_per_row_cf9e(
         }
       }
     }
+    if (has_edge) {
+      const Vec<float, 1> dy_vec = read<1>(dy_row + edge);
+      const Vec<float, 1> x_vec = read<1>(x_row + edge);
+      const Vec<float, 1> weight_vec = read<1>(weight + edge);
+      const float dy_i = element(dy_vec, 0);
+      const float x_i = element(x_vec, 0);
+      const float weight_i = element(weight_vec, 0);
+      const float dxhat_i = dy_i * weight_i;
+      const float xhat_i = x_i * row_rstd;
+      look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+    }
 
     look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / cols;
@@ -603,9 +732,10 @@ rmsnorm_bwd_f32_any_cols_block_per_row_cf9e(
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
-        const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + vector * kVector);
-        const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
-        const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+        const int column = head + vector * kVector;
+        const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + column);
+        const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + column);
+        const Vec<float, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -615,12 +745,28 @@ rmsnorm_bwd_f32_any_cols_block_per_row_cf9e(
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = x_i * row_rstd;
           dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
-          atomicAdd(sums + vector * kVector + i, dy_i * xhat_i);
+          atomicAdd(sums + column + i, dy_i * xhat_i);
         }
         Vec<float, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write<Store>(dx_row + vector * kVector, dx_vec);
+        write<Store>(dx_row + column, dx_vec);
       }
+    }
+    if (has_edge) {
+      const Vec<float, 1> dy_vec = read<1, Load>(dy_row + edge);
+      const Vec<float, 1> x_vec = read<1, Load>(x_row + edge);
+      const Vec<float, 1> weight_vec = read<1>(weight + edge);
+      float dx_values[1];
+      const float dy_i = element(dy_vec, 0);
+      const float x_i = element(x_vec, 0);
+      const float weight_i = element(weight_vec, 0);
+      const float dxhat_i = dy_i * weight_i;
+      const float xhat_i = x_i * row_rstd;
+      dx_values[0] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
+      atomicAdd(sums + edge, dy_i * xhat_i);
+      Vec<float, 1> dx_vec;
+      pack(dx_vec, dx_values);
+      write<Store>(dx_row + edge, dx_vec);
     }
 
     parity ^= 1;
@@ -641,26 +787,28 @@ rmsnorm_bwd_f32_any_cols_block_per_row_cf9e(
     }
     if (threadIdx.x == 0) *ticket = 0;
   }
+
+  Chain::at_end();
 }
 
 // rmsnorm backward, any number of columns: a block owns a row; it is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_84b4(
+rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_4df4(
     float* __restrict__ dx,
-    const float* __restrict__ dy,
-    const float* __restrict__ x,
-    const float* __restrict__ rstd,
+    Input<Config, float> dy,
+    Input<Config, float> x,
+    Input<Config, float> rstd,
     long long dx_pitch,
     long long dy_pitch,
     long long x_pitch,
     int rows,
-    int cols,
-    float eps) {
+    int cols) {
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(dy * y)
@@ -676,12 +824,21 @@ rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_84b4(
 
   const int lane = threadIdx.x;
   const int row = blockIdx.x;
-  const int vectors = cols / kVector;
-  const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
   float* dx_row = dx + static_cast<long long>(row) * dx_pitch;
   const float* dy_row = dy + static_cast<long long>(row) * dy_pitch;
   const float* x_row = x + static_cast<long long>(row) * x_pitch;
+  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(float) % kVector);
+  const int head = (kVector - shift) % kVector;
+  const int vectors = (cols - head) / kVector;
+  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const bool has_edge = edge < cols;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
   const float row_rstd = rstd[row];
 
   Look1 look1 = {0.0f};
@@ -691,8 +848,9 @@ rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_84b4(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<float, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
-      const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const int column = head + vector * kVector;
+      const Vec<float, kVector> dy_vec = read<kVector>(dy_row + column);
+      const Vec<float, kVector> x_vec = read<kVector>(x_row + column);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float dy_i = element(dy_vec, i);
@@ -701,6 +859,14 @@ rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_84b4(
         look1.dy_y_sum += dy_i * y_i;
       }
     }
+  }
+  if (has_edge) {
+    const Vec<float, 1> dy_vec = read<1>(dy_row + edge);
+    const Vec<float, 1> x_vec = read<1>(x_row + edge);
+    const float dy_i = element(dy_vec, 0);
+    const float x_i = element(x_vec, 0);
+    const float y_i = x_i * row_rstd;
+    look1.dy_y_sum += dy_i * y_i;
   }
 
   look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
@@ -711,8 +877,9 @@ rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_84b4(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + vector * kVector);
-      const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
+      const int column = head + vector * kVector;
+      const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + column);
+      const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + column);
       float dx_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -723,9 +890,23 @@ rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_84b4(
       }
       Vec<float, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write<Store>(dx_row + vector * kVector, dx_vec);
+      write<Store>(dx_row + column, dx_vec);
     }
   }
+  if (has_edge) {
+    const Vec<float, 1> dy_vec = read<1, Load>(dy_row + edge);
+    const Vec<float, 1> x_vec = read<1, Load>(x_row + edge);
+    float dx_values[1];
+    const float dy_i = element(dy_vec, 0);
+    const float x_i = element(x_vec, 0);
+    const float y_i = x_i * row_rstd;
+    dx_values[0] = (dy_i - y_i * row_dy_y_mean) * row_rstd;
+    Vec<float, 1> dx_vec;
+    pack(dx_vec, dx_values);
+    write<Store>(dx_row + edge, dx_vec);
+  }
+
+  Chain::at_end();
 }
 
 }  // namespace rmsnorm_bwd_f32_detail
@@ -740,51 +921,229 @@ namespace rmsnorm_bwd_f32_detail {
 
 // How a kernel is launched.
 struct Launch {
-  int threads;         // per block
-  int rows_per_block;
-  int cluster;         // consecutive blocks that share a row
-  int persistent;      // blocks per SM of a grid that loops over rows; 0: one block (or cluster) per tile of rows
-  int shared_bytes;    // dynamic shared memory
-  int blocks;          // a fixed grid; 0: by rows
-  int period;          // a grid that loops over rows has a multiple of so many blocks
-  int min_blocks;      // launched even for 0 rows
-  bool dependent;      // may start while the kernel before it ends: its text waits before it reads
+  int threads = 0;         // per block
+  int rows_per_block = 1;
+  bool dependent = false;  // may start while the kernel before it ends: its text waits before it reads
+  int blocks = 0;          // a fixed grid; 0: by rows
+  int min_blocks = 0;      // launched even for 0 rows
+  int persistent = 0;      // blocks per SM of a grid that loops over rows; 0: one block (or cluster) per tile of rows
+  int cluster = 1;         // consecutive blocks that share a row
+  int shared_bytes = 0;    // dynamic shared memory
+  int period = 1;          // a grid that loops over rows has a multiple of so many blocks
 };
-inline constexpr Launch kLaunch_cluster_per_row_3e4b_Cols4096_f775{128, 1, 2, 3, 0, 0, 1, 1, true};
-inline constexpr Launch kLaunch_cluster_per_row_3e4b_finish_Cols4096_f775{512, 1, 1, 0, 0, 256, 1, 0, true};
-inline constexpr Launch kLaunch_any_cols_block_per_row_cf9e_AnyCols_d376{256, 1, 1, 0, 0, 0, 1, 1, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_84b4_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
-// What the tuner chose, one line per line of the table at the top of this file.
-struct Shape {
+// What a call was given.
+struct Arguments {
+  float* dx;
+  float* dweight;
+  const float* dy;
+  const float* x;
+  const float* weight;
+  const float* rstd;
+  long long dx_pitch;
+  long long dy_pitch;
+  long long x_pitch;
+  int rows;
+  int cols;
+  void* workspace;
+  cudaStream_t stream;
+};
+
+// Bytes of scratch memory: zeroed before a launch, of these per column; per block, not initialised.
+struct Workspace {
+  std::size_t fixed, per_column, per_block;
+
+  constexpr std::size_t zeroed(int columns) const { return fixed + per_column * static_cast<std::size_t>(columns); }
+};
+
+// A kernel with its Config, and how it is launched.
+struct Kernel {
+  Launch launch;
+  Launch finish;  // of the second kernel, which adds up what the blocks of the first have left
+  Workspace workspace;
+  cudaError_t (*run)(const Kernel& kernel, const Arguments& call);
+};
+
+// Blocks for that many rows; 0: nothing to launch.
+constexpr long long blocks_for(const Launch& launch, int rows, int sm_count) {
+  if (launch.blocks > 0) return launch.blocks;
+  long long tiles = (static_cast<long long>(rows) + launch.rows_per_block - 1) / launch.rows_per_block;
+  if (launch.persistent > 0) {
+    const long long resident = static_cast<long long>(launch.persistent) * sm_count / launch.cluster;
+    const long long whole = resident - resident % launch.period;
+    const long long most = whole < launch.period ? launch.period : whole;
+    if (tiles > most) tiles = most;
+  }
+  return (tiles < launch.min_blocks ? launch.min_blocks : tiles) * launch.cluster;
+}
+
+// The grid on the current device. The driver answers from memory: its SM count is asked for at every call.
+inline cudaError_t grid(const Launch& launch, int rows, int* blocks) {
+  int sm_count = 1;
+  if (launch.persistent > 0) {
+    int device = 0;
+    cudaError_t status = cudaGetDevice(&device);
+    if (status == cudaSuccess) status = cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
+    if (status != cudaSuccess) return status;
+  }
+  const long long wanted = blocks_for(launch, rows, sm_count);
+  if (wanted > 0x7fffffffLL) return cudaErrorInvalidConfiguration;
+  *blocks = static_cast<int>(wanted);
+  return cudaSuccess;
+}
+
+// What a kernel must be allowed before a launch: much shared memory, large clusters.
+inline cudaError_t allow(const void* kernel, const Launch& launch) {
+  cudaError_t status = cudaSuccess;
+  if (launch.shared_bytes > 32 * 1024) {  // static shared memory counts towards the 48 KiB one gets without asking
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.shared_bytes);
+  }
+  if (status == cudaSuccess && launch.cluster > 8) {
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  }
+  return status;
+}
+
+// What cudaLaunchKernelEx is told of a launch.
+struct LaunchConfig {
+  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchConfig_t config{};
+
+  LaunchConfig(const Launch& launch, int blocks, cudaStream_t stream) {
+    if (launch.cluster > 1) {
+      attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+      attributes[config.numAttrs].val.clusterDim.x = static_cast<unsigned>(launch.cluster);
+      attributes[config.numAttrs].val.clusterDim.y = 1;
+      attributes[config.numAttrs++].val.clusterDim.z = 1;
+    }
+    if (launch.dependent) {
+      attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.blockDim = dim3(static_cast<unsigned>(launch.threads));
+    config.dynamicSmemBytes = static_cast<std::size_t>(launch.shared_bytes);
+    config.stream = stream;
+    config.attrs = attributes;
+  }
+  LaunchConfig(const LaunchConfig&) = delete;  // it points into itself
+};
+
+template <typename... Params, typename... Given>
+inline cudaError_t launch_on(cudaStream_t stream, void (*kernel)(Params...), const Launch& launch, int blocks,
+                             Given... given) {
+  if (blocks == 0) return cudaSuccess;
+  const cudaError_t status = allow(reinterpret_cast<const void*>(kernel), launch);
+  if (status != cudaSuccess) return status;
+  const LaunchConfig how(launch, blocks, stream);
+  return cudaLaunchKernelEx(&how.config, kernel, static_cast<Params>(given)...);
+}
+
+// As grid; of clusters that loop over rows, no more than fit the device at a time: 132 SMs need not hold 33 clusters of
+// 4, and one that waits for another to end would double the time.
+inline cudaError_t fitting_grid(const void* kernel, const Launch& launch, int rows, int* blocks) {
+  cudaError_t status = grid(launch, rows, blocks);
+  if (status != cudaSuccess || launch.cluster == 1 || launch.persistent == 0) return status;
+  status = allow(kernel, launch);
+  int clusters = 0;
+  const LaunchConfig how(launch, launch.cluster, nullptr);
+  if (status == cudaSuccess) status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &how.config);
+  clusters -= clusters % launch.period;
+  const int most = (clusters < launch.period ? launch.period : clusters) * launch.cluster;
+  if (*blocks > most) *blocks = most;
+  return status;
+}
+
+template <typename T>
+inline T* at(void* workspace, std::size_t offset) {
+  return reinterpret_cast<T*>(static_cast<unsigned char*>(workspace) + offset);
+}
+
+template <auto kMain, auto kFinish>
+inline cudaError_t run_and_finish(const Kernel& kernel, const Arguments& call) {
+  int blocks = 0;
+  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
+  if (status != cudaSuccess) return status;
+  status = launch_on(
+      call.stream, kMain, kernel.launch, blocks,
+      call.dx, call.dweight, call.dy, call.x, call.weight, call.rstd, call.dx_pitch, call.dy_pitch, call.x_pitch,
+      call.rows, at<float>(call.workspace, 0));
+  if (status != cudaSuccess) return status;
+  return launch_on(
+      call.stream, kFinish, kernel.finish, kernel.finish.blocks,
+      call.dweight, at<float>(call.workspace, 0), blocks);
+}
+
+template <auto kMain>
+inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
+  int blocks = 0;
+  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
+  if (status != cudaSuccess) return status;
+  return launch_on(
+      call.stream, kMain, kernel.launch, blocks,
+      call.dx, call.dweight, call.dy, call.x, call.weight, call.rstd, call.dx_pitch, call.dy_pitch, call.x_pitch,
+      call.rows, call.cols, at<unsigned>(call.workspace, 0), at<float>(call.workspace, 128));
+}
+
+template <auto kMain>
+inline cudaError_t run_any_cols_without_weight(const Kernel& kernel, const Arguments& call) {
+  int blocks = 0;
+  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
+  if (status != cudaSuccess) return status;
+  return launch_on(
+      call.stream, kMain, kernel.launch, blocks,
+      call.dx, call.dy, call.x, call.rstd, call.dx_pitch, call.dy_pitch, call.x_pitch, call.rows, call.cols);
+}
+
+// What the tuner chose, in the order of the table at the top of this file.
+struct Tuned {
   int rows, cols;
   int align;        // bytes that must divide every row start and the address of every column parameter
   unsigned absent;  // optional tensors the kernel is compiled without, one bit each
+  unsigned timed;   // ... and those that it was timed without
   bool alike;       // the rows of all tensors must start at the same offset from a multiple of 16 bytes
+  Kernel kernel;
 };
-inline constexpr Shape kTuned[] = {
-    {8192, 4096, 16, 0u, false},  // 96.97 us: cluster_per_row
+inline constexpr Tuned kTuned[] = {
+    {8192, 4096, 16, 0u, 0u, false, {{128, 1, true, 0, 1, 3, 2}, {512, 1, true, 256}, {0, 0, 8192},
+     run_and_finish<rmsnorm_bwd_f32_cluster_per_row_9787<Cols4096_889f>,
+     rmsnorm_bwd_f32_cluster_per_row_9787_finish<Cols4096_889f>>}},
+};
+
+// The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
+// rows start alike, the other takes any alignment.
+inline constexpr Kernel kGeneral[] = {
+    {{256, 1, false, 0, 1}, {}, {128, 4, 0},
+     run_any_cols<rmsnorm_bwd_f32_any_cols_block_per_row_76e7<AnyCols_b489>>},
+    {{256, 1, false, 0, 1}, {}, {128, 4, 0},
+     run_any_cols<rmsnorm_bwd_f32_any_cols_block_per_row_76e7<AnyCols_b219>>},
+    {{256}, {}, {0, 0, 0},
+     run_any_cols_without_weight<rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_4df4<AnyCols_1331>>},
+    {{256}, {}, {0, 0, 0},
+     run_any_cols_without_weight<rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_4df4<AnyCols_db2e>>},
 };
 
 // Bits of `absent`: 1u weight.
 constexpr unsigned kCompiledOut = 1u;  // kernels take no null pointer for these
 
 // The factor between two row counts.
-constexpr double ratio(int a, int b) {
-  const double x = a < 1 ? 1.0 : a, y = b < 1 ? 1.0 : b;
-  return x < y ? y / x : x / y;
+constexpr double ratio(int one, int other) {
+  const double low = one < 1 ? 1.0 : one, high = other < 1 ? 1.0 : other;
+  return low < high ? high / low : low / high;
 }
 
-// Index in kTuned of the kernel for a call, -1 for the general one: cols must be equal, rows are the nearest by ratio.
+// Index in kTuned of the kernel for a call, -1 for the general one: cols must be equal, rows are the nearest by ratio;
+// of equally near lines the one that was timed with just the tensors of this call comes first.
 constexpr int select(int rows, int cols, int align, unsigned absent = 0, bool alike = true) {
   int best = -1, index = 0;
-  for (const Shape& tuned : kTuned) {
+  for (const Tuned& tuned : kTuned) {
     const bool lacks_wanted = (tuned.absent & ~absent) != 0;
     const bool reads_null = (absent & ~tuned.absent & kCompiledOut) != 0;
     const bool fits = tuned.cols == cols && align % tuned.align == 0 && (alike || !tuned.alike);
-    if (fits && !lacks_wanted && !reads_null &&
-        (best < 0 || ratio(rows, tuned.rows) < ratio(rows, kTuned[best].rows))) {
-      best = index;
+    if (fits && !lacks_wanted && !reads_null) {
+      const double near = ratio(rows, tuned.rows), nearest = best < 0 ? 0.0 : ratio(rows, kTuned[best].rows);
+      const bool same = tuned.timed == absent && kTuned[best < 0 ? index : best].timed != absent;
+      if (best < 0 || near < nearest || (near == nearest && same)) best = index;
     }
     ++index;
   }
@@ -804,104 +1163,6 @@ constexpr int alignment(unsigned long long bits) {
   return align;
 }
 
-template <typename T>
-inline T* at(void* workspace, int offset) {
-  return reinterpret_cast<T*>(static_cast<unsigned char*>(workspace) + offset);
-}
-
-// Blocks for that many rows; 0: nothing to launch.
-constexpr long long blocks_for(Launch shape, int rows, int sm_count) {
-  if (shape.blocks > 0) return shape.blocks;
-  long long tiles = (static_cast<long long>(rows) + shape.rows_per_block - 1) / shape.rows_per_block;
-  if (shape.persistent > 0) {
-    const long long resident = static_cast<long long>(shape.persistent) * sm_count / shape.cluster;
-    const long long whole = resident - resident % shape.period;
-    const long long most = whole < shape.period ? shape.period : whole;
-    if (tiles > most) tiles = most;
-  }
-  return (tiles < shape.min_blocks ? shape.min_blocks : tiles) * shape.cluster;
-}
-
-// The grid on the current device. The driver answers from memory: its SM count is asked for at every call.
-inline cudaError_t grid(Launch shape, int rows, int* blocks) {
-  int sm_count = 1;
-  if (shape.persistent > 0) {
-    int device = 0;
-    cudaError_t status = cudaGetDevice(&device);
-    if (status == cudaSuccess) status = cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
-    if (status != cudaSuccess) return status;
-  }
-  const long long wanted = blocks_for(shape, rows, sm_count);
-  if (wanted > 0x7fffffffLL) return cudaErrorInvalidConfiguration;
-  *blocks = static_cast<int>(wanted);
-  return cudaSuccess;
-}
-
-// What a kernel must be allowed before a launch: much shared memory, large clusters.
-template <typename... Params>
-inline cudaError_t allow(void (*kernel)(Params...), Launch shape) {
-  cudaError_t status = cudaSuccess;
-  if (shape.shared_bytes > 32 * 1024) {  // static shared memory counts towards the 48 KiB one gets without asking
-    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
-  }
-  if (status == cudaSuccess && shape.cluster > 8) {
-    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-  }
-  return status;
-}
-
-template <typename... Params, typename... Arguments>
-inline cudaError_t launch(void (*kernel)(Params...), Launch shape, int blocks, cudaStream_t stream,
-                          Arguments... arguments) {
-  if (blocks == 0) return cudaSuccess;
-  const cudaError_t status = allow(kernel, shape);
-  if (status != cudaSuccess) return status;
-  cudaLaunchAttribute attributes[2] = {};
-  unsigned count = 0;
-  if (shape.cluster > 1) {
-    attributes[count].id = cudaLaunchAttributeClusterDimension;
-    attributes[count].val.clusterDim.x = static_cast<unsigned>(shape.cluster);
-    attributes[count].val.clusterDim.y = 1;
-    attributes[count++].val.clusterDim.z = 1;
-  }
-  if (shape.dependent) {
-    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
-  }
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
-  config.dynamicSmemBytes = static_cast<std::size_t>(shape.shared_bytes);
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = count;
-  return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(arguments)...);
-}
-
-// Takes from a persistent grid the clusters that do not fit the device at a time: 132 SMs need not hold 33 clusters of
-// 4, and one that waits for another to end would double the time.
-template <typename... Params>
-inline cudaError_t fit_clusters(void (*kernel)(Params...), Launch shape, int* blocks) {
-  cudaError_t status = allow(kernel, shape);
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = static_cast<unsigned>(shape.cluster);
-  attribute.val.clusterDim.y = 1;
-  attribute.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(shape.cluster));
-  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
-  config.dynamicSmemBytes = static_cast<std::size_t>(shape.shared_bytes);
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  int clusters = 0;
-  if (status == cudaSuccess) status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
-  clusters -= clusters % shape.period;
-  const int most = (clusters < shape.period ? shape.period : clusters) * shape.cluster;
-  if (*blocks > most) *blocks = most;
-  return status;
-}
-
 }  // namespace rmsnorm_bwd_f32_detail
 
 // Bytes of scratch memory that calls with up to that many rows need. The memory need not be initialised; calls on
@@ -909,11 +1170,17 @@ inline cudaError_t fit_clusters(void (*kernel)(Params...), Launch shape, int* bl
 inline std::size_t rmsnorm_bwd_f32_workspace_bytes(int rows, int cols) {
   namespace k = rmsnorm_bwd_f32_detail;
   if (rows < 0 || cols < 1) return 0;
-  std::size_t most = 128 + 4 * static_cast<std::size_t>(cols);
-  int blocks = 0;
-  if (cols == 4096) {
-    if (k::grid(k::kLaunch_cluster_per_row_3e4b_Cols4096_f775, rows, &blocks) != cudaSuccess) return 0;
-    const std::size_t needed = 0 + 8192 * static_cast<std::size_t>(blocks);
+  std::size_t most = 0;
+  for (const k::Kernel& kernel : k::kGeneral) {
+    const std::size_t needed = kernel.workspace.zeroed(cols);
+    if (needed > most) most = needed;
+  }
+  for (const k::Tuned& tuned : k::kTuned) {
+    if (tuned.cols != cols) continue;
+    int blocks = 0;
+    if (k::grid(tuned.kernel.launch, rows, &blocks) != cudaSuccess) return 0;
+    const k::Workspace& workspace = tuned.kernel.workspace;
+    const std::size_t needed = workspace.zeroed(cols) + workspace.per_block * static_cast<std::size_t>(blocks);
     if (needed > most) most = needed;
   }
   return most;
@@ -922,73 +1189,49 @@ inline std::size_t rmsnorm_bwd_f32_workspace_bytes(int rows, int cols) {
 // As rmsnorm_bwd_f32 below, with the distance between row starts of each [rows, cols] tensor, in elements.
 inline cudaError_t rmsnorm_bwd_f32_pitched(
     float* dx, float* dweight, const float* dy, const float* x, const float* weight, const float* rstd,
-    long long dx_pitch, long long dy_pitch, long long x_pitch, int rows, int cols, float eps, void* workspace,
+    long long dx_pitch, long long dy_pitch, long long x_pitch, int rows, int cols, void* workspace,
     cudaStream_t stream = nullptr) {
   namespace k = rmsnorm_bwd_f32_detail;
-  if (rows < 0 || cols < 1 || dx_pitch < cols || dy_pitch < cols || x_pitch < cols) return cudaErrorInvalidValue;
+  const bool invalid =
+      rows < 0 || cols < 1 || dx_pitch < cols || dy_pitch < cols || x_pitch < cols;
+  if (invalid) return cudaErrorInvalidValue;
+  const bool missing =
+      (rows > 0 && dx == nullptr) || (rows > 0 && dy == nullptr) || (rows > 0 && x == nullptr) ||
+      (rows > 0 && rstd == nullptr) || (weight != nullptr && dweight == nullptr) || workspace == nullptr;
+  if (missing) return cudaErrorInvalidValue;
   const unsigned absent =
       (weight == nullptr ? 1u : 0u);
-  if (rows > 0 && dx == nullptr) return cudaErrorInvalidValue;
-  if (rows > 0 && dy == nullptr) return cudaErrorInvalidValue;
-  if (rows > 0 && x == nullptr) return cudaErrorInvalidValue;
-  if (rows > 0 && rstd == nullptr) return cudaErrorInvalidValue;
-  if (weight != nullptr && dweight == nullptr) return cudaErrorInvalidValue;
-  if (workspace == nullptr) return cudaErrorInvalidValue;
+  const k::Arguments call{
+      dx, dweight, dy, x, weight, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, workspace, stream};
+  const bool alike =
+      (k::address(dy) - k::address(dx)) % 16 == 0 && (k::address(x) - k::address(dx)) % 16 == 0 &&
+      (k::pitch_bytes(dy_pitch - dx_pitch, 4)) % 16 == 0 && (k::pitch_bytes(x_pitch - dx_pitch, 4)) % 16 == 0;
+  const k::Kernel* kernel = &k::kGeneral[2 * (absent & k::kCompiledOut) + (alike ? 0 : 1)];
   const int align = k::alignment(
       k::address(dx) | k::address(dy) | k::address(x) | k::address(weight) | k::pitch_bytes(dx_pitch, 4) |
       k::pitch_bytes(dy_pitch, 4) | k::pitch_bytes(x_pitch, 4));
-  int blocks = 0;
-  cudaError_t status = cudaSuccess;
-  switch (k::select(rows, cols, align, absent)) {
-    case 0:  // 8192 x 4096
-      status = k::grid(k::kLaunch_cluster_per_row_3e4b_Cols4096_f775, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::rmsnorm_bwd_f32_cluster_per_row_3e4b<k::Cols4096_f775>, k::kLaunch_cluster_per_row_3e4b_Cols4096_f775, &blocks);
-      if (status != cudaSuccess) return status;
-      status = k::launch(
-          k::rmsnorm_bwd_f32_cluster_per_row_3e4b<k::Cols4096_f775>,
-          k::kLaunch_cluster_per_row_3e4b_Cols4096_f775, blocks, stream,
-          dx, dweight, dy, x, weight, rstd, dx_pitch, dy_pitch, x_pitch, rows, eps, k::at<float>(workspace, 0));
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_bwd_f32_cluster_per_row_3e4b_finish<k::Cols4096_f775>,
-          k::kLaunch_cluster_per_row_3e4b_finish_Cols4096_f775, k::kLaunch_cluster_per_row_3e4b_finish_Cols4096_f775.blocks, stream,
-          dweight, k::at<float>(workspace, 0), blocks);
-    default:
-      break;
+  const int tuned = k::select(rows, cols, align, absent, alike);
+  if (tuned >= 0) kernel = &k::kTuned[tuned].kernel;
+  const std::size_t zeroed = kernel->workspace.zeroed(cols);
+  if (zeroed > 0) {
+    const cudaError_t status = cudaMemsetAsync(workspace, 0, zeroed, stream);
+    if (status != cudaSuccess) return status;
   }
-  switch (absent & k::kCompiledOut) {  // the general kernel
-    case 0u:
-      status = cudaMemsetAsync(workspace, 0, 128 + 4 * static_cast<std::size_t>(cols), stream);
-      if (status != cudaSuccess) return status;
-      status = k::grid(k::kLaunch_any_cols_block_per_row_cf9e_AnyCols_d376, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_bwd_f32_any_cols_block_per_row_cf9e<k::AnyCols_d376>,
-          k::kLaunch_any_cols_block_per_row_cf9e_AnyCols_d376, blocks, stream,
-          dx, dweight, dy, x, weight, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps,
-          k::at<unsigned>(workspace, 0), k::at<float>(workspace, 128));
-    default:  // without weight
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_84b4_AnyCols_1448, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_84b4<k::AnyCols_1448>,
-          k::kLaunch_any_cols_without_weight_block_per_row_84b4_AnyCols_1448, blocks, stream,
-          dx, dy, x, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, eps);
-  }
+  return kernel->run(*kernel, call);
 }
 
 // dx, dy, x [rows, cols]; rstd [rows]; dweight, weight [cols]: device pointers, row-major, contiguous; what is written
 // overlaps nothing else.
 // May be null: weight. A parameter that is null has no gradient.
 // workspace: rmsnorm_bwd_f32_workspace_bytes(rows, cols) bytes, aligned as by cudaMalloc.
-// Asynchronous on `stream`; allocates nothing. Columns and alignment must match a tuned line exactly, rows take the
-// nearest one; anything else goes to the general kernel.
+// Asynchronous on `stream`; allocates nothing.
+// Columns and alignment must match a tuned line exactly, rows take the nearest one; anything else goes to the general
+// kernel.
 inline cudaError_t rmsnorm_bwd_f32(
     float* dx, float* dweight, const float* dy, const float* x, const float* weight, const float* rstd, int rows,
-    int cols, float eps, void* workspace, cudaStream_t stream = nullptr) {
+    int cols, void* workspace, cudaStream_t stream = nullptr) {
   return rmsnorm_bwd_f32_pitched(
-      dx, dweight, dy, x, weight, rstd, cols, cols, cols, rows, cols, eps, workspace, stream);
+      dx, dweight, dy, x, weight, rstd, cols, cols, cols, rows, cols, workspace, stream);
 }
 
 }  // namespace sm90

@@ -11,79 +11,48 @@
 // spec      rmsnorm, sha256:61a22f77ec2c7cf69458a8cff26c11e0af021fb40a8c559ca9ee24a2d364721e
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// command   normgen tune --shape 524288x64 --op rmsnorm --dtype bf16 --without rstd
-//           and 26 more: each stands in its record
-// note      emitted as another text than the one that was tuned: 4096 x 131072
+// note      emitted as another text than the one that was tuned: 524288 x 64, 65536 x 128, 262144 x 128, 32768 x 256,
+//           1 x 2048, 64 x 2048, 16384 x 4095, 1 x 4096, 8 x 4096, 16 x 4096, 4096 x 4096, 8192 x 4096, 8192 x 4096,
+//           32 x 5120, 2048 x 5120, 1 x 7168, 8192 x 7168, 8192 x 8191, 1 x 8192, 16 x 8192, 64 x 8192, 16384 x 8192,
+//           1 x 16384, 64 x 16384, 4096 x 16384, 8192 x 32768, 4096 x 131072
 //
-//   rows x cols                     kernel           threads  rows/block  vector        median us  GB/s  of roof  vs default  data
-//   524288 x 64 no rstd             warp_per_row     128      16          bfloat16 x 4  32.26      4161  110.1 %  1.14x       cold
-//   65536 x 128 no rstd             warp_per_row     256      32          bfloat16 x 8  9.257      3625  100.2 %  1.04x       cold
-//   262144 x 128 no rstd            warp_per_row     128      8           bfloat16 x 8  32.62      4114  108.9 %  1.01x       cold
-//   32768 x 256 no rstd             warp_per_row     64       8           bfloat16 x 8  9.186      3653  100.9 %  1.00x       cold
-//   1 x 2048 no rstd                block_per_row    256      1           bfloat16 x 4  0.8721     14    98.9 %   1.01x       hot
-//   64 x 2048 no rstd               block_per_row    256      1           bfloat16 x 4  0.9914     533   100.0 %  1.00x       hot
-//   16384 x 4095 no rstd            block_per_row    128      1           bfloat16 x 8  65.32      4109  99.8 %   1.00x       cold
-//   1 x 4096 no rstd                block_per_row    256      1           bfloat16 x 4  1.085      23    82.6 %   1.07x       hot
-//   8 x 4096 no rstd                block_per_row    256      1           bfloat16 x 4  1.162      120   80.0 %   1.04x       hot
-//   16 x 4096 no rstd               block_per_row    256      1           bfloat16 x 4  1.104      245   88.4 %   1.07x       hot
-//   4096 x 4096 no rstd             block_per_row    256      1           bfloat16 x 8  16.89      3974  103.1 %  1.01x       cold
-//   8192 x 4096 no rstd pitch 5120  block_per_row    256      1           bfloat16 x 8  32.88      4083  101.2 %  1.01x       cold
-//   8192 x 4096 no rstd             block_per_row    256      1           bfloat16 x 8  34.37      3905  96.5 %   1.06x       cold
-//   32 x 5120 no rstd               block_per_row    256      1           bfloat16 x 8  1.221      545   82.3 %   1.02x       hot
-//   2048 x 5120 no rstd             block_per_row    256      1           bfloat16 x 8  10.89      3851  111.4 %  1.02x       cold
-//   1 x 7168 no rstd                block_per_row    512      1           bfloat16 x 4  1.199      36    74.5 %   1.07x       hot
-//   8192 x 7168 no rstd             block_per_row    256      1           bfloat16 x 4  55.86      4205  108.3 %  1.01x       cold
-//   8192 x 8191 no rstd             block_per_row    256      1           bfloat16 x 8  65.36      4107  100.0 %  1.01x       cold
-//   1 x 8192 no rstd                block_per_row    512      1           bfloat16 x 4  1.289      38    69.4 %   1.01x       hot
-//   16 x 8192 no rstd               block_per_row    1024     1           bfloat16 x 4  1.386      390   71.3 %   1.02x       hot
-//   64 x 8192 no rstd               block_per_row    1024     1           bfloat16 x 4  1.519      1391  77.2 %   1.02x       hot
-//   16384 x 8192 no rstd            block_per_row    128      1           bfloat16 x 8  126.4      4248  101.0 %  1.00x       cold
-//   1 x 16384 no rstd               cluster_per_row  1024     1           bfloat16 x 4  1.417      69    65.9 %   1.05x       hot
-//   64 x 16384 no rstd              block_per_row    1024     1           bfloat16 x 8  2.091      2021  69.9 %   1.10x       hot
-//   4096 x 16384 no rstd            block_per_row    512      1           bfloat16 x 4  64.52      4161  101.2 %  1.02x       cold
-//   8192 x 32768 no rstd            block_per_row    1024     1           bfloat16 x 4  254.7      4216  105.1 %  1.00x       cold
-//   4096 x 131072 no rstd           cluster_per_row  128      1           bfloat16 x 8  521.7      4117  101.8 %  1.00x       cold
-//   (any other)                     block_per_row    256      1           bfloat16      -          -     -        -           not tuned
+//   rows x cols                     kernel           threads  rows/block  vector  price us  chain us  GB/s  of roof  vs default  alone us  timed
+//   524288 x 64 no rstd             warp_per_row     128      16          4       -         -         4161  110.1 %  1.14x       32.26     cold alone
+//   65536 x 128 no rstd             warp_per_row     256      32          8       -         -         3625  100.2 %  1.04x       9.257     cold alone
+//   262144 x 128 no rstd            warp_per_row     128      8           8       -         -         4114  108.9 %  1.01x       32.62     cold alone
+//   32768 x 256 no rstd             warp_per_row     64       8           8       -         -         3653  100.9 %  1.00x       9.186     cold alone
+//   1 x 2048 no rstd                block_per_row    256      1           4       -         -         14    98.9 %   1.01x       0.8721    hot alone
+//   64 x 2048 no rstd               block_per_row    256      1           4       -         -         533   100.0 %  1.00x       0.9914    hot alone
+//   16384 x 4095 no rstd            block_per_row    128      1           8       -         -         4109  99.8 %   1.00x       65.32     cold alone
+//   1 x 4096 no rstd                block_per_row    256      1           4       -         -         23    82.6 %   1.07x       1.085     hot alone
+//   8 x 4096 no rstd                block_per_row    256      1           4       -         -         120   80.0 %   1.04x       1.162     hot alone
+//   16 x 4096 no rstd               block_per_row    256      1           4       -         -         245   88.4 %   1.07x       1.104     hot alone
+//   4096 x 4096 no rstd             block_per_row    256      1           8       -         -         3974  103.1 %  1.01x       16.89     cold alone
+//   8192 x 4096 no rstd pitch 5120  block_per_row    256      1           8       -         -         4083  101.2 %  1.01x       32.88     cold alone
+//   8192 x 4096 no rstd             block_per_row    256      1           8       -         -         3905  96.5 %   1.06x       34.37     cold alone
+//   32 x 5120 no rstd               block_per_row    256      1           8       -         -         545   82.3 %   1.02x       1.221     hot alone
+//   2048 x 5120 no rstd             block_per_row    256      1           8       -         -         3851  111.4 %  1.02x       10.89     cold alone
+//   1 x 7168 no rstd                block_per_row    512      1           4       -         -         36    74.5 %   1.07x       1.199     hot alone
+//   8192 x 7168 no rstd             block_per_row    256      1           4       -         -         4205  108.3 %  1.01x       55.86     cold alone
+//   8192 x 8191 no rstd             block_per_row    256      1           8       -         -         4107  100.0 %  1.01x       65.36     cold alone
+//   1 x 8192 no rstd                block_per_row    512      1           4       -         -         38    69.4 %   1.01x       1.289     hot alone
+//   16 x 8192 no rstd               block_per_row    1024     1           4       -         -         390   71.3 %   1.02x       1.386     hot alone
+//   64 x 8192 no rstd               block_per_row    1024     1           4       -         -         1391  77.2 %   1.02x       1.519     hot alone
+//   16384 x 8192 no rstd            block_per_row    128      1           8       -         -         4248  101.0 %  1.00x       126.4     cold alone
+//   1 x 16384 no rstd               cluster_per_row  1024     1           4       -         -         69    65.9 %   1.05x       1.417     hot alone
+//   64 x 16384 no rstd              block_per_row    1024     1           8       -         -         2021  69.9 %   1.10x       2.091     hot alone
+//   4096 x 16384 no rstd            block_per_row    512      1           4       -         -         4161  101.2 %  1.02x       64.52     cold alone
+//   8192 x 32768 no rstd            block_per_row    1024     1           4       -         -         4216  105.1 %  1.00x       254.7     cold alone
+//   4096 x 131072 no rstd           cluster_per_row  128      1           8       -         -         4117  101.8 %  1.00x       521.7     cold alone
+//   (any other, rows alike)         block_per_row    256      1           8       -         -         -     -        -           -         not tuned
+//   (any other)                     block_per_row    256      1           1       -         -         -     -        -           -         not tuned
+//
+// times     alone: of launches behind each other, which overlap where they start early; GB/s and ratios are of these
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
 //           stored dtype, over adversarial rows, on the GPU: y 1
-//
-// A kernel and its Config are, byte for byte, what was tuned; `normgen show` with --op, --shape, --dtype and
-// --schedule prints them alone. Schedules:
-//   524288 x 64: threads_per_row=8 rows_per_block=16 vector=4 hold=registers unroll=0 store=streaming params=early
-//   65536 x 128: threads_per_row=8 rows_per_block=32 vector=8 hold=registers unroll=0 load=evict_last store=streaming
-//                params=early dependent_launch=loads
-//   262144 x 128: threads_per_row=16 rows_per_block=8 vector=8 hold=registers unroll=0 params=early
-//   32768 x 256: threads_per_row=8 rows_per_block=8 vector=8 hold=registers unroll=0 load=evict_last params=early
-//                dependent_launch=loads
-//   1 x 2048: vector=4 hold=registers unroll=0 params=early dependent_launch=loads
-//   64 x 2048: vector=4 hold=registers unroll=0 params=early dependent_launch=loads
-//   16384 x 4095: threads_per_row=128 vector=8 hold=registers edges=peel unroll=0 load=evict_last params=early
-//                 dependent_launch=loads
-//   1 x 4096: vector=4 hold=registers unroll=0 params=early dependent_launch=loads
-//   8 x 4096: vector=4 hold=registers unroll=0 load=no_allocate params=early dependent_launch=loads
-//   16 x 4096: vector=4 hold=registers unroll=0 params=early dependent_launch=loads
-//   4096 x 4096: vector=8 hold=registers unroll=0 params=early dependent_launch=loads
-//   8192 x 4096: vector=8 hold=registers unroll=0 load=no_allocate store=streaming params=early dependent_launch=loads
-//   8192 x 4096: vector=8 hold=registers edges=peel unroll=0 load=no_allocate store=streaming params=early
-//   32 x 5120: vector=8 hold=registers unroll=0 load=evict_last params=early dependent_launch=loads
-//   2048 x 5120: vector=8 hold=registers unroll=0 load=evict_last params=early dependent_launch=loads
-//   1 x 7168: threads_per_row=512 vector=4 hold=registers unroll=0 params=early dependent_launch=loads
-//   8192 x 7168: vector=4 hold=registers unroll=0 params=early dependent_launch=loads
-//   8192 x 8191: vector=8 hold=registers edges=peel unroll=0 load=evict_last dependent_launch=loads
-//   1 x 8192: threads_per_row=512 vector=4 hold=registers unroll=0 params=early dependent_launch=loads
-//   16 x 8192: threads_per_row=1024 vector=4 hold=registers unroll=0 params=early dependent_launch=loads
-//   64 x 8192: threads_per_row=1024 vector=4 hold=registers unroll=0 params=early dependent_launch=loads
-//   16384 x 8192: threads_per_row=128 vector=8 hold=registers unroll=0 load=evict_last params=early
-//                 dependent_launch=loads
-//   1 x 16384: threads_per_row=1024 cluster=4 vector=4 hold=registers persistent=1 stages=2 unroll=0 params=packed
-//              dependent_launch=start
-//   64 x 16384: threads_per_row=1024 vector=8 hold=registers unroll=0 dependent_launch=loads
-//   4096 x 16384: threads_per_row=512 vector=4 hold=registers unroll=0 load=evict_last store=streaming params=early
-//                 dependent_launch=loads
-//   8192 x 32768: threads_per_row=1024 reduce_with=cooperative_groups vector=4 hold=shared unroll=4 load=evict_last
-//   4096 x 131072: threads_per_row=128 cluster=8 vector=8 hold=registers copy=bulk persistent=8 stages=2 unroll=0
-//                  load=evict_last params=kept
+// records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
+//           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
 //
 // use       #include "rmsnorm_fwd_bf16_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
 //           cudaError_t status = normgen::sm90::rmsnorm_fwd_bf16(
@@ -99,10 +68,11 @@
 #include <cooperative_groups.h>
 #include <cooperative_groups/reduce.h>
 #ifndef __CUDACC_RTC__
-#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include <cstddef>
+
+struct __nv_bfloat16;  // cuda_bf16.h has it, and takes as long to compile as cuda_runtime.h
 #endif
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
@@ -240,6 +210,28 @@ __device__ __forceinline__ unsigned char* dynamic_shared() {
   return bytes;
 }
 
+// A load whose lines L2 keeps by `policy` (ld.global.L2::cache_hint: sm_80).
+template <int kBytes>
+__device__ __forceinline__ void load_by_policy(const void* address, unsigned* bits, unsigned long long policy) {
+  if constexpr (kBytes == 16) {
+    asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+        : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
+  } else if constexpr (kBytes == 8) {
+    asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
+        : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
+  } else if constexpr (kBytes == 4) {
+    asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(bits[0]) : "l"(address), "l"(policy));
+  } else {
+    unsigned short half;
+    if constexpr (kBytes == 2) {
+      asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+    } else {
+      asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+    }
+    bits[0] = half;
+  }
+}
+
 // Last to leave L2 (createpolicy: sm_80).
 struct EvictLast {
   static __device__ __forceinline__ unsigned long long l2_policy() {
@@ -249,25 +241,7 @@ struct EvictLast {
   }
   template <int kBytes>
   static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
-    const unsigned long long policy = l2_policy();
-    if constexpr (kBytes == 16) {
-      asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-          : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
-    } else if constexpr (kBytes == 8) {
-      asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
-          : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
-    } else if constexpr (kBytes == 4) {
-      asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;"
-          : "=r"(bits[0]) : "l"(address), "l"(policy));
-    } else {
-      unsigned short half;
-      if constexpr (kBytes == 2) {
-        asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
-      } else {
-        asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
-      }
-      bits[0] = half;
-    }
+    load_by_policy<kBytes>(address, bits, l2_policy());
   }
 };
 
@@ -385,6 +359,51 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   }
 }
 
+// How a kernel and its neighbours in the stream overlap: not at all.
+// wait              before the first access to what the kernels in front write, or still read
+// wait_for_partner  the same, of a call's second kernel for its first one
+// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
+// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
+//                   the compiler would read it through the non-coherent cache and move loads over a wait
+struct InOrder {
+  template <typename T> using Pointer = const T* __restrict__;
+  static __device__ __forceinline__ void wait() {}
+  static __device__ __forceinline__ void wait_for_partner() {}
+  static __device__ __forceinline__ void at_start() {}
+  static __device__ __forceinline__ void at_loads() {}
+  static __device__ __forceinline__ void at_end() {}
+};
+
+template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
+
+// Starts while the kernel in front still runs (programmatic dependent launch).
+struct Early : InOrder {
+  template <typename T> using Pointer = const T*;
+  static __device__ __forceinline__ void wait() { dependency_wait(); }
+  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+};
+
+// ... and lets the next one take its place at once: that one waits there.
+struct EarlyAtStart : Early {
+  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
+};
+
+// ... or as soon as it has asked for its row.
+struct EarlyAtLoads : Early {
+  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
+};
+
+// ... or at its end.
+struct EarlyAtEnd : Early {
+  static __device__ __forceinline__ void at_end() { dependency_trigger(); }
+};
+
+// Only a call's second kernel starts early, behind its first one.
+struct EarlyPartner : InOrder {
+  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
+};
+
 // All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
 // how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
@@ -433,39 +452,43 @@ __device__ __forceinline__ State exchange_cluster(
 // around them, moved into place. `inside`: those words are known to lie within the array.
 template <int N, typename T>
 __device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, int count, bool inside) {
-  constexpr int kSize = static_cast<int>(sizeof(T));
-  constexpr int kWord = (N * kSize < 16 ? N * kSize : 16) / kSize;  // elements of a word
-  constexpr int kRegisters = kWord * kSize / 4;
-  constexpr int kWords = N / kWord + 1;
-  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(elements + first) / kSize % kWord);
-  Vec<T, N> vec = {};
-  if (!inside && (first < shift || first - shift + kWords * kWord > count)) {
+  if constexpr (N == 1) {
+    return read<1>(elements + first);
+  } else {
+    constexpr int kSize = static_cast<int>(sizeof(T));
+    constexpr int kWord = (N * kSize < 16 ? N * kSize : 16) / kSize;  // elements of a word
+    constexpr int kRegisters = kWord * kSize / 4;
+    constexpr int kWords = N / kWord + 1;
+    const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(elements + first) / kSize % kWord);
+    Vec<T, N> vec = {};
+    if (!inside && (first < shift || first - shift + kWords * kWord > count)) {
+      #pragma unroll
+      for (int i = 0; i < N; ++i) {
+        const unsigned bits = *reinterpret_cast<const Word<kSize>*>(elements + first + i);
+        if (kSize == 4) vec.bits[i] = bits;
+        else vec.bits[i * kSize / 4] |= bits << i * kSize % 4 * 8;
+      }
+      return vec;
+    }
+    unsigned bits[kWords * kRegisters];
     #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const unsigned bits = *reinterpret_cast<const Word<kSize>*>(elements + first + i);
-      if (kSize == 4) vec.bits[i] = bits;
-      else vec.bits[i * kSize / 4] |= bits << i * kSize % 4 * 8;
+    for (int word = 0; word < kWords; ++word) {
+      const Vec<T, kWord> part = read<kWord>(elements + first - shift + word * kWord);
+      #pragma unroll
+      for (int i = 0; i < kRegisters; ++i) bits[word * kRegisters + i] = part.bits[i];
+    }
+    #pragma unroll
+    for (int step = kRegisters / 2; step > 0; step /= 2) {
+      const bool moves = (shift * kSize / 4 & step) != 0;  // a select: branches would put the bits in local memory
+      #pragma unroll
+      for (int i = 0; i + step < kWords * kRegisters; ++i) bits[i] = moves ? bits[i + step] : bits[i];
+    }
+    #pragma unroll
+    for (int i = 0; i < Vec<T, N>::kRegisters; ++i) {
+      vec.bits[i] = __funnelshift_r(bits[i], bits[i + 1], shift * kSize % 4 * 8);
     }
     return vec;
   }
-  unsigned bits[kWords * kRegisters];
-  #pragma unroll
-  for (int word = 0; word < kWords; ++word) {
-    const Vec<T, kWord> part = read<kWord>(elements + first - shift + word * kWord);
-    #pragma unroll
-    for (int i = 0; i < kRegisters; ++i) bits[word * kRegisters + i] = part.bits[i];
-  }
-  #pragma unroll
-  for (int step = kRegisters / 2; step > 0; step /= 2) {
-    const bool moves = (shift * kSize / 4 & step) != 0;  // a select: branches would put the bits in local memory
-    #pragma unroll
-    for (int i = 0; i + step < kWords * kRegisters; ++i) bits[i] = moves ? bits[i + step] : bits[i];
-  }
-  #pragma unroll
-  for (int i = 0; i < Vec<T, N>::kRegisters; ++i) {
-    vec.bits[i] = __funnelshift_r(bits[i], bits[i + 1], shift * kSize % 4 * 8);
-  }
-  return vec;
 }
 
 // Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
@@ -519,60 +542,65 @@ struct Streaming {
 };
 
 // What a tuned shape is: the sizes and hints of its kernel.
-struct Cols64_8bc9 { enum : int { kCols = 64, kThreadsPerRow = 8, kRowsPerBlock = 16, kVector = 4, kThreads = 128 };
-    using Load = Default; using Store = Streaming; };
-struct Cols128_e548 { enum : int { kCols = 128, kThreadsPerRow = 8, kRowsPerBlock = 32, kVector = 8, kThreads = 256 };
-    using Load = EvictLast; using Store = Streaming; };
-struct Cols128_6ced { enum : int { kCols = 128, kThreadsPerRow = 16, kRowsPerBlock = 8, kVector = 8, kThreads = 128 };
-    using Load = Default; using Store = Default; };
-struct Cols256_0552 { enum : int { kCols = 256, kThreadsPerRow = 8, kRowsPerBlock = 8, kVector = 8, kThreads = 64 };
-    using Load = EvictLast; using Store = Default; };
-struct Cols2048_8d33 { enum : int { kCols = 2048, kThreadsPerRow = 256, kVector = 4, kThreads = 256 };
-    using Load = Default; using Store = Default; };
-struct Cols4095_d742 { enum : int { kCols = 4095, kThreadsPerRow = 128, kVector = 8, kThreads = 128 };
-    using Load = EvictLast; using Store = Default; };
-struct Cols4096_800d { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 4, kThreads = 256 };
-    using Load = Default; using Store = Default; };
-struct Cols4096_a8c0 { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 4, kThreads = 256 };
-    using Load = NoAllocate; using Store = Default; };
-struct Cols4096_b878 { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
-    using Load = Default; using Store = Default; };
-struct Cols4096_d387 { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
-    using Load = NoAllocate; using Store = Streaming; };
-struct Cols5120_136c { enum : int { kCols = 5120, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
-    using Load = EvictLast; using Store = Default; };
-struct Cols7168_e377 { enum : int { kCols = 7168, kThreadsPerRow = 512, kVector = 4, kThreads = 512 };
-    using Load = Default; using Store = Default; };
-struct Cols7168_5014 { enum : int { kCols = 7168, kThreadsPerRow = 256, kVector = 4, kThreads = 256 };
-    using Load = Default; using Store = Default; };
-struct Cols8191_8b30 { enum : int { kCols = 8191, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
-    using Load = EvictLast; using Store = Default; };
-struct Cols8192_6602 { enum : int { kCols = 8192, kThreadsPerRow = 512, kVector = 4, kThreads = 512 };
-    using Load = Default; using Store = Default; };
-struct Cols8192_9de5 { enum : int { kCols = 8192, kThreadsPerRow = 1024, kVector = 4, kThreads = 1024 };
-    using Load = Default; using Store = Default; };
-struct Cols8192_ee86 { enum : int { kCols = 8192, kThreadsPerRow = 128, kVector = 8, kThreads = 128 };
-    using Load = EvictLast; using Store = Default; };
-struct Cols16384_b0fc { enum : int { kCols = 16384, kThreads = 1024, kCluster = 4, kVector = 4 }; using Load = Default;
-    using Store = Default; };
-struct Cols16384_c34f { enum : int { kCols = 16384, kThreadsPerRow = 1024, kVector = 8, kThreads = 1024 };
-    using Load = Default; using Store = Default; };
-struct Cols16384_9457 { enum : int { kCols = 16384, kThreadsPerRow = 512, kVector = 4, kThreads = 512 };
-    using Load = EvictLast; using Store = Streaming; };
-struct Cols32768_8b8c { enum : int { kCols = 32768, kThreads = 1024, kThreadsPerRow = 1024, kVector = 4, kUnroll = 4 };
-    using Load = EvictLast; using Store = Default; };
-struct Cols131072_d544 { enum : int { kCols = 131072, kThreads = 128, kCluster = 8, kVector = 8, kStages = 2 };
-    using Load = EvictLast; using Store = Default; };
-struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; };
+struct Cols64_ee87 { enum : int { kCols = 64, kThreadsPerRow = 8, kRowsPerBlock = 16, kVector = 4, kThreads = 128 };
+    using Load = Default; using Store = Streaming; using Chain = InOrder; };
+struct Cols128_5ee6 { enum : int { kCols = 128, kThreadsPerRow = 8, kRowsPerBlock = 32, kVector = 8, kThreads = 256 };
+    using Load = EvictLast; using Store = Streaming; using Chain = EarlyAtLoads; };
+struct Cols128_f4f3 { enum : int { kCols = 128, kThreadsPerRow = 16, kRowsPerBlock = 8, kVector = 8, kThreads = 128 };
+    using Load = Default; using Store = Default; using Chain = InOrder; };
+struct Cols256_22f4 { enum : int { kCols = 256, kThreadsPerRow = 8, kRowsPerBlock = 8, kVector = 8, kThreads = 64 };
+    using Load = EvictLast; using Store = Default; using Chain = EarlyAtLoads; };
+struct Cols2048_3e57 { enum : int { kCols = 2048, kThreadsPerRow = 256, kVector = 4, kThreads = 256 };
+    using Load = Default; using Store = Default; using Chain = EarlyAtLoads; };
+struct Cols4095_e5c9 { enum : int { kCols = 4095, kThreadsPerRow = 128, kVector = 8, kThreads = 128 };
+    using Load = EvictLast; using Store = Default; using Chain = EarlyAtLoads; };
+struct Cols4096_1c4f { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 4, kThreads = 256 };
+    using Load = Default; using Store = Default; using Chain = EarlyAtLoads; };
+struct Cols4096_56f7 { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 4, kThreads = 256 };
+    using Load = NoAllocate; using Store = Default; using Chain = EarlyAtLoads; };
+struct Cols4096_f05e { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
+    using Load = Default; using Store = Default; using Chain = EarlyAtLoads; };
+struct Cols4096_a40d { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
+    using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads; };
+struct Cols4096_56a2 { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
+    using Load = NoAllocate; using Store = Streaming; using Chain = InOrder; };
+struct Cols5120_ac40 { enum : int { kCols = 5120, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
+    using Load = EvictLast; using Store = Default; using Chain = EarlyAtLoads; };
+struct Cols7168_8a22 { enum : int { kCols = 7168, kThreadsPerRow = 512, kVector = 4, kThreads = 512 };
+    using Load = Default; using Store = Default; using Chain = EarlyAtLoads; };
+struct Cols7168_538e { enum : int { kCols = 7168, kThreadsPerRow = 256, kVector = 4, kThreads = 256 };
+    using Load = Default; using Store = Default; using Chain = EarlyAtLoads; };
+struct Cols8191_49a7 { enum : int { kCols = 8191, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
+    using Load = EvictLast; using Store = Default; using Chain = EarlyAtLoads; };
+struct Cols8192_a210 { enum : int { kCols = 8192, kThreadsPerRow = 512, kVector = 4, kThreads = 512 };
+    using Load = Default; using Store = Default; using Chain = EarlyAtLoads; };
+struct Cols8192_bb74 { enum : int { kCols = 8192, kThreadsPerRow = 1024, kVector = 4, kThreads = 1024 };
+    using Load = Default; using Store = Default; using Chain = EarlyAtLoads; };
+struct Cols8192_c3f1 { enum : int { kCols = 8192, kThreadsPerRow = 128, kVector = 8, kThreads = 128 };
+    using Load = EvictLast; using Store = Default; using Chain = EarlyAtLoads; };
+struct Cols16384_6aa9 { enum : int { kCols = 16384, kThreads = 1024, kCluster = 4, kVector = 4 }; using Load = Default;
+    using Store = Default; using Chain = EarlyAtStart; };
+struct Cols16384_95e3 { enum : int { kCols = 16384, kThreadsPerRow = 1024, kVector = 8, kThreads = 1024 };
+    using Load = Default; using Store = Default; using Chain = EarlyAtLoads; };
+struct Cols16384_d7fd { enum : int { kCols = 16384, kThreadsPerRow = 512, kVector = 4, kThreads = 512 };
+    using Load = EvictLast; using Store = Streaming; using Chain = EarlyAtLoads; };
+struct Cols32768_cb80 { enum : int { kCols = 32768, kThreads = 1024, kThreadsPerRow = 1024, kVector = 4, kUnroll = 4 };
+    using Load = EvictLast; using Store = Default; using Chain = InOrder; };
+struct Cols131072_7b54 { enum : int { kCols = 131072, kThreads = 128, kCluster = 8, kVector = 8, kStages = 2 };
+    using Load = EvictLast; using Store = Default; using Chain = InOrder; };
+struct AnyCols_ff33 { enum : int { kThreadsPerRow = 256, kVector = 8, kUnroll = 1, kThreads = 256 };
+    using Load = Default; using Store = Default; using Chain = InOrder; };
+struct AnyCols_db2e { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
+    using Load = Default; using Store = Default; using Chain = InOrder; };
 
 // rmsnorm forward: lanes of a warp own a row, rows lie side by side in a block; it is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_without_rstd_warp_per_row_c2fa(
+rmsnorm_fwd_bf16_warp_per_row_0886(
     bfloat16* __restrict__ y,
-    const bfloat16* __restrict__ x,
-    const bfloat16* __restrict__ weight,
+    float* __restrict__ rstd,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
     long long y_pitch,
     long long x_pitch,
     int rows,
@@ -583,8 +611,10 @@ rmsnorm_fwd_bf16_without_rstd_warp_per_row_c2fa(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
   struct Look1 {  // look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -604,95 +634,8 @@ rmsnorm_fwd_bf16_without_rstd_warp_per_row_c2fa(
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
-  Vec<bfloat16, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector, Load>(x_row + vector * kVector);
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read<kVector>(weight + vector * kVector);
-  }
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look1.x_squares += x_i * x_i;
-    }
-  }
-
-  look1 = reduce_lanes<kThreadsPerRow>(look1);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_held[step], i);
-      y_values[i] = x_i * row_rstd * weight_i;
-    }
-    Vec<bfloat16, kVector> y_vec;
-    pack(y_vec, y_values);
-    if (active) write<Store>(y_row + vector * kVector, y_vec);
-  }
-}
-
-// rmsnorm forward: lanes of a warp own a row, rows lie side by side in a block; it is read once.
-// It may start while the kernel in front of it in the stream ends.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_without_rstd_warp_per_row_d9e1(
-    bfloat16* __restrict__ y,
-    const bfloat16* x,
-    const bfloat16* weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  struct Look1 {  // look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
-    }
-  };
-
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
-  const int row = blockIdx.x * kRowsPerBlock + slot;
-
-  const bool active = row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> x_held[kSteps];
 
@@ -700,7 +643,9 @@ rmsnorm_fwd_bf16_without_rstd_warp_per_row_d9e1(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+    }
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -708,51 +653,64 @@ rmsnorm_fwd_bf16_without_rstd_warp_per_row_d9e1(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read<kVector>(weight + vector * kVector);
+    if (kEven || vector < kVectors) {
+      weight_held[step] = read<kVector>(weight + vector * kVector);
+    }
   }
 
-  dependency_trigger();  // the next kernel may start: this one has asked for its row
+  Chain::at_loads();
 
   Look1 look1 = {0.0f};
 
   // Look 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look1.x_squares += x_i * x_i;
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1.x_squares += x_i * x_i;
+      }
     }
   }
 
   look1 = reduce_lanes<kThreadsPerRow>(look1);
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
+  if (lane == 0 && active) {
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
   // Last look: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_held[step], i);
-      y_values[i] = x_i * row_rstd * weight_i;
+    if (kEven || vector < kVectors) {
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        y_values[i] = x_i * row_rstd * weight_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + vector * kVector, y_vec);
     }
-    Vec<bfloat16, kVector> y_vec;
-    pack(y_vec, y_values);
-    if (active) write<Store>(y_row + vector * kVector, y_vec);
   }
+
+  Chain::at_end();
 }
 
 // rmsnorm forward: a block owns a row; it is read once.
-// It may start while the kernel in front of it in the stream ends.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63(
+rmsnorm_fwd_bf16_block_per_row_2e9f(
     bfloat16* __restrict__ y,
-    const bfloat16* x,
-    const bfloat16* weight,
+    float* __restrict__ rstd,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
     long long y_pitch,
     long long x_pitch,
     int rows,
@@ -762,9 +720,11 @@ rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
   struct Look1 {  // look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -782,7 +742,8 @@ rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63(
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> x_held[kSteps];
 
@@ -790,7 +751,9 @@ rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+    }
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -798,51 +761,64 @@ rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read<kVector>(weight + vector * kVector);
+    if (kEven || vector < kVectors) {
+      weight_held[step] = read<kVector>(weight + vector * kVector);
+    }
   }
 
-  dependency_trigger();  // the next kernel may start: this one has asked for its row
+  Chain::at_loads();
 
   Look1 look1 = {0.0f};
 
   // Look 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look1.x_squares += x_i * x_i;
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1.x_squares += x_i * x_i;
+      }
     }
   }
 
   look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
+  if (lane == 0) {
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
   // Last look: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_held[step], i);
-      y_values[i] = x_i * row_rstd * weight_i;
+    if (kEven || vector < kVectors) {
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        y_values[i] = x_i * row_rstd * weight_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
-    Vec<bfloat16, kVector> y_vec;
-    pack(y_vec, y_values);
-    write<Store>(y_row + vector * kVector, y_vec);
   }
+
+  Chain::at_end();
 }
 
 // rmsnorm forward: a block owns a row; it is read once.
-// It may start while the kernel in front of it in the stream ends.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_without_rstd_block_per_row_8162(
+rmsnorm_fwd_bf16_block_per_row_1eab(
     bfloat16* __restrict__ y,
-    const bfloat16* x,
-    const bfloat16* weight,
+    float* __restrict__ rstd,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
     long long y_pitch,
     long long x_pitch,
     int rows,
@@ -852,6 +828,7 @@ rmsnorm_fwd_bf16_without_rstd_block_per_row_8162(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -880,7 +857,8 @@ rmsnorm_fwd_bf16_without_rstd_block_per_row_8162(
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < kCols;
 
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> x_held[kSteps];
   Vec<bfloat16, 1> x_edge = {};
@@ -913,7 +891,7 @@ rmsnorm_fwd_bf16_without_rstd_block_per_row_8162(
     weight_edge = read<1>(weight + edge);
   }
 
-  dependency_trigger();  // the next kernel may start: this one has asked for its row
+  Chain::at_loads();
 
   Look1 look1 = {0.0f};
 
@@ -936,6 +914,10 @@ rmsnorm_fwd_bf16_without_rstd_block_per_row_8162(
 
   look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  if (lane == 0) {
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
 
   // Last look: the outputs
   #pragma unroll
@@ -964,15 +946,18 @@ rmsnorm_fwd_bf16_without_rstd_block_per_row_8162(
     pack(y_vec, y_values);
     write<Store>(y_row + edge, y_vec);
   }
+
+  Chain::at_end();
 }
 
 // rmsnorm forward: a block owns a row; it is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_without_rstd_block_per_row_2679(
+rmsnorm_fwd_bf16_block_per_row_559c(
     bfloat16* __restrict__ y,
-    const bfloat16* __restrict__ x,
-    const bfloat16* __restrict__ weight,
+    float* __restrict__ rstd,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
     long long y_pitch,
     long long x_pitch,
     int rows,
@@ -982,6 +967,7 @@ rmsnorm_fwd_bf16_without_rstd_block_per_row_2679(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -1009,6 +995,9 @@ rmsnorm_fwd_bf16_without_rstd_block_per_row_2679(
   const int vectors = (kCols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < kCols;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> x_held[kSteps];
   Vec<bfloat16, 1> x_edge = {};
@@ -1041,6 +1030,8 @@ rmsnorm_fwd_bf16_without_rstd_block_per_row_2679(
     weight_edge = read<1>(weight + edge);
   }
 
+  Chain::at_loads();
+
   Look1 look1 = {0.0f};
 
   // Look 1: sum(x**2)
@@ -1062,6 +1053,10 @@ rmsnorm_fwd_bf16_without_rstd_block_per_row_2679(
 
   look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  if (lane == 0) {
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
 
   // Last look: the outputs
   #pragma unroll
@@ -1090,16 +1085,18 @@ rmsnorm_fwd_bf16_without_rstd_block_per_row_2679(
     pack(y_vec, y_values);
     write<Store>(y_row + edge, y_vec);
   }
+
+  Chain::at_end();
 }
 
 // rmsnorm forward: a block owns a row; it is read once.
-// It may start while the kernel in front of it in the stream ends.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_without_rstd_block_per_row_df31(
+rmsnorm_fwd_bf16_block_per_row_4ee6(
     bfloat16* __restrict__ y,
-    const bfloat16* x,
-    const bfloat16* weight,
+    float* __restrict__ rstd,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
     long long y_pitch,
     long long x_pitch,
     int rows,
@@ -1109,105 +1106,7 @@ rmsnorm_fwd_bf16_without_rstd_block_per_row_df31(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  struct Look1 {  // look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + vector * kVector);
-    }
-  }
-
-  dependency_trigger();  // the next kernel may start: this one has asked for its row
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1.x_squares += x_i * x_i;
-      }
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        y_values[i] = x_i * row_rstd * weight_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
-    }
-  }
-}
-
-// rmsnorm forward: a block owns a row; it is read once.
-// It may start while the kernel in front of it in the stream ends.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_without_rstd_block_per_row_7a6b(
-    bfloat16* __restrict__ y,
-    const bfloat16* x,
-    const bfloat16* weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -1236,7 +1135,8 @@ rmsnorm_fwd_bf16_without_rstd_block_per_row_7a6b(
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < kCols;
 
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> x_held[kSteps];
   Vec<bfloat16, 1> x_edge = {};
@@ -1254,7 +1154,7 @@ rmsnorm_fwd_bf16_without_rstd_block_per_row_7a6b(
     x_edge = read<1, Load>(x_row + edge);
   }
 
-  dependency_trigger();  // the next kernel may start: this one has asked for its row
+  Chain::at_loads();
 
   Look1 look1 = {0.0f};
 
@@ -1277,6 +1177,10 @@ rmsnorm_fwd_bf16_without_rstd_block_per_row_7a6b(
 
   look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  if (lane == 0) {
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
 
   // Last look: the outputs
   #pragma unroll
@@ -1307,16 +1211,18 @@ rmsnorm_fwd_bf16_without_rstd_block_per_row_7a6b(
     pack(y_vec, y_values);
     write<Store>(y_row + edge, y_vec);
   }
+
+  Chain::at_end();
 }
 
 // rmsnorm forward: the blocks of a cluster own a row; it is read once.
-// It may start while the kernel in front of it in the stream ends.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_without_rstd_cluster_per_row_fff1(
+rmsnorm_fwd_bf16_cluster_per_row_1c12(
     bfloat16* __restrict__ y,
-    const bfloat16* x,
-    const bfloat16* weight,
+    float* __restrict__ rstd,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
     long long y_pitch,
     long long x_pitch,
     int rows,
@@ -1329,8 +1235,10 @@ rmsnorm_fwd_bf16_without_rstd_cluster_per_row_fff1(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
   struct Look1 {  // look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -1353,15 +1261,17 @@ rmsnorm_fwd_bf16_without_rstd_cluster_per_row_fff1(
   }
   cluster_arrive();  // a block may write to another only once that one has started
 
-  dependency_trigger();  // the next kernel may take its place, and waits there
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> weight_held[kSteps];
 
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read<kVector>(weight + vector * kVector);
+    if (kEven || vector < kVectors) {
+      weight_held[step] = read<kVector>(weight + vector * kVector);
+    }
   }
 
   Vec<bfloat16, kVector> x_next[kSteps];
@@ -1372,7 +1282,9 @@ rmsnorm_fwd_bf16_without_rstd_cluster_per_row_fff1(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+      if (kEven || vector < kVectors) {
+        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+      }
     }
   };
   if (blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
@@ -1403,44 +1315,55 @@ rmsnorm_fwd_bf16_without_rstd_cluster_per_row_fff1(
     // Look 1: sum(x**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1.x_squares += x_i * x_i;
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          look1.x_squares += x_i * x_i;
+        }
       }
     }
 
     look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
     const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
+    if (lane == 0) {
+      if (rstd != nullptr) rstd[row] = row_rstd;
+    }
+
     // Last look: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        y_values[i] = x_i * row_rstd * weight_i;
+      if (kEven || vector < kVectors) {
+        float y_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          y_values[i] = x_i * row_rstd * weight_i;
+        }
+        Vec<bfloat16, kVector> y_vec;
+        pack(y_vec, y_values);
+        write<Store>(y_row + vector * kVector, y_vec);
       }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
     }
 
     ++trip;
   }
+
+  Chain::at_end();
 }
 
 // rmsnorm forward: a block owns a row; it is read once.
-// It may start while the kernel in front of it in the stream ends.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_without_rstd_block_per_row_8156(
+rmsnorm_fwd_bf16_block_per_row_43d7(
     bfloat16* __restrict__ y,
-    const bfloat16* x,
-    const bfloat16* weight,
+    float* __restrict__ rstd,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
     long long y_pitch,
     long long x_pitch,
     int rows,
@@ -1450,9 +1373,11 @@ rmsnorm_fwd_bf16_without_rstd_block_per_row_8156(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
   struct Look1 {  // look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -1470,7 +1395,8 @@ rmsnorm_fwd_bf16_without_rstd_block_per_row_8156(
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> x_held[kSteps];
 
@@ -1478,51 +1404,65 @@ rmsnorm_fwd_bf16_without_rstd_block_per_row_8156(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+    }
   }
 
-  dependency_trigger();  // the next kernel may start: this one has asked for its row
+  Chain::at_loads();
 
   Look1 look1 = {0.0f};
 
   // Look 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look1.x_squares += x_i * x_i;
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1.x_squares += x_i * x_i;
+      }
     }
   }
 
   look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
+  if (lane == 0) {
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
   // Last look: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_vec, i);
-      y_values[i] = x_i * row_rstd * weight_i;
+    if (kEven || vector < kVectors) {
+      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_vec, i);
+        y_values[i] = x_i * row_rstd * weight_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
-    Vec<bfloat16, kVector> y_vec;
-    pack(y_vec, y_values);
-    write<Store>(y_row + vector * kVector, y_vec);
   }
+
+  Chain::at_end();
 }
 
 // rmsnorm forward: a block owns a row; it is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_without_rstd_block_per_row_fa88(
+rmsnorm_fwd_bf16_block_per_row_529a(
     bfloat16* __restrict__ y,
-    const bfloat16* __restrict__ x,
-    const bfloat16* __restrict__ weight,
+    float* __restrict__ rstd,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
     long long y_pitch,
     long long x_pitch,
     int rows,
@@ -1533,10 +1473,12 @@ rmsnorm_fwd_bf16_without_rstd_block_per_row_fa88(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
   struct Look1 {  // look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -1552,55 +1494,74 @@ rmsnorm_fwd_bf16_without_rstd_block_per_row_fa88(
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
   // The row of x is read once and waits in shared memory; each thread reads back its own part.
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    write(x_shared + (step * kThreads + threadIdx.x) * kVector, read<kVector, Load>(x_row + vector * kVector));
+    if (kEven || vector < kVectors) {
+      write(x_shared + (step * kThreads + threadIdx.x) * kVector, read<kVector, Load>(x_row + vector * kVector));
+    }
   }
+
+  Chain::at_loads();
 
   Look1 look1 = {0.0f};
 
   // Look 1: sum(x**2)
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
-    const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_vec, i);
-      look1.x_squares += x_i * x_i;
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        look1.x_squares += x_i * x_i;
+      }
     }
   }
 
   look1 = reduce_tiles<kWarpsPerRow>(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
+  if (lane == 0) {
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
   // Last look: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
-    const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_vec, i);
-      const float weight_i = element(weight_vec, i);
-      y_values[i] = x_i * row_rstd * weight_i;
+    if (kEven || vector < kVectors) {
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        const float weight_i = element(weight_vec, i);
+        y_values[i] = x_i * row_rstd * weight_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
-    Vec<bfloat16, kVector> y_vec;
-    pack(y_vec, y_values);
-    write<Store>(y_row + vector * kVector, y_vec);
   }
+
+  Chain::at_end();
 }
 
 // rmsnorm forward: the blocks of a cluster own a row; it is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_without_rstd_cluster_per_row_7738(
+rmsnorm_fwd_bf16_cluster_per_row_deda(
     bfloat16* __restrict__ y,
-    const bfloat16* __restrict__ x,
-    const bfloat16* __restrict__ weight,
+    float* __restrict__ rstd,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
     long long y_pitch,
     long long x_pitch,
     int rows,
@@ -1613,8 +1574,10 @@ rmsnorm_fwd_bf16_without_rstd_cluster_per_row_7738(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
   constexpr int kStages = Config::kStages;  // row tiles in shared memory
   struct Look1 {  // look 1: sum(x**2)
     float x_squares;
@@ -1639,6 +1602,10 @@ rmsnorm_fwd_bf16_without_rstd_cluster_per_row_7738(
   }
   cluster_arrive();  // a block may write to another only once that one has started
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < kStages; ++stage) {
       mbarrier_init(&arrived[stage], 1);
@@ -1677,7 +1644,9 @@ rmsnorm_fwd_bf16_without_rstd_cluster_per_row_7738(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read<kVector>(weight + vector * kVector);
+    if (kEven || vector < kVectors) {
+      weight_held[step] = read<kVector>(weight + vector * kVector);
+    }
   }
 
   cluster_wait();
@@ -1692,7 +1661,10 @@ rmsnorm_fwd_bf16_without_rstd_cluster_per_row_7738(
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      x_held[step] = read<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        x_held[step] = read<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
+      }
     }
 
     Look1 look1 = {0.0f};
@@ -1700,10 +1672,13 @@ rmsnorm_fwd_bf16_without_rstd_cluster_per_row_7738(
     // Look 1: sum(x**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1.x_squares += x_i * x_i;
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          look1.x_squares += x_i * x_i;
+        }
       }
     }
 
@@ -1713,20 +1688,26 @@ rmsnorm_fwd_bf16_without_rstd_cluster_per_row_7738(
     const unsigned refill_row = first_row + kStages * gridDim.x / kCluster;
     if (threadIdx.x == 0 && refill_row < rows) fetch(refill_row, stage);
 
+    if (lane == 0) {
+      if (rstd != nullptr) rstd[row] = row_rstd;
+    }
+
     // Last look: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        y_values[i] = x_i * row_rstd * weight_i;
+      if (kEven || vector < kVectors) {
+        float y_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          y_values[i] = x_i * row_rstd * weight_i;
+        }
+        Vec<bfloat16, kVector> y_vec;
+        pack(y_vec, y_values);
+        write<Store>(y_row + vector * kVector, y_vec);
       }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
     }
 
     if (++stage == kStages) {
@@ -1735,16 +1716,18 @@ rmsnorm_fwd_bf16_without_rstd_cluster_per_row_7738(
     }
     ++trip;
   }
+
+  Chain::at_end();
 }
 
 // rmsnorm forward, any number of columns: a block owns a row; it is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_any_cols_block_per_row_5f71(
+rmsnorm_fwd_bf16_any_cols_block_per_row_943c(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
-    const bfloat16* __restrict__ x,
-    const bfloat16* __restrict__ weight,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
     long long y_pitch,
     long long x_pitch,
     int rows,
@@ -1754,6 +1737,7 @@ rmsnorm_fwd_bf16_any_cols_block_per_row_5f71(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(x**2)
@@ -1769,11 +1753,19 @@ rmsnorm_fwd_bf16_any_cols_block_per_row_5f71(
 
   const int lane = threadIdx.x;
   const int row = blockIdx.x;
-  const int vectors = cols / kVector;
-  const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
+  const int head = (kVector - shift) % kVector;
+  const int vectors = (cols - head) / kVector;
+  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const bool has_edge = edge < cols;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Look1 look1 = {0.0f};
 
@@ -1782,13 +1774,19 @@ rmsnorm_fwd_bf16_any_cols_block_per_row_5f71(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const int column = head + vector * kVector;
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
         look1.x_squares += x_i * x_i;
       }
     }
+  }
+  if (has_edge) {
+    const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
+    const float x_i = element(x_vec, 0);
+    look1.x_squares += x_i * x_i;
   }
 
   look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
@@ -1803,8 +1801,9 @@ rmsnorm_fwd_bf16_any_cols_block_per_row_5f71(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+      const int column = head + vector * kVector;
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
+      const Vec<bfloat16, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1814,18 +1813,31 @@ rmsnorm_fwd_bf16_any_cols_block_per_row_5f71(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + column, y_vec);
     }
   }
+  if (has_edge) {
+    const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
+    const Vec<bfloat16, 1> weight_vec = read<1>(weight + edge);
+    float y_values[1];
+    const float x_i = element(x_vec, 0);
+    const float weight_i = element(weight_vec, 0);
+    y_values[0] = x_i * row_rstd * weight_i;
+    Vec<bfloat16, 1> y_vec;
+    pack(y_vec, y_values);
+    write<Store>(y_row + edge, y_vec);
+  }
+
+  Chain::at_end();
 }
 
 // rmsnorm forward, any number of columns: a block owns a row; it is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_04b3(
+rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_71cb(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
-    const bfloat16* __restrict__ x,
+    Input<Config, bfloat16> x,
     long long y_pitch,
     long long x_pitch,
     int rows,
@@ -1835,6 +1847,7 @@ rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_04b3(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(x**2)
@@ -1850,11 +1863,19 @@ rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_04b3(
 
   const int lane = threadIdx.x;
   const int row = blockIdx.x;
-  const int vectors = cols / kVector;
-  const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
+  const int head = (kVector - shift) % kVector;
+  const int vectors = (cols - head) / kVector;
+  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const bool has_edge = edge < cols;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Look1 look1 = {0.0f};
 
@@ -1863,13 +1884,19 @@ rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_04b3(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const int column = head + vector * kVector;
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
         look1.x_squares += x_i * x_i;
       }
     }
+  }
+  if (has_edge) {
+    const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
+    const float x_i = element(x_vec, 0);
+    look1.x_squares += x_i * x_i;
   }
 
   look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
@@ -1884,7 +1911,8 @@ rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_04b3(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
+      const int column = head + vector * kVector;
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1893,9 +1921,20 @@ rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_04b3(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + column, y_vec);
     }
   }
+  if (has_edge) {
+    const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
+    float y_values[1];
+    const float x_i = element(x_vec, 0);
+    y_values[0] = x_i * row_rstd;
+    Vec<bfloat16, 1> y_vec;
+    pack(y_vec, y_values);
+    write<Store>(y_row + edge, y_vec);
+  }
+
+  Chain::at_end();
 }
 
 }  // namespace rmsnorm_fwd_bf16_detail
@@ -1910,98 +1949,235 @@ namespace rmsnorm_fwd_bf16_detail {
 
 // How a kernel is launched.
 struct Launch {
-  int threads;         // per block
-  int rows_per_block;
-  int cluster;         // consecutive blocks that share a row
-  int persistent;      // blocks per SM of a grid that loops over rows; 0: one block (or cluster) per tile of rows
-  int shared_bytes;    // dynamic shared memory
-  int blocks;          // a fixed grid; 0: by rows
-  int period;          // a grid that loops over rows has a multiple of so many blocks
-  int min_blocks;      // launched even for 0 rows
-  bool dependent;      // may start while the kernel before it ends: its text waits before it reads
+  int threads = 0;         // per block
+  int rows_per_block = 1;
+  bool dependent = false;  // may start while the kernel before it ends: its text waits before it reads
+  int blocks = 0;          // a fixed grid; 0: by rows
+  int min_blocks = 0;      // launched even for 0 rows
+  int persistent = 0;      // blocks per SM of a grid that loops over rows; 0: one block (or cluster) per tile of rows
+  int cluster = 1;         // consecutive blocks that share a row
+  int shared_bytes = 0;    // dynamic shared memory
+  int period = 1;          // a grid that loops over rows has a multiple of so many blocks
 };
-inline constexpr Launch kLaunch_without_rstd_warp_per_row_c2fa_Cols64_8bc9{128, 16, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_without_rstd_warp_per_row_d9e1_Cols128_e548{256, 32, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_rstd_warp_per_row_c2fa_Cols128_6ced{128, 8, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_without_rstd_warp_per_row_d9e1_Cols256_0552{64, 8, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols2048_8d33{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_rstd_block_per_row_8162_Cols4095_d742{128, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols4096_800d{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols4096_a8c0{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols4096_b878{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols4096_d387{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_rstd_block_per_row_2679_Cols4096_d387{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_without_rstd_block_per_row_df31_Cols5120_136c{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_rstd_block_per_row_df31_Cols7168_e377{512, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols7168_5014{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_rstd_block_per_row_7a6b_Cols8191_8b30{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols8192_6602{512, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols8192_9de5{1024, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols8192_ee86{128, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_rstd_cluster_per_row_fff1_Cols16384_b0fc{1024, 1, 4, 1, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_rstd_block_per_row_8156_Cols16384_c34f{1024, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_rstd_block_per_row_4c63_Cols16384_9457{512, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_without_rstd_block_per_row_fa88_Cols32768_8b8c{1024, 1, 1, 0, 65536, 0, 1, 0, false};
-inline constexpr Launch kLaunch_without_rstd_cluster_per_row_7738_Cols131072_d544{128, 1, 8, 8, 65536, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_5f71_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_04b3_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
-// What the tuner chose, one line per line of the table at the top of this file.
-struct Shape {
+// What a call was given.
+struct Arguments {
+  bfloat16* y;
+  float* rstd;
+  const bfloat16* x;
+  const bfloat16* weight;
+  long long y_pitch;
+  long long x_pitch;
+  int rows;
+  int cols;
+  float eps;
+  cudaStream_t stream;
+};
+
+// A kernel with its Config, and how it is launched.
+struct Kernel {
+  Launch launch;
+  cudaError_t (*run)(const Kernel& kernel, const Arguments& call);
+};
+
+// Blocks for that many rows; 0: nothing to launch.
+constexpr long long blocks_for(const Launch& launch, int rows, int sm_count) {
+  if (launch.blocks > 0) return launch.blocks;
+  long long tiles = (static_cast<long long>(rows) + launch.rows_per_block - 1) / launch.rows_per_block;
+  if (launch.persistent > 0) {
+    const long long resident = static_cast<long long>(launch.persistent) * sm_count / launch.cluster;
+    const long long whole = resident - resident % launch.period;
+    const long long most = whole < launch.period ? launch.period : whole;
+    if (tiles > most) tiles = most;
+  }
+  return (tiles < launch.min_blocks ? launch.min_blocks : tiles) * launch.cluster;
+}
+
+// The grid on the current device. The driver answers from memory: its SM count is asked for at every call.
+inline cudaError_t grid(const Launch& launch, int rows, int* blocks) {
+  int sm_count = 1;
+  if (launch.persistent > 0) {
+    int device = 0;
+    cudaError_t status = cudaGetDevice(&device);
+    if (status == cudaSuccess) status = cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
+    if (status != cudaSuccess) return status;
+  }
+  const long long wanted = blocks_for(launch, rows, sm_count);
+  if (wanted > 0x7fffffffLL) return cudaErrorInvalidConfiguration;
+  *blocks = static_cast<int>(wanted);
+  return cudaSuccess;
+}
+
+// What a kernel must be allowed before a launch: much shared memory, large clusters.
+inline cudaError_t allow(const void* kernel, const Launch& launch) {
+  cudaError_t status = cudaSuccess;
+  if (launch.shared_bytes > 32 * 1024) {  // static shared memory counts towards the 48 KiB one gets without asking
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.shared_bytes);
+  }
+  if (status == cudaSuccess && launch.cluster > 8) {
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  }
+  return status;
+}
+
+// What cudaLaunchKernelEx is told of a launch.
+struct LaunchConfig {
+  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchConfig_t config{};
+
+  LaunchConfig(const Launch& launch, int blocks, cudaStream_t stream) {
+    if (launch.cluster > 1) {
+      attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+      attributes[config.numAttrs].val.clusterDim.x = static_cast<unsigned>(launch.cluster);
+      attributes[config.numAttrs].val.clusterDim.y = 1;
+      attributes[config.numAttrs++].val.clusterDim.z = 1;
+    }
+    if (launch.dependent) {
+      attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.blockDim = dim3(static_cast<unsigned>(launch.threads));
+    config.dynamicSmemBytes = static_cast<std::size_t>(launch.shared_bytes);
+    config.stream = stream;
+    config.attrs = attributes;
+  }
+  LaunchConfig(const LaunchConfig&) = delete;  // it points into itself
+};
+
+template <typename... Params, typename... Given>
+inline cudaError_t launch_on(cudaStream_t stream, void (*kernel)(Params...), const Launch& launch, int blocks,
+                             Given... given) {
+  if (blocks == 0) return cudaSuccess;
+  const cudaError_t status = allow(reinterpret_cast<const void*>(kernel), launch);
+  if (status != cudaSuccess) return status;
+  const LaunchConfig how(launch, blocks, stream);
+  return cudaLaunchKernelEx(&how.config, kernel, static_cast<Params>(given)...);
+}
+
+// As grid; of clusters that loop over rows, no more than fit the device at a time: 132 SMs need not hold 33 clusters of
+// 4, and one that waits for another to end would double the time.
+inline cudaError_t fitting_grid(const void* kernel, const Launch& launch, int rows, int* blocks) {
+  cudaError_t status = grid(launch, rows, blocks);
+  if (status != cudaSuccess || launch.cluster == 1 || launch.persistent == 0) return status;
+  status = allow(kernel, launch);
+  int clusters = 0;
+  const LaunchConfig how(launch, launch.cluster, nullptr);
+  if (status == cudaSuccess) status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &how.config);
+  clusters -= clusters % launch.period;
+  const int most = (clusters < launch.period ? launch.period : clusters) * launch.cluster;
+  if (*blocks > most) *blocks = most;
+  return status;
+}
+
+template <auto kMain>
+inline cudaError_t run(const Kernel& kernel, const Arguments& call) {
+  int blocks = 0;
+  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
+  if (status != cudaSuccess) return status;
+  return launch_on(
+      call.stream, kMain, kernel.launch, blocks,
+      call.y, call.rstd, call.x, call.weight, call.y_pitch, call.x_pitch, call.rows, call.eps);
+}
+
+template <auto kMain>
+inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
+  int blocks = 0;
+  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
+  if (status != cudaSuccess) return status;
+  return launch_on(
+      call.stream, kMain, kernel.launch, blocks,
+      call.y, call.rstd, call.x, call.weight, call.y_pitch, call.x_pitch, call.rows, call.cols, call.eps);
+}
+
+template <auto kMain>
+inline cudaError_t run_any_cols_without_weight(const Kernel& kernel, const Arguments& call) {
+  int blocks = 0;
+  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
+  if (status != cudaSuccess) return status;
+  return launch_on(
+      call.stream, kMain, kernel.launch, blocks,
+      call.y, call.rstd, call.x, call.y_pitch, call.x_pitch, call.rows, call.cols, call.eps);
+}
+
+// What the tuner chose, in the order of the table at the top of this file.
+struct Tuned {
   int rows, cols;
   int align;        // bytes that must divide every row start and the address of every column parameter
   unsigned absent;  // optional tensors the kernel is compiled without, one bit each
+  unsigned timed;   // ... and those that it was timed without
   bool alike;       // the rows of all tensors must start at the same offset from a multiple of 16 bytes
+  Kernel kernel;
 };
-inline constexpr Shape kTuned[] = {
-    {524288, 64, 8, 2u, false},  // 32.26 us: warp_per_row
-    {65536, 128, 16, 2u, false},  // 9.257 us: warp_per_row
-    {262144, 128, 16, 2u, false},  // 32.62 us: warp_per_row
-    {32768, 256, 16, 2u, false},  // 9.186 us: warp_per_row
-    {1, 2048, 8, 2u, false},  // 0.8721 us: block_per_row
-    {64, 2048, 8, 2u, false},  // 0.9914 us: block_per_row
-    {16384, 4095, 2, 2u, true},  // 65.32 us: block_per_row
-    {1, 4096, 8, 2u, false},  // 1.085 us: block_per_row
-    {8, 4096, 8, 2u, false},  // 1.162 us: block_per_row
-    {16, 4096, 8, 2u, false},  // 1.104 us: block_per_row
-    {4096, 4096, 16, 2u, false},  // 16.89 us: block_per_row
-    {8192, 4096, 16, 2u, false},  // 32.88 us: block_per_row
-    {8192, 4096, 2, 2u, true},  // 34.37 us: block_per_row
-    {32, 5120, 16, 2u, false},  // 1.221 us: block_per_row
-    {2048, 5120, 16, 2u, false},  // 10.89 us: block_per_row
-    {1, 7168, 8, 2u, false},  // 1.199 us: block_per_row
-    {8192, 7168, 8, 2u, false},  // 55.86 us: block_per_row
-    {8192, 8191, 2, 2u, true},  // 65.36 us: block_per_row
-    {1, 8192, 8, 2u, false},  // 1.289 us: block_per_row
-    {16, 8192, 8, 2u, false},  // 1.386 us: block_per_row
-    {64, 8192, 8, 2u, false},  // 1.519 us: block_per_row
-    {16384, 8192, 16, 2u, false},  // 126.4 us: block_per_row
-    {1, 16384, 8, 2u, false},  // 1.417 us: cluster_per_row
-    {64, 16384, 16, 2u, false},  // 2.091 us: block_per_row
-    {4096, 16384, 8, 2u, false},  // 64.52 us: block_per_row
-    {8192, 32768, 8, 2u, false},  // 254.7 us: block_per_row
-    {4096, 131072, 16, 2u, false},  // 521.7 us: cluster_per_row
+inline constexpr Tuned kTuned[] = {
+    {524288,     64,  8, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_warp_per_row_0886<Cols64_ee87>>}},
+    { 65536,    128, 16, 0u, 2u, false, {{256, 32, true}, run<rmsnorm_fwd_bf16_warp_per_row_0886<Cols128_5ee6>>}},
+    {262144,    128, 16, 0u, 2u, false, {{128, 8}, run<rmsnorm_fwd_bf16_warp_per_row_0886<Cols128_f4f3>>}},
+    { 32768,    256, 16, 0u, 2u, false, {{64, 8, true}, run<rmsnorm_fwd_bf16_warp_per_row_0886<Cols256_22f4>>}},
+    {     1,   2048,  8, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_2e9f<Cols2048_3e57>>}},
+    {    64,   2048,  8, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_2e9f<Cols2048_3e57>>}},
+    { 16384,   4095,  2, 0u, 2u,  true, {{128, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_1eab<Cols4095_e5c9>>}},
+    {     1,   4096,  8, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_2e9f<Cols4096_1c4f>>}},
+    {     8,   4096,  8, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_2e9f<Cols4096_56f7>>}},
+    {    16,   4096,  8, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_2e9f<Cols4096_1c4f>>}},
+    {  4096,   4096, 16, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_2e9f<Cols4096_f05e>>}},
+    {  8192,   4096, 16, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_2e9f<Cols4096_a40d>>}},
+    {  8192,   4096,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_block_per_row_559c<Cols4096_56a2>>}},
+    {    32,   5120, 16, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_2e9f<Cols5120_ac40>>}},
+    {  2048,   5120, 16, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_2e9f<Cols5120_ac40>>}},
+    {     1,   7168,  8, 0u, 2u, false, {{512, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_2e9f<Cols7168_8a22>>}},
+    {  8192,   7168,  8, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_2e9f<Cols7168_538e>>}},
+    {  8192,   8191,  2, 0u, 2u,  true, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_4ee6<Cols8191_49a7>>}},
+    {     1,   8192,  8, 0u, 2u, false, {{512, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_2e9f<Cols8192_a210>>}},
+    {    16,   8192,  8, 0u, 2u, false, {{1024, 1, true},
+     run<rmsnorm_fwd_bf16_block_per_row_2e9f<Cols8192_bb74>>}},
+    {    64,   8192,  8, 0u, 2u, false, {{1024, 1, true},
+     run<rmsnorm_fwd_bf16_block_per_row_2e9f<Cols8192_bb74>>}},
+    { 16384,   8192, 16, 0u, 2u, false, {{128, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_2e9f<Cols8192_c3f1>>}},
+    {     1,  16384,  8, 0u, 2u, false, {{1024, 1, true, 0, 0, 1, 4},
+     run<rmsnorm_fwd_bf16_cluster_per_row_1c12<Cols16384_6aa9>>}},
+    {    64,  16384, 16, 0u, 2u, false, {{1024, 1, true},
+     run<rmsnorm_fwd_bf16_block_per_row_43d7<Cols16384_95e3>>}},
+    {  4096,  16384,  8, 0u, 2u, false, {{512, 1, true},
+     run<rmsnorm_fwd_bf16_block_per_row_2e9f<Cols16384_d7fd>>}},
+    {  8192,  32768,  8, 0u, 2u, false, {{1024, 1, false, 0, 0, 0, 1, 65536},
+     run<rmsnorm_fwd_bf16_block_per_row_529a<Cols32768_cb80>>}},
+    {  4096, 131072, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 8, 8, 65536},
+     run<rmsnorm_fwd_bf16_cluster_per_row_deda<Cols131072_7b54>>}},
+};
+
+// The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
+// rows start alike, the other takes any alignment.
+inline constexpr Kernel kGeneral[] = {
+    {{256}, run_any_cols<rmsnorm_fwd_bf16_any_cols_block_per_row_943c<AnyCols_ff33>>},
+    {{256}, run_any_cols<rmsnorm_fwd_bf16_any_cols_block_per_row_943c<AnyCols_db2e>>},
+    {{256},
+     run_any_cols_without_weight<rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_71cb<AnyCols_ff33>>},
+    {{256},
+     run_any_cols_without_weight<rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_71cb<AnyCols_db2e>>},
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.
 constexpr unsigned kCompiledOut = 1u;  // kernels take no null pointer for these
 
 // The factor between two row counts.
-constexpr double ratio(int a, int b) {
-  const double x = a < 1 ? 1.0 : a, y = b < 1 ? 1.0 : b;
-  return x < y ? y / x : x / y;
+constexpr double ratio(int one, int other) {
+  const double low = one < 1 ? 1.0 : one, high = other < 1 ? 1.0 : other;
+  return low < high ? high / low : low / high;
 }
 
-// Index in kTuned of the kernel for a call, -1 for the general one: cols must be equal, rows are the nearest by ratio.
+// Index in kTuned of the kernel for a call, -1 for the general one: cols must be equal, rows are the nearest by ratio;
+// of equally near lines the one that was timed with just the tensors of this call comes first.
 constexpr int select(int rows, int cols, int align, unsigned absent = 0, bool alike = true) {
   int best = -1, index = 0;
-  for (const Shape& tuned : kTuned) {
+  for (const Tuned& tuned : kTuned) {
     const bool lacks_wanted = (tuned.absent & ~absent) != 0;
     const bool reads_null = (absent & ~tuned.absent & kCompiledOut) != 0;
     const bool fits = tuned.cols == cols && align % tuned.align == 0 && (alike || !tuned.alike);
-    if (fits && !lacks_wanted && !reads_null &&
-        (best < 0 || ratio(rows, tuned.rows) < ratio(rows, kTuned[best].rows))) {
-      best = index;
+    if (fits && !lacks_wanted && !reads_null) {
+      const double near = ratio(rows, tuned.rows), nearest = best < 0 ? 0.0 : ratio(rows, kTuned[best].rows);
+      const bool same = tuned.timed == absent && kTuned[best < 0 ? index : best].timed != absent;
+      if (best < 0 || near < nearest || (near == nearest && same)) best = index;
     }
     ++index;
   }
@@ -2021,99 +2197,6 @@ constexpr int alignment(unsigned long long bits) {
   return align;
 }
 
-// Blocks for that many rows; 0: nothing to launch.
-constexpr long long blocks_for(Launch shape, int rows, int sm_count) {
-  if (shape.blocks > 0) return shape.blocks;
-  long long tiles = (static_cast<long long>(rows) + shape.rows_per_block - 1) / shape.rows_per_block;
-  if (shape.persistent > 0) {
-    const long long resident = static_cast<long long>(shape.persistent) * sm_count / shape.cluster;
-    const long long whole = resident - resident % shape.period;
-    const long long most = whole < shape.period ? shape.period : whole;
-    if (tiles > most) tiles = most;
-  }
-  return (tiles < shape.min_blocks ? shape.min_blocks : tiles) * shape.cluster;
-}
-
-// The grid on the current device. The driver answers from memory: its SM count is asked for at every call.
-inline cudaError_t grid(Launch shape, int rows, int* blocks) {
-  int sm_count = 1;
-  if (shape.persistent > 0) {
-    int device = 0;
-    cudaError_t status = cudaGetDevice(&device);
-    if (status == cudaSuccess) status = cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
-    if (status != cudaSuccess) return status;
-  }
-  const long long wanted = blocks_for(shape, rows, sm_count);
-  if (wanted > 0x7fffffffLL) return cudaErrorInvalidConfiguration;
-  *blocks = static_cast<int>(wanted);
-  return cudaSuccess;
-}
-
-// What a kernel must be allowed before a launch: much shared memory, large clusters.
-template <typename... Params>
-inline cudaError_t allow(void (*kernel)(Params...), Launch shape) {
-  cudaError_t status = cudaSuccess;
-  if (shape.shared_bytes > 32 * 1024) {  // static shared memory counts towards the 48 KiB one gets without asking
-    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
-  }
-  if (status == cudaSuccess && shape.cluster > 8) {
-    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-  }
-  return status;
-}
-
-template <typename... Params, typename... Arguments>
-inline cudaError_t launch(void (*kernel)(Params...), Launch shape, int blocks, cudaStream_t stream,
-                          Arguments... arguments) {
-  if (blocks == 0) return cudaSuccess;
-  const cudaError_t status = allow(kernel, shape);
-  if (status != cudaSuccess) return status;
-  cudaLaunchAttribute attributes[2] = {};
-  unsigned count = 0;
-  if (shape.cluster > 1) {
-    attributes[count].id = cudaLaunchAttributeClusterDimension;
-    attributes[count].val.clusterDim.x = static_cast<unsigned>(shape.cluster);
-    attributes[count].val.clusterDim.y = 1;
-    attributes[count++].val.clusterDim.z = 1;
-  }
-  if (shape.dependent) {
-    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
-  }
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
-  config.dynamicSmemBytes = static_cast<std::size_t>(shape.shared_bytes);
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = count;
-  return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(arguments)...);
-}
-
-// Takes from a persistent grid the clusters that do not fit the device at a time: 132 SMs need not hold 33 clusters of
-// 4, and one that waits for another to end would double the time.
-template <typename... Params>
-inline cudaError_t fit_clusters(void (*kernel)(Params...), Launch shape, int* blocks) {
-  cudaError_t status = allow(kernel, shape);
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = static_cast<unsigned>(shape.cluster);
-  attribute.val.clusterDim.y = 1;
-  attribute.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(shape.cluster));
-  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
-  config.dynamicSmemBytes = static_cast<std::size_t>(shape.shared_bytes);
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  int clusters = 0;
-  if (status == cudaSuccess) status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
-  clusters -= clusters % shape.period;
-  const int most = (clusters < shape.period ? shape.period : clusters) * shape.cluster;
-  if (*blocks > most) *blocks = most;
-  return status;
-}
-
 }  // namespace rmsnorm_fwd_bf16_detail
 
 // As rmsnorm_fwd_bf16 below, with the distance between row starts of each [rows, cols] tensor, in elements.
@@ -2121,239 +2204,34 @@ inline cudaError_t rmsnorm_fwd_bf16_pitched(
     __nv_bfloat16* y, float* rstd, const __nv_bfloat16* x, const __nv_bfloat16* weight, long long y_pitch,
     long long x_pitch, int rows, int cols, float eps, cudaStream_t stream = nullptr) {
   namespace k = rmsnorm_fwd_bf16_detail;
-  if (rows < 0 || cols < 1 || y_pitch < cols || x_pitch < cols) return cudaErrorInvalidValue;
+  const bool invalid =
+      rows < 0 || cols < 1 || y_pitch < cols || x_pitch < cols;
+  if (invalid) return cudaErrorInvalidValue;
   if (rows == 0) return cudaSuccess;
+  const bool missing =
+      y == nullptr || x == nullptr;
+  if (missing) return cudaErrorInvalidValue;
   const unsigned absent =
-      (weight == nullptr ? 1u : 0u) |
-      (rstd == nullptr ? 2u : 0u);
-  if (y == nullptr) return cudaErrorInvalidValue;
-  if (x == nullptr) return cudaErrorInvalidValue;
+      (weight == nullptr ? 1u : 0u) | (rstd == nullptr ? 2u : 0u);
+  const k::Arguments call{
+      reinterpret_cast<k::bfloat16*>(y), rstd, reinterpret_cast<const k::bfloat16*>(x),
+      reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, cols, eps, stream};
+  const bool alike =
+      (k::address(x) - k::address(y)) % 16 == 0 && (k::pitch_bytes(x_pitch - y_pitch, 2)) % 16 == 0;
+  const k::Kernel* kernel = &k::kGeneral[2 * (absent & k::kCompiledOut) + (alike ? 0 : 1)];
   const int align = k::alignment(
       k::address(y) | k::address(x) | k::address(weight) | k::pitch_bytes(y_pitch, 2) | k::pitch_bytes(x_pitch, 2));
-  const bool alike = (k::address(x) - k::address(y)) % 16 == 0 && (k::pitch_bytes(x_pitch - y_pitch, 2)) % 16 == 0;
-  int blocks = 0;
-  cudaError_t status = cudaSuccess;
-  switch (k::select(rows, cols, align, absent, alike)) {
-    case 0:  // 524288 x 64
-      status = k::grid(k::kLaunch_without_rstd_warp_per_row_c2fa_Cols64_8bc9, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_warp_per_row_c2fa<k::Cols64_8bc9>,
-          k::kLaunch_without_rstd_warp_per_row_c2fa_Cols64_8bc9, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
-    case 1:  // 65536 x 128
-      status = k::grid(k::kLaunch_without_rstd_warp_per_row_d9e1_Cols128_e548, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_warp_per_row_d9e1<k::Cols128_e548>,
-          k::kLaunch_without_rstd_warp_per_row_d9e1_Cols128_e548, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
-    case 2:  // 262144 x 128
-      status = k::grid(k::kLaunch_without_rstd_warp_per_row_c2fa_Cols128_6ced, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_warp_per_row_c2fa<k::Cols128_6ced>,
-          k::kLaunch_without_rstd_warp_per_row_c2fa_Cols128_6ced, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
-    case 3:  // 32768 x 256
-      status = k::grid(k::kLaunch_without_rstd_warp_per_row_d9e1_Cols256_0552, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_warp_per_row_d9e1<k::Cols256_0552>,
-          k::kLaunch_without_rstd_warp_per_row_d9e1_Cols256_0552, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
-    case 4:
-    case 5:  // 1 x 2048, 64 x 2048
-      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols2048_8d33, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols2048_8d33>,
-          k::kLaunch_without_rstd_block_per_row_4c63_Cols2048_8d33, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
-    case 6:  // 16384 x 4095
-      status = k::grid(k::kLaunch_without_rstd_block_per_row_8162_Cols4095_d742, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_8162<k::Cols4095_d742>,
-          k::kLaunch_without_rstd_block_per_row_8162_Cols4095_d742, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
-    case 7:
-    case 9:  // 1 x 4096, 16 x 4096
-      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols4096_800d, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols4096_800d>,
-          k::kLaunch_without_rstd_block_per_row_4c63_Cols4096_800d, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
-    case 8:  // 8 x 4096
-      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols4096_a8c0, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols4096_a8c0>,
-          k::kLaunch_without_rstd_block_per_row_4c63_Cols4096_a8c0, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
-    case 10:  // 4096 x 4096
-      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols4096_b878, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols4096_b878>,
-          k::kLaunch_without_rstd_block_per_row_4c63_Cols4096_b878, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
-    case 11:  // 8192 x 4096
-      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols4096_d387, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols4096_d387>,
-          k::kLaunch_without_rstd_block_per_row_4c63_Cols4096_d387, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
-    case 12:  // 8192 x 4096
-      status = k::grid(k::kLaunch_without_rstd_block_per_row_2679_Cols4096_d387, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_2679<k::Cols4096_d387>,
-          k::kLaunch_without_rstd_block_per_row_2679_Cols4096_d387, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
-    case 13:
-    case 14:  // 32 x 5120, 2048 x 5120
-      status = k::grid(k::kLaunch_without_rstd_block_per_row_df31_Cols5120_136c, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_df31<k::Cols5120_136c>,
-          k::kLaunch_without_rstd_block_per_row_df31_Cols5120_136c, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
-    case 15:  // 1 x 7168
-      status = k::grid(k::kLaunch_without_rstd_block_per_row_df31_Cols7168_e377, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_df31<k::Cols7168_e377>,
-          k::kLaunch_without_rstd_block_per_row_df31_Cols7168_e377, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
-    case 16:  // 8192 x 7168
-      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols7168_5014, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols7168_5014>,
-          k::kLaunch_without_rstd_block_per_row_4c63_Cols7168_5014, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
-    case 17:  // 8192 x 8191
-      status = k::grid(k::kLaunch_without_rstd_block_per_row_7a6b_Cols8191_8b30, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_7a6b<k::Cols8191_8b30>,
-          k::kLaunch_without_rstd_block_per_row_7a6b_Cols8191_8b30, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
-    case 18:  // 1 x 8192
-      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols8192_6602, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols8192_6602>,
-          k::kLaunch_without_rstd_block_per_row_4c63_Cols8192_6602, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
-    case 19:
-    case 20:  // 16 x 8192, 64 x 8192
-      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols8192_9de5, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols8192_9de5>,
-          k::kLaunch_without_rstd_block_per_row_4c63_Cols8192_9de5, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
-    case 21:  // 16384 x 8192
-      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols8192_ee86, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols8192_ee86>,
-          k::kLaunch_without_rstd_block_per_row_4c63_Cols8192_ee86, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
-    case 22:  // 1 x 16384
-      status = k::grid(k::kLaunch_without_rstd_cluster_per_row_fff1_Cols16384_b0fc, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::rmsnorm_fwd_bf16_without_rstd_cluster_per_row_fff1<k::Cols16384_b0fc>, k::kLaunch_without_rstd_cluster_per_row_fff1_Cols16384_b0fc, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_cluster_per_row_fff1<k::Cols16384_b0fc>,
-          k::kLaunch_without_rstd_cluster_per_row_fff1_Cols16384_b0fc, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
-    case 23:  // 64 x 16384
-      status = k::grid(k::kLaunch_without_rstd_block_per_row_8156_Cols16384_c34f, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_8156<k::Cols16384_c34f>,
-          k::kLaunch_without_rstd_block_per_row_8156_Cols16384_c34f, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
-    case 24:  // 4096 x 16384
-      status = k::grid(k::kLaunch_without_rstd_block_per_row_4c63_Cols16384_9457, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_4c63<k::Cols16384_9457>,
-          k::kLaunch_without_rstd_block_per_row_4c63_Cols16384_9457, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
-    case 25:  // 8192 x 32768
-      status = k::grid(k::kLaunch_without_rstd_block_per_row_fa88_Cols32768_8b8c, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_block_per_row_fa88<k::Cols32768_8b8c>,
-          k::kLaunch_without_rstd_block_per_row_fa88_Cols32768_8b8c, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
-    case 26:  // 4096 x 131072
-      status = k::grid(k::kLaunch_without_rstd_cluster_per_row_7738_Cols131072_d544, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::rmsnorm_fwd_bf16_without_rstd_cluster_per_row_7738<k::Cols131072_d544>, k::kLaunch_without_rstd_cluster_per_row_7738_Cols131072_d544, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_fwd_bf16_without_rstd_cluster_per_row_7738<k::Cols131072_d544>,
-          k::kLaunch_without_rstd_cluster_per_row_7738_Cols131072_d544, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, eps);
-    default:
-      break;
-  }
-  switch (absent & k::kCompiledOut) {  // the general kernel
-    case 0u:
-      status = k::grid(k::kLaunch_any_cols_block_per_row_5f71_AnyCols_1448, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_fwd_bf16_any_cols_block_per_row_5f71<k::AnyCols_1448>,
-          k::kLaunch_any_cols_block_per_row_5f71_AnyCols_1448, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), rstd, reinterpret_cast<const k::bfloat16*>(x),
-          reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, cols, eps);
-    default:  // without weight
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_04b3_AnyCols_1448, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_04b3<k::AnyCols_1448>,
-          k::kLaunch_any_cols_without_weight_block_per_row_04b3_AnyCols_1448, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), rstd, reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows,
-          cols, eps);
-  }
+  const int tuned = k::select(rows, cols, align, absent, alike);
+  if (tuned >= 0) kernel = &k::kTuned[tuned].kernel;
+  return kernel->run(*kernel, call);
 }
 
 // y, x [rows, cols]; rstd [rows]; weight [cols]: device pointers, row-major, contiguous; what is written overlaps
 // nothing else.
 // May be null: weight, rstd.
-// Asynchronous on `stream`; allocates nothing. Columns and alignment must match a tuned line exactly, rows take the
-// nearest one; anything else goes to the general kernel.
+// Asynchronous on `stream`; allocates nothing.
+// Columns and alignment must match a tuned line exactly, rows take the nearest one; anything else goes to the general
+// kernel.
 inline cudaError_t rmsnorm_fwd_bf16(
     __nv_bfloat16* y, float* rstd, const __nv_bfloat16* x, const __nv_bfloat16* weight, int rows, int cols,
     float eps, cudaStream_t stream = nullptr) {

@@ -11,18 +11,19 @@
 // spec      rmsnorm, sha256:61a22f77ec2c7cf69458a8cff26c11e0af021fb40a8c559ca9ee24a2d364721e
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// command   normgen tune --shape 8192x4096 --op rmsnorm --dtype f16 --without rstd
+// note      emitted as another text than the one that was tuned: 8192 x 4096
 //
-//   rows x cols          kernel         threads  rows/block  vector  median us  GB/s  of roof  vs default  data
-//   8192 x 4096 no rstd  block_per_row  256      1           half8   32.75      4099  102.1 %  1.01x       cold
-//   (any other)          block_per_row  256      1           half    -          -     -        -           not tuned
+//   rows x cols              kernel         threads  rows/block  vector  price us  chain us  GB/s  of roof  vs default  alone us  timed
+//   8192 x 4096 no rstd      block_per_row  256      1           8       -         -         4099  102.1 %  1.01x       32.75     cold alone
+//   (any other, rows alike)  block_per_row  256      1           8       -         -         -     -        -           -         not tuned
+//   (any other)              block_per_row  256      1           1       -         -         -     -        -           -         not tuned
+//
+// times     alone: of launches behind each other, which overlap where they start early; GB/s and ratios are of these
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
 //           stored dtype, over adversarial rows, on the GPU: y 0.99
-//
-// A kernel and its Config are, byte for byte, what was tuned; `normgen show` with --op, --shape, --dtype and
-// --schedule prints them alone. Schedules:
-//   8192 x 4096: vector=8 hold=registers unroll=0 load=evict_last params=early dependent_launch=loads
+// records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
+//           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
 //
 // use       #include "rmsnorm_fwd_f16_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
 //           cudaError_t status = normgen::sm90::rmsnorm_fwd_f16(
@@ -36,10 +37,11 @@
 #endif
 
 #ifndef __CUDACC_RTC__
-#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <cstddef>
+
+struct __half;  // cuda_fp16.h has it, and takes as long to compile as cuda_runtime.h
 #endif
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
@@ -60,6 +62,28 @@ __device__ __forceinline__ void dependency_trigger() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
 
+// A load whose lines L2 keeps by `policy` (ld.global.L2::cache_hint: sm_80).
+template <int kBytes>
+__device__ __forceinline__ void load_by_policy(const void* address, unsigned* bits, unsigned long long policy) {
+  if constexpr (kBytes == 16) {
+    asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+        : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
+  } else if constexpr (kBytes == 8) {
+    asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
+        : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
+  } else if constexpr (kBytes == 4) {
+    asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(bits[0]) : "l"(address), "l"(policy));
+  } else {
+    unsigned short half;
+    if constexpr (kBytes == 2) {
+      asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+    } else {
+      asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+    }
+    bits[0] = half;
+  }
+}
+
 // Last to leave L2 (createpolicy: sm_80).
 struct EvictLast {
   static __device__ __forceinline__ unsigned long long l2_policy() {
@@ -69,25 +93,7 @@ struct EvictLast {
   }
   template <int kBytes>
   static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
-    const unsigned long long policy = l2_policy();
-    if constexpr (kBytes == 16) {
-      asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-          : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
-    } else if constexpr (kBytes == 8) {
-      asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
-          : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
-    } else if constexpr (kBytes == 4) {
-      asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;"
-          : "=r"(bits[0]) : "l"(address), "l"(policy));
-    } else {
-      unsigned short half;
-      if constexpr (kBytes == 2) {
-        asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
-      } else {
-        asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
-      }
-      bits[0] = half;
-    }
+    load_by_policy<kBytes>(address, bits, l2_policy());
   }
 };
 
@@ -151,6 +157,51 @@ struct Default {
   }
 };
 
+// How a kernel and its neighbours in the stream overlap: not at all.
+// wait              before the first access to what the kernels in front write, or still read
+// wait_for_partner  the same, of a call's second kernel for its first one
+// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
+// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
+//                   the compiler would read it through the non-coherent cache and move loads over a wait
+struct InOrder {
+  template <typename T> using Pointer = const T* __restrict__;
+  static __device__ __forceinline__ void wait() {}
+  static __device__ __forceinline__ void wait_for_partner() {}
+  static __device__ __forceinline__ void at_start() {}
+  static __device__ __forceinline__ void at_loads() {}
+  static __device__ __forceinline__ void at_end() {}
+};
+
+template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
+
+// Starts while the kernel in front still runs (programmatic dependent launch).
+struct Early : InOrder {
+  template <typename T> using Pointer = const T*;
+  static __device__ __forceinline__ void wait() { dependency_wait(); }
+  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+};
+
+// ... and lets the next one take its place at once: that one waits there.
+struct EarlyAtStart : Early {
+  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
+};
+
+// ... or as soon as it has asked for its row.
+struct EarlyAtLoads : Early {
+  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
+};
+
+// ... or at its end.
+struct EarlyAtEnd : Early {
+  static __device__ __forceinline__ void at_end() { dependency_trigger(); }
+};
+
+// Only a call's second kernel starts early, behind its first one.
+struct EarlyPartner : InOrder {
+  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
+};
+
 // N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
 template <typename T, int N>
 struct Vec {
@@ -206,6 +257,49 @@ __device__ __forceinline__ void pack(Vec<float16, N>& vec, const float (&values)
   }
 }
 
+// Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
+// around them, moved into place. `inside`: those words are known to lie within the array.
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, int count, bool inside) {
+  if constexpr (N == 1) {
+    return read<1>(elements + first);
+  } else {
+    constexpr int kSize = static_cast<int>(sizeof(T));
+    constexpr int kWord = (N * kSize < 16 ? N * kSize : 16) / kSize;  // elements of a word
+    constexpr int kRegisters = kWord * kSize / 4;
+    constexpr int kWords = N / kWord + 1;
+    const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(elements + first) / kSize % kWord);
+    Vec<T, N> vec = {};
+    if (!inside && (first < shift || first - shift + kWords * kWord > count)) {
+      #pragma unroll
+      for (int i = 0; i < N; ++i) {
+        const unsigned bits = *reinterpret_cast<const Word<kSize>*>(elements + first + i);
+        if (kSize == 4) vec.bits[i] = bits;
+        else vec.bits[i * kSize / 4] |= bits << i * kSize % 4 * 8;
+      }
+      return vec;
+    }
+    unsigned bits[kWords * kRegisters];
+    #pragma unroll
+    for (int word = 0; word < kWords; ++word) {
+      const Vec<T, kWord> part = read<kWord>(elements + first - shift + word * kWord);
+      #pragma unroll
+      for (int i = 0; i < kRegisters; ++i) bits[word * kRegisters + i] = part.bits[i];
+    }
+    #pragma unroll
+    for (int step = kRegisters / 2; step > 0; step /= 2) {
+      const bool moves = (shift * kSize / 4 & step) != 0;  // a select: branches would put the bits in local memory
+      #pragma unroll
+      for (int i = 0; i + step < kWords * kRegisters; ++i) bits[i] = moves ? bits[i + step] : bits[i];
+    }
+    #pragma unroll
+    for (int i = 0; i < Vec<T, N>::kRegisters; ++i) {
+      vec.bits[i] = __funnelshift_r(bits[i], bits[i + 1], shift * kSize % 4 * 8);
+    }
+    return vec;
+  }
+}
+
 // All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
 // how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
@@ -241,19 +335,21 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
 }
 
 // What a tuned shape is: the sizes and hints of its kernel.
-struct Cols4096_5691 { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
-    using Load = EvictLast; using Store = Default; };
-struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; };
+struct Cols4096_1bc3 { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
+    using Load = EvictLast; using Store = Default; using Chain = EarlyAtLoads; };
+struct AnyCols_ff33 { enum : int { kThreadsPerRow = 256, kVector = 8, kUnroll = 1, kThreads = 256 };
+    using Load = Default; using Store = Default; using Chain = InOrder; };
+struct AnyCols_db2e { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
+    using Load = Default; using Store = Default; using Chain = InOrder; };
 
 // rmsnorm forward: a block owns a row; it is read once.
-// It may start while the kernel in front of it in the stream ends.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_f16_without_rstd_block_per_row_dd4c(
+rmsnorm_fwd_f16_block_per_row_8833(
     float16* __restrict__ y,
-    const float16* x,
-    const float16* weight,
+    float* __restrict__ rstd,
+    Input<Config, float16> x,
+    Input<Config, float16> weight,
     long long y_pitch,
     long long x_pitch,
     int rows,
@@ -263,9 +359,11 @@ rmsnorm_fwd_f16_without_rstd_block_per_row_dd4c(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
   struct Look1 {  // look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -283,7 +381,8 @@ rmsnorm_fwd_f16_without_rstd_block_per_row_dd4c(
   float16* y_row = y + static_cast<long long>(row) * y_pitch;
   const float16* x_row = x + static_cast<long long>(row) * x_pitch;
 
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<float16, kVector> x_held[kSteps];
 
@@ -291,7 +390,9 @@ rmsnorm_fwd_f16_without_rstd_block_per_row_dd4c(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+    }
   }
 
   Vec<float16, kVector> weight_held[kSteps];
@@ -299,51 +400,64 @@ rmsnorm_fwd_f16_without_rstd_block_per_row_dd4c(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read<kVector>(weight + vector * kVector);
+    if (kEven || vector < kVectors) {
+      weight_held[step] = read<kVector>(weight + vector * kVector);
+    }
   }
 
-  dependency_trigger();  // the next kernel may start: this one has asked for its row
+  Chain::at_loads();
 
   Look1 look1 = {0.0f};
 
   // Look 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look1.x_squares += x_i * x_i;
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1.x_squares += x_i * x_i;
+      }
     }
   }
 
   look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
+  if (lane == 0) {
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
   // Last look: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_held[step], i);
-      y_values[i] = x_i * row_rstd * weight_i;
+    if (kEven || vector < kVectors) {
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        y_values[i] = x_i * row_rstd * weight_i;
+      }
+      Vec<float16, kVector> y_vec;
+      pack(y_vec, y_values);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
-    Vec<float16, kVector> y_vec;
-    pack(y_vec, y_values);
-    write<Store>(y_row + vector * kVector, y_vec);
   }
+
+  Chain::at_end();
 }
 
 // rmsnorm forward, any number of columns: a block owns a row; it is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_f16_any_cols_block_per_row_9321(
+rmsnorm_fwd_f16_any_cols_block_per_row_b3eb(
     float16* __restrict__ y,
     float* __restrict__ rstd,
-    const float16* __restrict__ x,
-    const float16* __restrict__ weight,
+    Input<Config, float16> x,
+    Input<Config, float16> weight,
     long long y_pitch,
     long long x_pitch,
     int rows,
@@ -353,6 +467,7 @@ rmsnorm_fwd_f16_any_cols_block_per_row_9321(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(x**2)
@@ -368,11 +483,19 @@ rmsnorm_fwd_f16_any_cols_block_per_row_9321(
 
   const int lane = threadIdx.x;
   const int row = blockIdx.x;
-  const int vectors = cols / kVector;
-  const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
   float16* y_row = y + static_cast<long long>(row) * y_pitch;
   const float16* x_row = x + static_cast<long long>(row) * x_pitch;
+  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(float16) % kVector);
+  const int head = (kVector - shift) % kVector;
+  const int vectors = (cols - head) / kVector;
+  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const bool has_edge = edge < cols;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Look1 look1 = {0.0f};
 
@@ -381,13 +504,19 @@ rmsnorm_fwd_f16_any_cols_block_per_row_9321(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<float16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const int column = head + vector * kVector;
+      const Vec<float16, kVector> x_vec = read<kVector>(x_row + column);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
         look1.x_squares += x_i * x_i;
       }
     }
+  }
+  if (has_edge) {
+    const Vec<float16, 1> x_vec = read<1>(x_row + edge);
+    const float x_i = element(x_vec, 0);
+    look1.x_squares += x_i * x_i;
   }
 
   look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
@@ -402,8 +531,9 @@ rmsnorm_fwd_f16_any_cols_block_per_row_9321(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<float16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
-      const Vec<float16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+      const int column = head + vector * kVector;
+      const Vec<float16, kVector> x_vec = read<kVector, Load>(x_row + column);
+      const Vec<float16, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -413,18 +543,31 @@ rmsnorm_fwd_f16_any_cols_block_per_row_9321(
       }
       Vec<float16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + column, y_vec);
     }
   }
+  if (has_edge) {
+    const Vec<float16, 1> x_vec = read<1, Load>(x_row + edge);
+    const Vec<float16, 1> weight_vec = read<1>(weight + edge);
+    float y_values[1];
+    const float x_i = element(x_vec, 0);
+    const float weight_i = element(weight_vec, 0);
+    y_values[0] = x_i * row_rstd * weight_i;
+    Vec<float16, 1> y_vec;
+    pack(y_vec, y_values);
+    write<Store>(y_row + edge, y_vec);
+  }
+
+  Chain::at_end();
 }
 
 // rmsnorm forward, any number of columns: a block owns a row; it is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_f16_any_cols_without_weight_block_per_row_5a3c(
+rmsnorm_fwd_f16_any_cols_without_weight_block_per_row_d1a8(
     float16* __restrict__ y,
     float* __restrict__ rstd,
-    const float16* __restrict__ x,
+    Input<Config, float16> x,
     long long y_pitch,
     long long x_pitch,
     int rows,
@@ -434,6 +577,7 @@ rmsnorm_fwd_f16_any_cols_without_weight_block_per_row_5a3c(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(x**2)
@@ -449,11 +593,19 @@ rmsnorm_fwd_f16_any_cols_without_weight_block_per_row_5a3c(
 
   const int lane = threadIdx.x;
   const int row = blockIdx.x;
-  const int vectors = cols / kVector;
-  const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
   float16* y_row = y + static_cast<long long>(row) * y_pitch;
   const float16* x_row = x + static_cast<long long>(row) * x_pitch;
+  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(float16) % kVector);
+  const int head = (kVector - shift) % kVector;
+  const int vectors = (cols - head) / kVector;
+  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const bool has_edge = edge < cols;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Look1 look1 = {0.0f};
 
@@ -462,13 +614,19 @@ rmsnorm_fwd_f16_any_cols_without_weight_block_per_row_5a3c(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<float16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const int column = head + vector * kVector;
+      const Vec<float16, kVector> x_vec = read<kVector>(x_row + column);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
         look1.x_squares += x_i * x_i;
       }
     }
+  }
+  if (has_edge) {
+    const Vec<float16, 1> x_vec = read<1>(x_row + edge);
+    const float x_i = element(x_vec, 0);
+    look1.x_squares += x_i * x_i;
   }
 
   look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
@@ -483,7 +641,8 @@ rmsnorm_fwd_f16_any_cols_without_weight_block_per_row_5a3c(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<float16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
+      const int column = head + vector * kVector;
+      const Vec<float16, kVector> x_vec = read<kVector, Load>(x_row + column);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -492,9 +651,20 @@ rmsnorm_fwd_f16_any_cols_without_weight_block_per_row_5a3c(
       }
       Vec<float16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + column, y_vec);
     }
   }
+  if (has_edge) {
+    const Vec<float16, 1> x_vec = read<1, Load>(x_row + edge);
+    float y_values[1];
+    const float x_i = element(x_vec, 0);
+    y_values[0] = x_i * row_rstd;
+    Vec<float16, 1> y_vec;
+    pack(y_vec, y_values);
+    write<Store>(y_row + edge, y_vec);
+  }
+
+  Chain::at_end();
 }
 
 }  // namespace rmsnorm_fwd_f16_detail
@@ -509,50 +679,185 @@ namespace rmsnorm_fwd_f16_detail {
 
 // How a kernel is launched.
 struct Launch {
-  int threads;         // per block
-  int rows_per_block;
-  int cluster;         // consecutive blocks that share a row
-  int persistent;      // blocks per SM of a grid that loops over rows; 0: one block (or cluster) per tile of rows
-  int shared_bytes;    // dynamic shared memory
-  int blocks;          // a fixed grid; 0: by rows
-  int period;          // a grid that loops over rows has a multiple of so many blocks
-  int min_blocks;      // launched even for 0 rows
-  bool dependent;      // may start while the kernel before it ends: its text waits before it reads
+  int threads = 0;         // per block
+  int rows_per_block = 1;
+  bool dependent = false;  // may start while the kernel before it ends: its text waits before it reads
+  int blocks = 0;          // a fixed grid; 0: by rows
+  int min_blocks = 0;      // launched even for 0 rows
+  int persistent = 0;      // blocks per SM of a grid that loops over rows; 0: one block (or cluster) per tile of rows
+  int cluster = 1;         // consecutive blocks that share a row
+  int shared_bytes = 0;    // dynamic shared memory
+  int period = 1;          // a grid that loops over rows has a multiple of so many blocks
 };
-inline constexpr Launch kLaunch_without_rstd_block_per_row_dd4c_Cols4096_5691{256, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_any_cols_block_per_row_9321_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_without_weight_block_per_row_5a3c_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
-// What the tuner chose, one line per line of the table at the top of this file.
-struct Shape {
+// What a call was given.
+struct Arguments {
+  float16* y;
+  float* rstd;
+  const float16* x;
+  const float16* weight;
+  long long y_pitch;
+  long long x_pitch;
+  int rows;
+  int cols;
+  float eps;
+  cudaStream_t stream;
+};
+
+// A kernel with its Config, and how it is launched.
+struct Kernel {
+  Launch launch;
+  cudaError_t (*run)(const Kernel& kernel, const Arguments& call);
+};
+
+// Blocks for that many rows; 0: nothing to launch.
+constexpr long long blocks_for(const Launch& launch, int rows, int sm_count) {
+  if (launch.blocks > 0) return launch.blocks;
+  long long tiles = (static_cast<long long>(rows) + launch.rows_per_block - 1) / launch.rows_per_block;
+  if (launch.persistent > 0) {
+    const long long resident = static_cast<long long>(launch.persistent) * sm_count / launch.cluster;
+    const long long whole = resident - resident % launch.period;
+    const long long most = whole < launch.period ? launch.period : whole;
+    if (tiles > most) tiles = most;
+  }
+  return (tiles < launch.min_blocks ? launch.min_blocks : tiles) * launch.cluster;
+}
+
+// The grid on the current device. The driver answers from memory: its SM count is asked for at every call.
+inline cudaError_t grid(const Launch& launch, int rows, int* blocks) {
+  int sm_count = 1;
+  if (launch.persistent > 0) {
+    int device = 0;
+    cudaError_t status = cudaGetDevice(&device);
+    if (status == cudaSuccess) status = cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
+    if (status != cudaSuccess) return status;
+  }
+  const long long wanted = blocks_for(launch, rows, sm_count);
+  if (wanted > 0x7fffffffLL) return cudaErrorInvalidConfiguration;
+  *blocks = static_cast<int>(wanted);
+  return cudaSuccess;
+}
+
+// What a kernel must be allowed before a launch: much shared memory, large clusters.
+inline cudaError_t allow(const void* kernel, const Launch& launch) {
+  cudaError_t status = cudaSuccess;
+  if (launch.shared_bytes > 32 * 1024) {  // static shared memory counts towards the 48 KiB one gets without asking
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.shared_bytes);
+  }
+  if (status == cudaSuccess && launch.cluster > 8) {
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  }
+  return status;
+}
+
+// What cudaLaunchKernelEx is told of a launch.
+struct LaunchConfig {
+  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchConfig_t config{};
+
+  LaunchConfig(const Launch& launch, int blocks, cudaStream_t stream) {
+    if (launch.cluster > 1) {
+      attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+      attributes[config.numAttrs].val.clusterDim.x = static_cast<unsigned>(launch.cluster);
+      attributes[config.numAttrs].val.clusterDim.y = 1;
+      attributes[config.numAttrs++].val.clusterDim.z = 1;
+    }
+    if (launch.dependent) {
+      attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.blockDim = dim3(static_cast<unsigned>(launch.threads));
+    config.dynamicSmemBytes = static_cast<std::size_t>(launch.shared_bytes);
+    config.stream = stream;
+    config.attrs = attributes;
+  }
+  LaunchConfig(const LaunchConfig&) = delete;  // it points into itself
+};
+
+template <typename... Params, typename... Given>
+inline cudaError_t launch_on(cudaStream_t stream, void (*kernel)(Params...), const Launch& launch, int blocks,
+                             Given... given) {
+  if (blocks == 0) return cudaSuccess;
+  const cudaError_t status = allow(reinterpret_cast<const void*>(kernel), launch);
+  if (status != cudaSuccess) return status;
+  const LaunchConfig how(launch, blocks, stream);
+  return cudaLaunchKernelEx(&how.config, kernel, static_cast<Params>(given)...);
+}
+
+template <auto kMain>
+inline cudaError_t run(const Kernel& kernel, const Arguments& call) {
+  int blocks = 0;
+  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
+  if (status != cudaSuccess) return status;
+  return launch_on(
+      call.stream, kMain, kernel.launch, blocks,
+      call.y, call.rstd, call.x, call.weight, call.y_pitch, call.x_pitch, call.rows, call.eps);
+}
+
+template <auto kMain>
+inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
+  int blocks = 0;
+  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
+  if (status != cudaSuccess) return status;
+  return launch_on(
+      call.stream, kMain, kernel.launch, blocks,
+      call.y, call.rstd, call.x, call.weight, call.y_pitch, call.x_pitch, call.rows, call.cols, call.eps);
+}
+
+template <auto kMain>
+inline cudaError_t run_any_cols_without_weight(const Kernel& kernel, const Arguments& call) {
+  int blocks = 0;
+  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
+  if (status != cudaSuccess) return status;
+  return launch_on(
+      call.stream, kMain, kernel.launch, blocks,
+      call.y, call.rstd, call.x, call.y_pitch, call.x_pitch, call.rows, call.cols, call.eps);
+}
+
+// What the tuner chose, in the order of the table at the top of this file.
+struct Tuned {
   int rows, cols;
   int align;        // bytes that must divide every row start and the address of every column parameter
   unsigned absent;  // optional tensors the kernel is compiled without, one bit each
+  unsigned timed;   // ... and those that it was timed without
   bool alike;       // the rows of all tensors must start at the same offset from a multiple of 16 bytes
+  Kernel kernel;
 };
-inline constexpr Shape kTuned[] = {
-    {8192, 4096, 16, 2u, false},  // 32.75 us: block_per_row
+inline constexpr Tuned kTuned[] = {
+    {8192, 4096, 16, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_f16_block_per_row_8833<Cols4096_1bc3>>}},
+};
+
+// The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
+// rows start alike, the other takes any alignment.
+inline constexpr Kernel kGeneral[] = {
+    {{256}, run_any_cols<rmsnorm_fwd_f16_any_cols_block_per_row_b3eb<AnyCols_ff33>>},
+    {{256}, run_any_cols<rmsnorm_fwd_f16_any_cols_block_per_row_b3eb<AnyCols_db2e>>},
+    {{256}, run_any_cols_without_weight<rmsnorm_fwd_f16_any_cols_without_weight_block_per_row_d1a8<AnyCols_ff33>>},
+    {{256}, run_any_cols_without_weight<rmsnorm_fwd_f16_any_cols_without_weight_block_per_row_d1a8<AnyCols_db2e>>},
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.
 constexpr unsigned kCompiledOut = 1u;  // kernels take no null pointer for these
 
 // The factor between two row counts.
-constexpr double ratio(int a, int b) {
-  const double x = a < 1 ? 1.0 : a, y = b < 1 ? 1.0 : b;
-  return x < y ? y / x : x / y;
+constexpr double ratio(int one, int other) {
+  const double low = one < 1 ? 1.0 : one, high = other < 1 ? 1.0 : other;
+  return low < high ? high / low : low / high;
 }
 
-// Index in kTuned of the kernel for a call, -1 for the general one: cols must be equal, rows are the nearest by ratio.
+// Index in kTuned of the kernel for a call, -1 for the general one: cols must be equal, rows are the nearest by ratio;
+// of equally near lines the one that was timed with just the tensors of this call comes first.
 constexpr int select(int rows, int cols, int align, unsigned absent = 0, bool alike = true) {
   int best = -1, index = 0;
-  for (const Shape& tuned : kTuned) {
+  for (const Tuned& tuned : kTuned) {
     const bool lacks_wanted = (tuned.absent & ~absent) != 0;
     const bool reads_null = (absent & ~tuned.absent & kCompiledOut) != 0;
     const bool fits = tuned.cols == cols && align % tuned.align == 0 && (alike || !tuned.alike);
-    if (fits && !lacks_wanted && !reads_null &&
-        (best < 0 || ratio(rows, tuned.rows) < ratio(rows, kTuned[best].rows))) {
-      best = index;
+    if (fits && !lacks_wanted && !reads_null) {
+      const double near = ratio(rows, tuned.rows), nearest = best < 0 ? 0.0 : ratio(rows, kTuned[best].rows);
+      const bool same = tuned.timed == absent && kTuned[best < 0 ? index : best].timed != absent;
+      if (best < 0 || near < nearest || (near == nearest && same)) best = index;
     }
     ++index;
   }
@@ -572,75 +877,6 @@ constexpr int alignment(unsigned long long bits) {
   return align;
 }
 
-// Blocks for that many rows; 0: nothing to launch.
-constexpr long long blocks_for(Launch shape, int rows, int sm_count) {
-  if (shape.blocks > 0) return shape.blocks;
-  long long tiles = (static_cast<long long>(rows) + shape.rows_per_block - 1) / shape.rows_per_block;
-  if (shape.persistent > 0) {
-    const long long resident = static_cast<long long>(shape.persistent) * sm_count / shape.cluster;
-    const long long whole = resident - resident % shape.period;
-    const long long most = whole < shape.period ? shape.period : whole;
-    if (tiles > most) tiles = most;
-  }
-  return (tiles < shape.min_blocks ? shape.min_blocks : tiles) * shape.cluster;
-}
-
-// The grid on the current device. The driver answers from memory: its SM count is asked for at every call.
-inline cudaError_t grid(Launch shape, int rows, int* blocks) {
-  int sm_count = 1;
-  if (shape.persistent > 0) {
-    int device = 0;
-    cudaError_t status = cudaGetDevice(&device);
-    if (status == cudaSuccess) status = cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
-    if (status != cudaSuccess) return status;
-  }
-  const long long wanted = blocks_for(shape, rows, sm_count);
-  if (wanted > 0x7fffffffLL) return cudaErrorInvalidConfiguration;
-  *blocks = static_cast<int>(wanted);
-  return cudaSuccess;
-}
-
-// What a kernel must be allowed before a launch: much shared memory, large clusters.
-template <typename... Params>
-inline cudaError_t allow(void (*kernel)(Params...), Launch shape) {
-  cudaError_t status = cudaSuccess;
-  if (shape.shared_bytes > 32 * 1024) {  // static shared memory counts towards the 48 KiB one gets without asking
-    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
-  }
-  if (status == cudaSuccess && shape.cluster > 8) {
-    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-  }
-  return status;
-}
-
-template <typename... Params, typename... Arguments>
-inline cudaError_t launch(void (*kernel)(Params...), Launch shape, int blocks, cudaStream_t stream,
-                          Arguments... arguments) {
-  if (blocks == 0) return cudaSuccess;
-  const cudaError_t status = allow(kernel, shape);
-  if (status != cudaSuccess) return status;
-  cudaLaunchAttribute attributes[2] = {};
-  unsigned count = 0;
-  if (shape.cluster > 1) {
-    attributes[count].id = cudaLaunchAttributeClusterDimension;
-    attributes[count].val.clusterDim.x = static_cast<unsigned>(shape.cluster);
-    attributes[count].val.clusterDim.y = 1;
-    attributes[count++].val.clusterDim.z = 1;
-  }
-  if (shape.dependent) {
-    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
-  }
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
-  config.dynamicSmemBytes = static_cast<std::size_t>(shape.shared_bytes);
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = count;
-  return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(arguments)...);
-}
-
 }  // namespace rmsnorm_fwd_f16_detail
 
 // As rmsnorm_fwd_f16 below, with the distance between row starts of each [rows, cols] tensor, in elements.
@@ -648,54 +884,34 @@ inline cudaError_t rmsnorm_fwd_f16_pitched(
     __half* y, float* rstd, const __half* x, const __half* weight, long long y_pitch, long long x_pitch, int rows,
     int cols, float eps, cudaStream_t stream = nullptr) {
   namespace k = rmsnorm_fwd_f16_detail;
-  if (rows < 0 || cols < 1 || y_pitch < cols || x_pitch < cols) return cudaErrorInvalidValue;
+  const bool invalid =
+      rows < 0 || cols < 1 || y_pitch < cols || x_pitch < cols;
+  if (invalid) return cudaErrorInvalidValue;
   if (rows == 0) return cudaSuccess;
+  const bool missing =
+      y == nullptr || x == nullptr;
+  if (missing) return cudaErrorInvalidValue;
   const unsigned absent =
-      (weight == nullptr ? 1u : 0u) |
-      (rstd == nullptr ? 2u : 0u);
-  if (y == nullptr) return cudaErrorInvalidValue;
-  if (x == nullptr) return cudaErrorInvalidValue;
+      (weight == nullptr ? 1u : 0u) | (rstd == nullptr ? 2u : 0u);
+  const k::Arguments call{
+      reinterpret_cast<k::float16*>(y), rstd, reinterpret_cast<const k::float16*>(x),
+      reinterpret_cast<const k::float16*>(weight), y_pitch, x_pitch, rows, cols, eps, stream};
+  const bool alike =
+      (k::address(x) - k::address(y)) % 16 == 0 && (k::pitch_bytes(x_pitch - y_pitch, 2)) % 16 == 0;
+  const k::Kernel* kernel = &k::kGeneral[2 * (absent & k::kCompiledOut) + (alike ? 0 : 1)];
   const int align = k::alignment(
       k::address(y) | k::address(x) | k::address(weight) | k::pitch_bytes(y_pitch, 2) | k::pitch_bytes(x_pitch, 2));
-  int blocks = 0;
-  cudaError_t status = cudaSuccess;
-  switch (k::select(rows, cols, align, absent)) {
-    case 0:  // 8192 x 4096
-      status = k::grid(k::kLaunch_without_rstd_block_per_row_dd4c_Cols4096_5691, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_fwd_f16_without_rstd_block_per_row_dd4c<k::Cols4096_5691>,
-          k::kLaunch_without_rstd_block_per_row_dd4c_Cols4096_5691, blocks, stream,
-          reinterpret_cast<k::float16*>(y), reinterpret_cast<const k::float16*>(x),
-          reinterpret_cast<const k::float16*>(weight), y_pitch, x_pitch, rows, eps);
-    default:
-      break;
-  }
-  switch (absent & k::kCompiledOut) {  // the general kernel
-    case 0u:
-      status = k::grid(k::kLaunch_any_cols_block_per_row_9321_AnyCols_1448, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_fwd_f16_any_cols_block_per_row_9321<k::AnyCols_1448>,
-          k::kLaunch_any_cols_block_per_row_9321_AnyCols_1448, blocks, stream,
-          reinterpret_cast<k::float16*>(y), rstd, reinterpret_cast<const k::float16*>(x),
-          reinterpret_cast<const k::float16*>(weight), y_pitch, x_pitch, rows, cols, eps);
-    default:  // without weight
-      status = k::grid(k::kLaunch_any_cols_without_weight_block_per_row_5a3c_AnyCols_1448, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::rmsnorm_fwd_f16_any_cols_without_weight_block_per_row_5a3c<k::AnyCols_1448>,
-          k::kLaunch_any_cols_without_weight_block_per_row_5a3c_AnyCols_1448, blocks, stream,
-          reinterpret_cast<k::float16*>(y), rstd, reinterpret_cast<const k::float16*>(x), y_pitch, x_pitch, rows,
-          cols, eps);
-  }
+  const int tuned = k::select(rows, cols, align, absent, alike);
+  if (tuned >= 0) kernel = &k::kTuned[tuned].kernel;
+  return kernel->run(*kernel, call);
 }
 
 // y, x [rows, cols]; rstd [rows]; weight [cols]: device pointers, row-major, contiguous; what is written overlaps
 // nothing else.
 // May be null: weight, rstd.
-// Asynchronous on `stream`; allocates nothing. Columns and alignment must match a tuned line exactly, rows take the
-// nearest one; anything else goes to the general kernel.
+// Asynchronous on `stream`; allocates nothing.
+// Columns and alignment must match a tuned line exactly, rows take the nearest one; anything else goes to the general
+// kernel.
 inline cudaError_t rmsnorm_fwd_f16(
     __half* y, float* rstd, const __half* x, const __half* weight, int rows, int cols, float eps,
     cudaStream_t stream = nullptr) {

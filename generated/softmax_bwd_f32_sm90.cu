@@ -12,18 +12,19 @@
 // spec      softmax, sha256:c5400002ca547394ec84e5aa4b3351da738c737199bc4278c68add55f3aaf94c
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// command   normgen tune --shape 4096x32000 --op softmax --direction backward
+// note      emitted as another text than the one that was tuned: 4096 x 32000
 //
-//   rows x cols   kernel           threads  rows/block  vector  median us  GB/s  of roof  vs default  data
-//   4096 x 32000  cluster_per_row  512      1           float4  358.9      4382  103.1 %  1.01x       cold
-//   (any other)   block_per_row    256      1           float   -          -     -        -           not tuned
+//   rows x cols              kernel           threads  rows/block  vector  price us  chain us  GB/s  of roof  vs default  alone us  timed
+//   4096 x 32000             cluster_per_row  512      1           4       -         -         4382  103.1 %  1.01x       358.9     cold alone
+//   (any other, rows alike)  block_per_row    256      1           4       -         -         -     -        -           -         not tuned
+//   (any other)              block_per_row    256      1           1       -         -         -     -        -           -         not tuned
+//
+// times     alone: of launches behind each other, which overlap where they start early; GB/s and ratios are of these
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
 //           stored dtype, over adversarial rows, on the GPU: dx 0.0052
-//
-// A kernel and its Config are, byte for byte, what was tuned; `normgen show` with --op, --shape, --dtype and
-// --schedule prints them alone. Schedules:
-//   4096 x 32000: threads_per_row=512 cluster=2 vector=4 hold=registers unroll=0 load=evict_last
+// records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
+//           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
 //
 // use       #include "softmax_bwd_f32_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
 //           cudaError_t status = normgen::sm90::softmax_bwd_f32(
@@ -85,6 +86,28 @@ __device__ __forceinline__ void cluster_store(T* own, unsigned rank, const T& va
   }
 }
 
+// A load whose lines L2 keeps by `policy` (ld.global.L2::cache_hint: sm_80).
+template <int kBytes>
+__device__ __forceinline__ void load_by_policy(const void* address, unsigned* bits, unsigned long long policy) {
+  if constexpr (kBytes == 16) {
+    asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+        : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
+  } else if constexpr (kBytes == 8) {
+    asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
+        : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
+  } else if constexpr (kBytes == 4) {
+    asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(bits[0]) : "l"(address), "l"(policy));
+  } else {
+    unsigned short half;
+    if constexpr (kBytes == 2) {
+      asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+    } else {
+      asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+    }
+    bits[0] = half;
+  }
+}
+
 // Last to leave L2 (createpolicy: sm_80).
 struct EvictLast {
   static __device__ __forceinline__ unsigned long long l2_policy() {
@@ -94,25 +117,7 @@ struct EvictLast {
   }
   template <int kBytes>
   static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
-    const unsigned long long policy = l2_policy();
-    if constexpr (kBytes == 16) {
-      asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-          : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
-    } else if constexpr (kBytes == 8) {
-      asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
-          : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
-    } else if constexpr (kBytes == 4) {
-      asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;"
-          : "=r"(bits[0]) : "l"(address), "l"(policy));
-    } else {
-      unsigned short half;
-      if constexpr (kBytes == 2) {
-        asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
-      } else {
-        asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
-      }
-      bits[0] = half;
-    }
+    load_by_policy<kBytes>(address, bits, l2_policy());
   }
 };
 
@@ -149,6 +154,23 @@ struct Default {
     *static_cast<Word<kBytes>*>(address) = join<kBytes>(bits);
   }
 };
+
+// How a kernel and its neighbours in the stream overlap: not at all.
+// wait              before the first access to what the kernels in front write, or still read
+// wait_for_partner  the same, of a call's second kernel for its first one
+// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
+// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
+//                   the compiler would read it through the non-coherent cache and move loads over a wait
+struct InOrder {
+  template <typename T> using Pointer = const T* __restrict__;
+  static __device__ __forceinline__ void wait() {}
+  static __device__ __forceinline__ void wait_for_partner() {}
+  static __device__ __forceinline__ void at_start() {}
+  static __device__ __forceinline__ void at_loads() {}
+  static __device__ __forceinline__ void at_end() {}
+};
+
+template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
 
 // All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
 // how two combine, and how to get that of the lane whose number differs by `offset`.
@@ -235,18 +257,20 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
 }
 
 // What a tuned shape is: the sizes and hints of its kernel.
-struct Cols32000_3f78 { enum : int { kCols = 32000, kThreads = 512, kCluster = 2, kVector = 4 }; using Load = EvictLast;
-    using Store = Default; };
-struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; };
+struct Cols32000_10ee { enum : int { kCols = 32000, kThreads = 512, kCluster = 2, kVector = 4 }; using Load = EvictLast;
+    using Store = Default; using Chain = InOrder; };
+struct AnyCols_1331 { enum : int { kThreadsPerRow = 256, kVector = 4, kUnroll = 1, kThreads = 256 };
+    using Load = Default; using Store = Default; using Chain = InOrder; };
+struct AnyCols_db2e { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
+    using Load = Default; using Store = Default; using Chain = InOrder; };
 
 // softmax backward: the blocks of a cluster own a row; it is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_bwd_f32_cluster_per_row_93bf(
+softmax_bwd_f32_cluster_per_row_4022(
     float* __restrict__ dx,
-    const float* __restrict__ dy,
-    const float* __restrict__ y,
+    Input<Config, float> dy,
+    Input<Config, float> y,
     long long dx_pitch,
     long long dy_pitch,
     long long y_pitch,
@@ -259,8 +283,10 @@ softmax_bwd_f32_cluster_per_row_93bf(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
   struct Look1 {  // look 1: sum(dy * y)
     float dy_y_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -279,6 +305,9 @@ softmax_bwd_f32_cluster_per_row_93bf(
   const float* dy_row = dy + static_cast<long long>(row) * dy_pitch;
   const float* y_row = y + static_cast<long long>(row) * y_pitch;
 
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
   Vec<float, kVector> dy_held[kSteps];
   Vec<float, kVector> y_held[kSteps];
 
@@ -286,12 +315,13 @@ softmax_bwd_f32_cluster_per_row_93bf(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
+    if (kEven || vector < kVectors) {
       dy_held[step] = read<kVector, Load>(dy_row + vector * kVector);
       y_held[step] = read<kVector, Load>(y_row + vector * kVector);
     }
   }
 
+  Chain::at_loads();
   cluster_arrive();  // a block may write to another only once that one has started
 
   Look1 look1 = {0.0f};
@@ -300,7 +330,7 @@ softmax_bwd_f32_cluster_per_row_93bf(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
+    if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float dy_i = element(dy_held[step], i);
@@ -317,7 +347,7 @@ softmax_bwd_f32_cluster_per_row_93bf(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
+    if (kEven || vector < kVectors) {
       float dx_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -330,15 +360,17 @@ softmax_bwd_f32_cluster_per_row_93bf(
       write<Store>(dx_row + vector * kVector, dx_vec);
     }
   }
+
+  Chain::at_end();
 }
 
 // softmax backward, any number of columns: a block owns a row; it is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_bwd_f32_any_cols_block_per_row_0beb(
+softmax_bwd_f32_any_cols_block_per_row_e6ab(
     float* __restrict__ dx,
-    const float* __restrict__ dy,
-    const float* __restrict__ y,
+    Input<Config, float> dy,
+    Input<Config, float> y,
     long long dx_pitch,
     long long dy_pitch,
     long long y_pitch,
@@ -348,6 +380,7 @@ softmax_bwd_f32_any_cols_block_per_row_0beb(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: sum(dy * y)
@@ -363,12 +396,20 @@ softmax_bwd_f32_any_cols_block_per_row_0beb(
 
   const int lane = threadIdx.x;
   const int row = blockIdx.x;
-  const int vectors = cols / kVector;
-  const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
   float* dx_row = dx + static_cast<long long>(row) * dx_pitch;
   const float* dy_row = dy + static_cast<long long>(row) * dy_pitch;
   const float* y_row = y + static_cast<long long>(row) * y_pitch;
+  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(float) % kVector);
+  const int head = (kVector - shift) % kVector;
+  const int vectors = (cols - head) / kVector;
+  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const bool has_edge = edge < cols;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Look1 look1 = {0.0f};
 
@@ -377,8 +418,9 @@ softmax_bwd_f32_any_cols_block_per_row_0beb(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<float, kVector> dy_vec = read<kVector>(dy_row + vector * kVector);
-      const Vec<float, kVector> y_vec = read<kVector>(y_row + vector * kVector);
+      const int column = head + vector * kVector;
+      const Vec<float, kVector> dy_vec = read<kVector>(dy_row + column);
+      const Vec<float, kVector> y_vec = read<kVector>(y_row + column);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float dy_i = element(dy_vec, i);
@@ -386,6 +428,13 @@ softmax_bwd_f32_any_cols_block_per_row_0beb(
         look1.dy_y_sum += dy_i * y_i;
       }
     }
+  }
+  if (has_edge) {
+    const Vec<float, 1> dy_vec = read<1>(dy_row + edge);
+    const Vec<float, 1> y_vec = read<1>(y_row + edge);
+    const float dy_i = element(dy_vec, 0);
+    const float y_i = element(y_vec, 0);
+    look1.dy_y_sum += dy_i * y_i;
   }
 
   look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
@@ -395,8 +444,9 @@ softmax_bwd_f32_any_cols_block_per_row_0beb(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + vector * kVector);
-      const Vec<float, kVector> y_vec = read<kVector, Load>(y_row + vector * kVector);
+      const int column = head + vector * kVector;
+      const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + column);
+      const Vec<float, kVector> y_vec = read<kVector, Load>(y_row + column);
       float dx_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -406,9 +456,22 @@ softmax_bwd_f32_any_cols_block_per_row_0beb(
       }
       Vec<float, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write<Store>(dx_row + vector * kVector, dx_vec);
+      write<Store>(dx_row + column, dx_vec);
     }
   }
+  if (has_edge) {
+    const Vec<float, 1> dy_vec = read<1, Load>(dy_row + edge);
+    const Vec<float, 1> y_vec = read<1, Load>(y_row + edge);
+    float dx_values[1];
+    const float dy_i = element(dy_vec, 0);
+    const float y_i = element(y_vec, 0);
+    dx_values[0] = (dy_i - look1.dy_y_sum) * y_i;
+    Vec<float, 1> dx_vec;
+    pack(dx_vec, dx_values);
+    write<Store>(dx_row + edge, dx_vec);
+  }
+
+  Chain::at_end();
 }
 
 }  // namespace softmax_bwd_f32_detail
@@ -423,49 +486,173 @@ namespace softmax_bwd_f32_detail {
 
 // How a kernel is launched.
 struct Launch {
-  int threads;         // per block
-  int rows_per_block;
-  int cluster;         // consecutive blocks that share a row
-  int persistent;      // blocks per SM of a grid that loops over rows; 0: one block (or cluster) per tile of rows
-  int shared_bytes;    // dynamic shared memory
-  int blocks;          // a fixed grid; 0: by rows
-  int period;          // a grid that loops over rows has a multiple of so many blocks
-  int min_blocks;      // launched even for 0 rows
-  bool dependent;      // may start while the kernel before it ends: its text waits before it reads
+  int threads = 0;         // per block
+  int rows_per_block = 1;
+  bool dependent = false;  // may start while the kernel before it ends: its text waits before it reads
+  int blocks = 0;          // a fixed grid; 0: by rows
+  int min_blocks = 0;      // launched even for 0 rows
+  int persistent = 0;      // blocks per SM of a grid that loops over rows; 0: one block (or cluster) per tile of rows
+  int cluster = 1;         // consecutive blocks that share a row
+  int shared_bytes = 0;    // dynamic shared memory
+  int period = 1;          // a grid that loops over rows has a multiple of so many blocks
 };
-inline constexpr Launch kLaunch_cluster_per_row_93bf_Cols32000_3f78{512, 1, 2, 0, 0, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_0beb_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
-// What the tuner chose, one line per line of the table at the top of this file.
-struct Shape {
+// What a call was given.
+struct Arguments {
+  float* dx;
+  const float* dy;
+  const float* y;
+  long long dx_pitch;
+  long long dy_pitch;
+  long long y_pitch;
+  int rows;
+  int cols;
+  cudaStream_t stream;
+};
+
+// A kernel with its Config, and how it is launched.
+struct Kernel {
+  Launch launch;
+  cudaError_t (*run)(const Kernel& kernel, const Arguments& call);
+};
+
+// Blocks for that many rows; 0: nothing to launch.
+constexpr long long blocks_for(const Launch& launch, int rows, int sm_count) {
+  if (launch.blocks > 0) return launch.blocks;
+  long long tiles = (static_cast<long long>(rows) + launch.rows_per_block - 1) / launch.rows_per_block;
+  if (launch.persistent > 0) {
+    const long long resident = static_cast<long long>(launch.persistent) * sm_count / launch.cluster;
+    const long long whole = resident - resident % launch.period;
+    const long long most = whole < launch.period ? launch.period : whole;
+    if (tiles > most) tiles = most;
+  }
+  return (tiles < launch.min_blocks ? launch.min_blocks : tiles) * launch.cluster;
+}
+
+// The grid on the current device. The driver answers from memory: its SM count is asked for at every call.
+inline cudaError_t grid(const Launch& launch, int rows, int* blocks) {
+  int sm_count = 1;
+  if (launch.persistent > 0) {
+    int device = 0;
+    cudaError_t status = cudaGetDevice(&device);
+    if (status == cudaSuccess) status = cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
+    if (status != cudaSuccess) return status;
+  }
+  const long long wanted = blocks_for(launch, rows, sm_count);
+  if (wanted > 0x7fffffffLL) return cudaErrorInvalidConfiguration;
+  *blocks = static_cast<int>(wanted);
+  return cudaSuccess;
+}
+
+// What a kernel must be allowed before a launch: much shared memory, large clusters.
+inline cudaError_t allow(const void* kernel, const Launch& launch) {
+  cudaError_t status = cudaSuccess;
+  if (launch.shared_bytes > 32 * 1024) {  // static shared memory counts towards the 48 KiB one gets without asking
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.shared_bytes);
+  }
+  if (status == cudaSuccess && launch.cluster > 8) {
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  }
+  return status;
+}
+
+// What cudaLaunchKernelEx is told of a launch.
+struct LaunchConfig {
+  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchConfig_t config{};
+
+  LaunchConfig(const Launch& launch, int blocks, cudaStream_t stream) {
+    if (launch.cluster > 1) {
+      attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+      attributes[config.numAttrs].val.clusterDim.x = static_cast<unsigned>(launch.cluster);
+      attributes[config.numAttrs].val.clusterDim.y = 1;
+      attributes[config.numAttrs++].val.clusterDim.z = 1;
+    }
+    if (launch.dependent) {
+      attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.blockDim = dim3(static_cast<unsigned>(launch.threads));
+    config.dynamicSmemBytes = static_cast<std::size_t>(launch.shared_bytes);
+    config.stream = stream;
+    config.attrs = attributes;
+  }
+  LaunchConfig(const LaunchConfig&) = delete;  // it points into itself
+};
+
+template <typename... Params, typename... Given>
+inline cudaError_t launch_on(cudaStream_t stream, void (*kernel)(Params...), const Launch& launch, int blocks,
+                             Given... given) {
+  if (blocks == 0) return cudaSuccess;
+  const cudaError_t status = allow(reinterpret_cast<const void*>(kernel), launch);
+  if (status != cudaSuccess) return status;
+  const LaunchConfig how(launch, blocks, stream);
+  return cudaLaunchKernelEx(&how.config, kernel, static_cast<Params>(given)...);
+}
+
+template <auto kMain>
+inline cudaError_t run(const Kernel& kernel, const Arguments& call) {
+  int blocks = 0;
+  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
+  if (status != cudaSuccess) return status;
+  return launch_on(
+      call.stream, kMain, kernel.launch, blocks,
+      call.dx, call.dy, call.y, call.dx_pitch, call.dy_pitch, call.y_pitch, call.rows);
+}
+
+template <auto kMain>
+inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
+  int blocks = 0;
+  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
+  if (status != cudaSuccess) return status;
+  return launch_on(
+      call.stream, kMain, kernel.launch, blocks,
+      call.dx, call.dy, call.y, call.dx_pitch, call.dy_pitch, call.y_pitch, call.rows, call.cols);
+}
+
+// What the tuner chose, in the order of the table at the top of this file.
+struct Tuned {
   int rows, cols;
   int align;        // bytes that must divide every row start and the address of every column parameter
   unsigned absent;  // optional tensors the kernel is compiled without, one bit each
+  unsigned timed;   // ... and those that it was timed without
   bool alike;       // the rows of all tensors must start at the same offset from a multiple of 16 bytes
+  Kernel kernel;
 };
-inline constexpr Shape kTuned[] = {
-    {4096, 32000, 16, 0u, false},  // 358.9 us: cluster_per_row
+inline constexpr Tuned kTuned[] = {
+    {4096, 32000, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 0, 2},
+     run<softmax_bwd_f32_cluster_per_row_4022<Cols32000_10ee>>}},
+};
+
+// The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
+// rows start alike, the other takes any alignment.
+inline constexpr Kernel kGeneral[] = {
+    {{256}, run_any_cols<softmax_bwd_f32_any_cols_block_per_row_e6ab<AnyCols_1331>>},
+    {{256}, run_any_cols<softmax_bwd_f32_any_cols_block_per_row_e6ab<AnyCols_db2e>>},
 };
 
 // Bits of `absent`: none.
 constexpr unsigned kCompiledOut = 0u;  // kernels take no null pointer for these
 
 // The factor between two row counts.
-constexpr double ratio(int a, int b) {
-  const double x = a < 1 ? 1.0 : a, y = b < 1 ? 1.0 : b;
-  return x < y ? y / x : x / y;
+constexpr double ratio(int one, int other) {
+  const double low = one < 1 ? 1.0 : one, high = other < 1 ? 1.0 : other;
+  return low < high ? high / low : low / high;
 }
 
-// Index in kTuned of the kernel for a call, -1 for the general one: cols must be equal, rows are the nearest by ratio.
+// Index in kTuned of the kernel for a call, -1 for the general one: cols must be equal, rows are the nearest by ratio;
+// of equally near lines the one that was timed with just the tensors of this call comes first.
 constexpr int select(int rows, int cols, int align, unsigned absent = 0, bool alike = true) {
   int best = -1, index = 0;
-  for (const Shape& tuned : kTuned) {
+  for (const Tuned& tuned : kTuned) {
     const bool lacks_wanted = (tuned.absent & ~absent) != 0;
     const bool reads_null = (absent & ~tuned.absent & kCompiledOut) != 0;
     const bool fits = tuned.cols == cols && align % tuned.align == 0 && (alike || !tuned.alike);
-    if (fits && !lacks_wanted && !reads_null &&
-        (best < 0 || ratio(rows, tuned.rows) < ratio(rows, kTuned[best].rows))) {
-      best = index;
+    if (fits && !lacks_wanted && !reads_null) {
+      const double near = ratio(rows, tuned.rows), nearest = best < 0 ? 0.0 : ratio(rows, kTuned[best].rows);
+      const bool same = tuned.timed == absent && kTuned[best < 0 ? index : best].timed != absent;
+      if (best < 0 || near < nearest || (near == nearest && same)) best = index;
     }
     ++index;
   }
@@ -485,75 +672,6 @@ constexpr int alignment(unsigned long long bits) {
   return align;
 }
 
-// Blocks for that many rows; 0: nothing to launch.
-constexpr long long blocks_for(Launch shape, int rows, int sm_count) {
-  if (shape.blocks > 0) return shape.blocks;
-  long long tiles = (static_cast<long long>(rows) + shape.rows_per_block - 1) / shape.rows_per_block;
-  if (shape.persistent > 0) {
-    const long long resident = static_cast<long long>(shape.persistent) * sm_count / shape.cluster;
-    const long long whole = resident - resident % shape.period;
-    const long long most = whole < shape.period ? shape.period : whole;
-    if (tiles > most) tiles = most;
-  }
-  return (tiles < shape.min_blocks ? shape.min_blocks : tiles) * shape.cluster;
-}
-
-// The grid on the current device. The driver answers from memory: its SM count is asked for at every call.
-inline cudaError_t grid(Launch shape, int rows, int* blocks) {
-  int sm_count = 1;
-  if (shape.persistent > 0) {
-    int device = 0;
-    cudaError_t status = cudaGetDevice(&device);
-    if (status == cudaSuccess) status = cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
-    if (status != cudaSuccess) return status;
-  }
-  const long long wanted = blocks_for(shape, rows, sm_count);
-  if (wanted > 0x7fffffffLL) return cudaErrorInvalidConfiguration;
-  *blocks = static_cast<int>(wanted);
-  return cudaSuccess;
-}
-
-// What a kernel must be allowed before a launch: much shared memory, large clusters.
-template <typename... Params>
-inline cudaError_t allow(void (*kernel)(Params...), Launch shape) {
-  cudaError_t status = cudaSuccess;
-  if (shape.shared_bytes > 32 * 1024) {  // static shared memory counts towards the 48 KiB one gets without asking
-    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
-  }
-  if (status == cudaSuccess && shape.cluster > 8) {
-    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-  }
-  return status;
-}
-
-template <typename... Params, typename... Arguments>
-inline cudaError_t launch(void (*kernel)(Params...), Launch shape, int blocks, cudaStream_t stream,
-                          Arguments... arguments) {
-  if (blocks == 0) return cudaSuccess;
-  const cudaError_t status = allow(kernel, shape);
-  if (status != cudaSuccess) return status;
-  cudaLaunchAttribute attributes[2] = {};
-  unsigned count = 0;
-  if (shape.cluster > 1) {
-    attributes[count].id = cudaLaunchAttributeClusterDimension;
-    attributes[count].val.clusterDim.x = static_cast<unsigned>(shape.cluster);
-    attributes[count].val.clusterDim.y = 1;
-    attributes[count++].val.clusterDim.z = 1;
-  }
-  if (shape.dependent) {
-    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
-  }
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
-  config.dynamicSmemBytes = static_cast<std::size_t>(shape.shared_bytes);
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = count;
-  return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(arguments)...);
-}
-
 }  // namespace softmax_bwd_f32_detail
 
 // As softmax_bwd_f32 below, with the distance between row starts of each [rows, cols] tensor, in elements.
@@ -561,39 +679,32 @@ inline cudaError_t softmax_bwd_f32_pitched(
     float* dx, const float* dy, const float* y, long long dx_pitch, long long dy_pitch, long long y_pitch, int rows,
     int cols, cudaStream_t stream = nullptr) {
   namespace k = softmax_bwd_f32_detail;
-  if (rows < 0 || cols < 1 || dx_pitch < cols || dy_pitch < cols || y_pitch < cols) return cudaErrorInvalidValue;
+  const bool invalid =
+      rows < 0 || cols < 1 || dx_pitch < cols || dy_pitch < cols || y_pitch < cols;
+  if (invalid) return cudaErrorInvalidValue;
   if (rows == 0) return cudaSuccess;
+  const bool missing =
+      dx == nullptr || dy == nullptr || y == nullptr;
+  if (missing) return cudaErrorInvalidValue;
   constexpr unsigned absent = 0;
-  if (dx == nullptr) return cudaErrorInvalidValue;
-  if (dy == nullptr) return cudaErrorInvalidValue;
-  if (y == nullptr) return cudaErrorInvalidValue;
+  const k::Arguments call{
+      dx, dy, y, dx_pitch, dy_pitch, y_pitch, rows, cols, stream};
+  const bool alike =
+      (k::address(dy) - k::address(dx)) % 16 == 0 && (k::address(y) - k::address(dx)) % 16 == 0 &&
+      (k::pitch_bytes(dy_pitch - dx_pitch, 4)) % 16 == 0 && (k::pitch_bytes(y_pitch - dx_pitch, 4)) % 16 == 0;
+  const k::Kernel* kernel = &k::kGeneral[2 * (absent & k::kCompiledOut) + (alike ? 0 : 1)];
   const int align = k::alignment(
       k::address(dx) | k::address(dy) | k::address(y) | k::pitch_bytes(dx_pitch, 4) | k::pitch_bytes(dy_pitch, 4) |
       k::pitch_bytes(y_pitch, 4));
-  int blocks = 0;
-  cudaError_t status = cudaSuccess;
-  switch (k::select(rows, cols, align, absent)) {
-    case 0:  // 4096 x 32000
-      status = k::grid(k::kLaunch_cluster_per_row_93bf_Cols32000_3f78, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::softmax_bwd_f32_cluster_per_row_93bf<k::Cols32000_3f78>,
-          k::kLaunch_cluster_per_row_93bf_Cols32000_3f78, blocks, stream,
-          dx, dy, y, dx_pitch, dy_pitch, y_pitch, rows);
-    default:
-      break;
-  }
-  status = k::grid(k::kLaunch_any_cols_block_per_row_0beb_AnyCols_1448, rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return k::launch(
-      k::softmax_bwd_f32_any_cols_block_per_row_0beb<k::AnyCols_1448>,
-      k::kLaunch_any_cols_block_per_row_0beb_AnyCols_1448, blocks, stream,
-      dx, dy, y, dx_pitch, dy_pitch, y_pitch, rows, cols);
+  const int tuned = k::select(rows, cols, align, absent, alike);
+  if (tuned >= 0) kernel = &k::kTuned[tuned].kernel;
+  return kernel->run(*kernel, call);
 }
 
 // dx, dy, y [rows, cols]: device pointers, row-major, contiguous; what is written overlaps nothing else.
-// Asynchronous on `stream`; allocates nothing. Columns and alignment must match a tuned line exactly, rows take the
-// nearest one; anything else goes to the general kernel.
+// Asynchronous on `stream`; allocates nothing.
+// Columns and alignment must match a tuned line exactly, rows take the nearest one; anything else goes to the general
+// kernel.
 inline cudaError_t softmax_bwd_f32(
     float* dx, const float* dy, const float* y, int rows, int cols, cudaStream_t stream = nullptr) {
   return softmax_bwd_f32_pitched(

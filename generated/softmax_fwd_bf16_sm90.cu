@@ -11,33 +11,24 @@
 // spec      softmax, sha256:c5400002ca547394ec84e5aa4b3351da738c737199bc4278c68add55f3aaf94c
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// command   normgen tune --shape 8192x2048 --op softmax --dtype bf16
-//           and 4 more: each stands in its record
-// note      emitted as another text than the one that was tuned: 4096 x 128256
+// note      emitted as another text than the one that was tuned: 8192 x 2048, 4096 x 32000, 16384 x 32768, 2048 x
+//           50257, 4096 x 128256
 //
-//   rows x cols    kernel           threads  rows/block  vector        median us  GB/s  of roof  vs default  data
-//   8192 x 2048    block_per_row    128      1           bfloat16 x 8  16.81      3992  103.7 %  1.01x       cold
-//   4096 x 32000   block_per_row    1024     1           bfloat16 x 8  125        4193  99.8 %   1.01x       cold
-//   16384 x 32768  block_per_row    1024     1           bfloat16 x 8  501.6      4281  106.8 %  1.01x       cold
-//   2048 x 50257   block_per_row    512      1           bfloat16 x 8  106.8      3853  92.3 %   1.03x       cold
-//   4096 x 128256  cluster_per_row  512      1           bfloat16 x 8  506.6      4148  96.7 %   1.00x       cold
-//   (any other)    block_per_row    256      1           bfloat16      -          -     -        -           not tuned
+//   rows x cols              kernel           threads  rows/block  vector  price us  chain us  GB/s  of roof  vs default  alone us  timed
+//   8192 x 2048              block_per_row    128      1           8       -         -         3992  103.7 %  1.01x       16.81     cold alone
+//   4096 x 32000             block_per_row    1024     1           8       -         -         4193  99.8 %   1.01x       125       cold alone
+//   16384 x 32768            block_per_row    1024     1           8       -         -         4281  106.8 %  1.01x       501.6     cold alone
+//   2048 x 50257             block_per_row    512      1           8       -         -         3853  92.3 %   1.03x       106.8     cold alone
+//   4096 x 128256            cluster_per_row  512      1           8       -         -         4148  96.7 %   1.00x       506.6     cold alone
+//   (any other, rows alike)  block_per_row    256      1           8       -         -         -     -        -           -         not tuned
+//   (any other)              block_per_row    256      1           1       -         -         -     -        -           -         not tuned
+//
+// times     alone: of launches behind each other, which overlap where they start early; GB/s and ratios are of these
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
 //           stored dtype, over adversarial rows, on the GPU: y 0.99
-//
-// A kernel and its Config are, byte for byte, what was tuned; `normgen show` with --op, --shape, --dtype and
-// --schedule prints them alone. Schedules:
-//   8192 x 2048: threads_per_row=128 vector=8 softmax=online hold=registers unroll=0 load=evict_last
-//                dependent_launch=loads arithmetic=approximate
-//   4096 x 32000: threads_per_row=1024 vector=8 softmax=online hold=registers unroll=0 load=evict_last
-//                 dependent_launch=loads arithmetic=approximate
-//   16384 x 32768: threads_per_row=1024 reduce_with=shared_tree vector=8 softmax=online hold=shared unroll=4
-//                  load=evict_last arithmetic=approximate
-//   2048 x 50257: threads_per_row=512 vector=8 softmax=online hold=shared copy=cp_async edges=peel unroll=0
-//                 arithmetic=approximate
-//   4096 x 128256: threads_per_row=512 cluster=4 vector=8 softmax=online hold=registers copy=bulk persistent=2
-//                  stages=2 unroll=0 load=evict_last arithmetic=approximate
+// records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
+//           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
 //
 // use       #include "softmax_fwd_bf16_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
 //           cudaError_t status = normgen::sm90::softmax_fwd_bf16(
@@ -51,10 +42,11 @@
 #endif
 
 #ifndef __CUDACC_RTC__
-#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include <cstddef>
+
+struct __nv_bfloat16;  // cuda_bf16.h has it, and takes as long to compile as cuda_runtime.h
 #endif
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
@@ -211,6 +203,28 @@ __device__ __forceinline__ unsigned char* dynamic_shared() {
   return bytes;
 }
 
+// A load whose lines L2 keeps by `policy` (ld.global.L2::cache_hint: sm_80).
+template <int kBytes>
+__device__ __forceinline__ void load_by_policy(const void* address, unsigned* bits, unsigned long long policy) {
+  if constexpr (kBytes == 16) {
+    asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+        : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
+  } else if constexpr (kBytes == 8) {
+    asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
+        : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
+  } else if constexpr (kBytes == 4) {
+    asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(bits[0]) : "l"(address), "l"(policy));
+  } else {
+    unsigned short half;
+    if constexpr (kBytes == 2) {
+      asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+    } else {
+      asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+    }
+    bits[0] = half;
+  }
+}
+
 // Last to leave L2 (createpolicy: sm_80).
 struct EvictLast {
   static __device__ __forceinline__ unsigned long long l2_policy() {
@@ -220,25 +234,7 @@ struct EvictLast {
   }
   template <int kBytes>
   static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
-    const unsigned long long policy = l2_policy();
-    if constexpr (kBytes == 16) {
-      asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-          : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
-    } else if constexpr (kBytes == 8) {
-      asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
-          : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
-    } else if constexpr (kBytes == 4) {
-      asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;"
-          : "=r"(bits[0]) : "l"(address), "l"(policy));
-    } else {
-      unsigned short half;
-      if constexpr (kBytes == 2) {
-        asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
-      } else {
-        asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
-      }
-      bits[0] = half;
-    }
+    load_by_policy<kBytes>(address, bits, l2_policy());
   }
 };
 
@@ -369,6 +365,51 @@ __device__ __forceinline__ void copy_async(T* slot, const T* elements) {
   }
 }
 
+// How a kernel and its neighbours in the stream overlap: not at all.
+// wait              before the first access to what the kernels in front write, or still read
+// wait_for_partner  the same, of a call's second kernel for its first one
+// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
+// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
+//                   the compiler would read it through the non-coherent cache and move loads over a wait
+struct InOrder {
+  template <typename T> using Pointer = const T* __restrict__;
+  static __device__ __forceinline__ void wait() {}
+  static __device__ __forceinline__ void wait_for_partner() {}
+  static __device__ __forceinline__ void at_start() {}
+  static __device__ __forceinline__ void at_loads() {}
+  static __device__ __forceinline__ void at_end() {}
+};
+
+template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
+
+// Starts while the kernel in front still runs (programmatic dependent launch).
+struct Early : InOrder {
+  template <typename T> using Pointer = const T*;
+  static __device__ __forceinline__ void wait() { dependency_wait(); }
+  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+};
+
+// ... and lets the next one take its place at once: that one waits there.
+struct EarlyAtStart : Early {
+  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
+};
+
+// ... or as soon as it has asked for its row.
+struct EarlyAtLoads : Early {
+  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
+};
+
+// ... or at its end.
+struct EarlyAtEnd : Early {
+  static __device__ __forceinline__ void at_end() { dependency_trigger(); }
+};
+
+// Only a call's second kernel starts early, behind its first one.
+struct EarlyPartner : InOrder {
+  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
+};
+
 // All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
 // how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
@@ -439,26 +480,27 @@ __device__ __forceinline__ State reduce_tree(State s, State* slots) {
 }
 
 // What a tuned shape is: the sizes and hints of its kernel.
-struct Cols2048_e90e { enum : int { kCols = 2048, kThreadsPerRow = 128, kVector = 8, kThreads = 128 };
-    using Load = EvictLast; using Store = Default; };
-struct Cols32000_4f53 { enum : int { kCols = 32000, kThreadsPerRow = 1024, kVector = 8, kThreads = 1024 };
-    using Load = EvictLast; using Store = Default; };
-struct Cols32768_320a { enum : int { kCols = 32768, kThreads = 1024, kThreadsPerRow = 1024, kVector = 8, kUnroll = 4 };
-    using Load = EvictLast; using Store = Default; };
-struct Cols50257_edaa { enum : int { kCols = 50257, kThreads = 512, kThreadsPerRow = 512, kVector = 8 };
-    using Load = Default; using Store = Default; };
-struct Cols128256_6e38 { enum : int { kCols = 128256, kThreads = 512, kCluster = 4, kVector = 8, kStages = 2 };
-    using Load = EvictLast; using Store = Default; };
-struct AnyCols_1448 { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; };
+struct Cols2048_9fe9 { enum : int { kCols = 2048, kThreadsPerRow = 128, kVector = 8, kThreads = 128 };
+    using Load = EvictLast; using Store = Default; using Chain = EarlyAtLoads; };
+struct Cols32000_4ca4 { enum : int { kCols = 32000, kThreadsPerRow = 1024, kVector = 8, kThreads = 1024 };
+    using Load = EvictLast; using Store = Default; using Chain = EarlyAtLoads; };
+struct Cols32768_592b { enum : int { kCols = 32768, kThreads = 1024, kThreadsPerRow = 1024, kVector = 8, kUnroll = 4 };
+    using Load = EvictLast; using Store = Default; using Chain = InOrder; };
+struct Cols50257_c582 { enum : int { kCols = 50257, kThreads = 512, kThreadsPerRow = 512, kVector = 8 };
+    using Load = Default; using Store = Default; using Chain = InOrder; };
+struct Cols128256_2b8a { enum : int { kCols = 128256, kThreads = 512, kCluster = 4, kVector = 8, kStages = 2 };
+    using Load = EvictLast; using Store = Default; using Chain = InOrder; };
+struct AnyCols_ff33 { enum : int { kThreadsPerRow = 256, kVector = 8, kUnroll = 1, kThreads = 256 };
+    using Load = Default; using Store = Default; using Chain = InOrder; };
+struct AnyCols_db2e { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
+    using Load = Default; using Store = Default; using Chain = InOrder; };
 
 // softmax forward: a block owns a row; it is read once.
-// It may start while the kernel in front of it in the stream ends.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_block_per_row_2589(
+softmax_fwd_bf16_block_per_row_4c06(
     bfloat16* __restrict__ y,
-    const bfloat16* x,
+    Input<Config, bfloat16> x,
     long long y_pitch,
     long long x_pitch,
     int rows) {
@@ -467,9 +509,11 @@ softmax_fwd_bf16_block_per_row_2589(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
   struct Look1 {  // look 1: online_softmax(x)
     float row_max, row_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -489,7 +533,8 @@ softmax_fwd_bf16_block_per_row_2589(
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> x_held[kSteps];
 
@@ -497,101 +542,12 @@ softmax_fwd_bf16_block_per_row_2589(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector, Load>(x_row + vector * kVector);
-  }
-
-  dependency_trigger();  // the next kernel may start: this one has asked for its row
-
-  Look1 look1 = {-3.402823466e+38f, 0.0f};
-
-  // Look 1: online_softmax(x)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    float new_max = look1.row_max;
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      new_max = maximum(new_max, x_i);
-    }
-    look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum;
-    look1.row_max = new_max;
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look1.row_sum += exp_approximate(x_i - look1.row_max);
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_sum_inverse = 1.0f / look1.row_sum;
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      y_values[i] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
-    }
-    Vec<bfloat16, kVector> y_vec;
-    pack(y_vec, y_values);
-    write<Store>(y_row + vector * kVector, y_vec);
-  }
-}
-
-// softmax forward: a block owns a row; it is read once.
-// It may start while the kernel in front of it in the stream ends.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_block_per_row_4a46(
-    bfloat16* __restrict__ y,
-    const bfloat16* x,
-    long long y_pitch,
-    long long x_pitch,
-    int rows) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  struct Look1 {  // look 1: online_softmax(x)
-    float row_max, row_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      const float new_max = maximum(a.row_max, b.row_max);
-      return {new_max,
-          exp_approximate(a.row_max - new_max) * a.row_sum + exp_approximate(b.row_max - new_max) * b.row_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.row_max, offset), __shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  dependency_wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
+    if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + vector * kVector);
     }
   }
 
-  dependency_trigger();  // the next kernel may start: this one has asked for its row
+  Chain::at_loads();
 
   Look1 look1 = {-3.402823466e+38f, 0.0f};
 
@@ -599,7 +555,7 @@ softmax_fwd_bf16_block_per_row_4a46(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
+    if (kEven || vector < kVectors) {
       float new_max = look1.row_max;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -623,7 +579,7 @@ softmax_fwd_bf16_block_per_row_4a46(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
+    if (kEven || vector < kVectors) {
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -635,14 +591,16 @@ softmax_fwd_bf16_block_per_row_4a46(
       write<Store>(y_row + vector * kVector, y_vec);
     }
   }
+
+  Chain::at_end();
 }
 
 // softmax forward: a block owns a row; it is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_block_per_row_c293(
+softmax_fwd_bf16_block_per_row_7a99(
     bfloat16* __restrict__ y,
-    const bfloat16* __restrict__ x,
+    Input<Config, bfloat16> x,
     long long y_pitch,
     long long x_pitch,
     int rows) {
@@ -652,9 +610,11 @@ softmax_fwd_bf16_block_per_row_c293(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
   struct Look1 {  // look 1: online_softmax(x)
     float row_max, row_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -672,31 +632,41 @@ softmax_fwd_bf16_block_per_row_c293(
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
   // The row of x is read once and waits in shared memory; each thread reads back its own part.
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    write(x_shared + (step * kThreads + threadIdx.x) * kVector, read<kVector, Load>(x_row + vector * kVector));
+    if (kEven || vector < kVectors) {
+      write(x_shared + (step * kThreads + threadIdx.x) * kVector, read<kVector, Load>(x_row + vector * kVector));
+    }
   }
+
+  Chain::at_loads();
 
   Look1 look1 = {-3.402823466e+38f, 0.0f};
 
   // Look 1: online_softmax(x)
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
-    const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
-    float new_max = look1.row_max;
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_vec, i);
-      new_max = maximum(new_max, x_i);
-    }
-    look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum;
-    look1.row_max = new_max;
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_vec, i);
-      look1.row_sum += exp_approximate(x_i - look1.row_max);
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+      float new_max = look1.row_max;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        new_max = maximum(new_max, x_i);
+      }
+      look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum;
+      look1.row_max = new_max;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        look1.row_sum += exp_approximate(x_i - look1.row_max);
+      }
     }
   }
 
@@ -707,25 +677,29 @@ softmax_fwd_bf16_block_per_row_c293(
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_vec, i);
-      y_values[i] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
+    if (kEven || vector < kVectors) {
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        y_values[i] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
-    Vec<bfloat16, kVector> y_vec;
-    pack(y_vec, y_values);
-    write<Store>(y_row + vector * kVector, y_vec);
   }
+
+  Chain::at_end();
 }
 
 // softmax forward: a block owns a row; it is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_block_per_row_629f(
+softmax_fwd_bf16_block_per_row_c6b3(
     bfloat16* __restrict__ y,
-    const bfloat16* __restrict__ x,
+    Input<Config, bfloat16> x,
     long long y_pitch,
     long long x_pitch,
     int rows) {
@@ -735,6 +709,7 @@ softmax_fwd_bf16_block_per_row_629f(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
@@ -766,6 +741,9 @@ softmax_fwd_bf16_block_per_row_629f(
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < kCols;
 
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
   Vec<bfloat16, 1> x_edge = {};
 
   // Each thread copies its own vectors to its own slots of shared memory.
@@ -782,6 +760,7 @@ softmax_fwd_bf16_block_per_row_629f(
   }
 
   cp_async_commit();
+  Chain::at_loads();
 
   cp_async_wait<0>();
 
@@ -844,14 +823,16 @@ softmax_fwd_bf16_block_per_row_629f(
     pack(y_vec, y_values);
     write<Store>(y_row + edge, y_vec);
   }
+
+  Chain::at_end();
 }
 
 // softmax forward: the blocks of a cluster own a row; it is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_cluster_per_row_e98c(
+softmax_fwd_bf16_cluster_per_row_d6e8(
     bfloat16* __restrict__ y,
-    const bfloat16* __restrict__ x,
+    Input<Config, bfloat16> x,
     long long y_pitch,
     long long x_pitch,
     int rows) {
@@ -863,8 +844,10 @@ softmax_fwd_bf16_cluster_per_row_e98c(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
   constexpr int kStages = Config::kStages;  // row tiles in shared memory
   struct Look1 {  // look 1: online_softmax(x)
     float row_max, row_sum;
@@ -891,6 +874,10 @@ softmax_fwd_bf16_cluster_per_row_e98c(
   }
   cluster_arrive();  // a block may write to another only once that one has started
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < kStages; ++stage) {
       mbarrier_init(&arrived[stage], 1);
@@ -937,7 +924,7 @@ softmax_fwd_bf16_cluster_per_row_e98c(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      if (vector < kVectors) {
+      if (kEven || vector < kVectors) {
         x_held[step] = read<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
       }
     }
@@ -948,7 +935,7 @@ softmax_fwd_bf16_cluster_per_row_e98c(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      if (vector < kVectors) {
+      if (kEven || vector < kVectors) {
         float new_max = look1.row_max;
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -975,7 +962,7 @@ softmax_fwd_bf16_cluster_per_row_e98c(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      if (vector < kVectors) {
+      if (kEven || vector < kVectors) {
         float y_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -994,14 +981,16 @@ softmax_fwd_bf16_cluster_per_row_e98c(
     }
     ++trip;
   }
+
+  Chain::at_end();
 }
 
 // softmax forward, any number of columns: a block owns a row; it is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_any_cols_block_per_row_42df(
+softmax_fwd_bf16_any_cols_block_per_row_7fa3(
     bfloat16* __restrict__ y,
-    const bfloat16* __restrict__ x,
+    Input<Config, bfloat16> x,
     long long y_pitch,
     long long x_pitch,
     int rows,
@@ -1010,6 +999,7 @@ softmax_fwd_bf16_any_cols_block_per_row_42df(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: max(x)
@@ -1035,11 +1025,19 @@ softmax_fwd_bf16_any_cols_block_per_row_42df(
 
   const int lane = threadIdx.x;
   const int row = blockIdx.x;
-  const int vectors = cols / kVector;
-  const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
+  const int head = (kVector - shift) % kVector;
+  const int vectors = (cols - head) / kVector;
+  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const bool has_edge = edge < cols;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Look1 look1 = {__int_as_float(0xff800000)};
 
@@ -1048,13 +1046,19 @@ softmax_fwd_bf16_any_cols_block_per_row_42df(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const int column = head + vector * kVector;
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
         look1.row_max = maximum(look1.row_max, x_i);
       }
     }
+  }
+  if (has_edge) {
+    const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
+    const float x_i = element(x_vec, 0);
+    look1.row_max = maximum(look1.row_max, x_i);
   }
 
   look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
@@ -1066,13 +1070,19 @@ softmax_fwd_bf16_any_cols_block_per_row_42df(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const int column = head + vector * kVector;
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
         look2.row_sum += expf(x_i - look1.row_max);
       }
     }
+  }
+  if (has_edge) {
+    const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
+    const float x_i = element(x_vec, 0);
+    look2.row_sum += expf(x_i - look1.row_max);
   }
 
   look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
@@ -1083,7 +1093,8 @@ softmax_fwd_bf16_any_cols_block_per_row_42df(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
+      const int column = head + vector * kVector;
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1092,9 +1103,20 @@ softmax_fwd_bf16_any_cols_block_per_row_42df(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + column, y_vec);
     }
   }
+  if (has_edge) {
+    const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
+    float y_values[1];
+    const float x_i = element(x_vec, 0);
+    y_values[0] = expf(x_i - look1.row_max) * row_sum_inverse;
+    Vec<bfloat16, 1> y_vec;
+    pack(y_vec, y_values);
+    write<Store>(y_row + edge, y_vec);
+  }
+
+  Chain::at_end();
 }
 
 }  // namespace softmax_fwd_bf16_detail
@@ -1109,57 +1131,193 @@ namespace softmax_fwd_bf16_detail {
 
 // How a kernel is launched.
 struct Launch {
-  int threads;         // per block
-  int rows_per_block;
-  int cluster;         // consecutive blocks that share a row
-  int persistent;      // blocks per SM of a grid that loops over rows; 0: one block (or cluster) per tile of rows
-  int shared_bytes;    // dynamic shared memory
-  int blocks;          // a fixed grid; 0: by rows
-  int period;          // a grid that loops over rows has a multiple of so many blocks
-  int min_blocks;      // launched even for 0 rows
-  bool dependent;      // may start while the kernel before it ends: its text waits before it reads
+  int threads = 0;         // per block
+  int rows_per_block = 1;
+  bool dependent = false;  // may start while the kernel before it ends: its text waits before it reads
+  int blocks = 0;          // a fixed grid; 0: by rows
+  int min_blocks = 0;      // launched even for 0 rows
+  int persistent = 0;      // blocks per SM of a grid that loops over rows; 0: one block (or cluster) per tile of rows
+  int cluster = 1;         // consecutive blocks that share a row
+  int shared_bytes = 0;    // dynamic shared memory
+  int period = 1;          // a grid that loops over rows has a multiple of so many blocks
 };
-inline constexpr Launch kLaunch_block_per_row_2589_Cols2048_e90e{128, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_block_per_row_4a46_Cols32000_4f53{1024, 1, 1, 0, 0, 0, 1, 0, true};
-inline constexpr Launch kLaunch_block_per_row_c293_Cols32768_320a{1024, 1, 1, 0, 65536, 0, 1, 0, false};
-inline constexpr Launch kLaunch_block_per_row_629f_Cols50257_edaa{512, 1, 1, 0, 106496, 0, 1, 0, false};
-inline constexpr Launch kLaunch_cluster_per_row_e98c_Cols128256_6e38{512, 1, 4, 2, 131072, 0, 1, 0, false};
-inline constexpr Launch kLaunch_any_cols_block_per_row_42df_AnyCols_1448{256, 1, 1, 0, 0, 0, 1, 0, false};
 
-// What the tuner chose, one line per line of the table at the top of this file.
-struct Shape {
+// What a call was given.
+struct Arguments {
+  bfloat16* y;
+  const bfloat16* x;
+  long long y_pitch;
+  long long x_pitch;
+  int rows;
+  int cols;
+  cudaStream_t stream;
+};
+
+// A kernel with its Config, and how it is launched.
+struct Kernel {
+  Launch launch;
+  cudaError_t (*run)(const Kernel& kernel, const Arguments& call);
+};
+
+// Blocks for that many rows; 0: nothing to launch.
+constexpr long long blocks_for(const Launch& launch, int rows, int sm_count) {
+  if (launch.blocks > 0) return launch.blocks;
+  long long tiles = (static_cast<long long>(rows) + launch.rows_per_block - 1) / launch.rows_per_block;
+  if (launch.persistent > 0) {
+    const long long resident = static_cast<long long>(launch.persistent) * sm_count / launch.cluster;
+    const long long whole = resident - resident % launch.period;
+    const long long most = whole < launch.period ? launch.period : whole;
+    if (tiles > most) tiles = most;
+  }
+  return (tiles < launch.min_blocks ? launch.min_blocks : tiles) * launch.cluster;
+}
+
+// The grid on the current device. The driver answers from memory: its SM count is asked for at every call.
+inline cudaError_t grid(const Launch& launch, int rows, int* blocks) {
+  int sm_count = 1;
+  if (launch.persistent > 0) {
+    int device = 0;
+    cudaError_t status = cudaGetDevice(&device);
+    if (status == cudaSuccess) status = cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
+    if (status != cudaSuccess) return status;
+  }
+  const long long wanted = blocks_for(launch, rows, sm_count);
+  if (wanted > 0x7fffffffLL) return cudaErrorInvalidConfiguration;
+  *blocks = static_cast<int>(wanted);
+  return cudaSuccess;
+}
+
+// What a kernel must be allowed before a launch: much shared memory, large clusters.
+inline cudaError_t allow(const void* kernel, const Launch& launch) {
+  cudaError_t status = cudaSuccess;
+  if (launch.shared_bytes > 32 * 1024) {  // static shared memory counts towards the 48 KiB one gets without asking
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.shared_bytes);
+  }
+  if (status == cudaSuccess && launch.cluster > 8) {
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  }
+  return status;
+}
+
+// What cudaLaunchKernelEx is told of a launch.
+struct LaunchConfig {
+  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchConfig_t config{};
+
+  LaunchConfig(const Launch& launch, int blocks, cudaStream_t stream) {
+    if (launch.cluster > 1) {
+      attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+      attributes[config.numAttrs].val.clusterDim.x = static_cast<unsigned>(launch.cluster);
+      attributes[config.numAttrs].val.clusterDim.y = 1;
+      attributes[config.numAttrs++].val.clusterDim.z = 1;
+    }
+    if (launch.dependent) {
+      attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.blockDim = dim3(static_cast<unsigned>(launch.threads));
+    config.dynamicSmemBytes = static_cast<std::size_t>(launch.shared_bytes);
+    config.stream = stream;
+    config.attrs = attributes;
+  }
+  LaunchConfig(const LaunchConfig&) = delete;  // it points into itself
+};
+
+template <typename... Params, typename... Given>
+inline cudaError_t launch_on(cudaStream_t stream, void (*kernel)(Params...), const Launch& launch, int blocks,
+                             Given... given) {
+  if (blocks == 0) return cudaSuccess;
+  const cudaError_t status = allow(reinterpret_cast<const void*>(kernel), launch);
+  if (status != cudaSuccess) return status;
+  const LaunchConfig how(launch, blocks, stream);
+  return cudaLaunchKernelEx(&how.config, kernel, static_cast<Params>(given)...);
+}
+
+// As grid; of clusters that loop over rows, no more than fit the device at a time: 132 SMs need not hold 33 clusters of
+// 4, and one that waits for another to end would double the time.
+inline cudaError_t fitting_grid(const void* kernel, const Launch& launch, int rows, int* blocks) {
+  cudaError_t status = grid(launch, rows, blocks);
+  if (status != cudaSuccess || launch.cluster == 1 || launch.persistent == 0) return status;
+  status = allow(kernel, launch);
+  int clusters = 0;
+  const LaunchConfig how(launch, launch.cluster, nullptr);
+  if (status == cudaSuccess) status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &how.config);
+  clusters -= clusters % launch.period;
+  const int most = (clusters < launch.period ? launch.period : clusters) * launch.cluster;
+  if (*blocks > most) *blocks = most;
+  return status;
+}
+
+template <auto kMain>
+inline cudaError_t run(const Kernel& kernel, const Arguments& call) {
+  int blocks = 0;
+  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
+  if (status != cudaSuccess) return status;
+  return launch_on(
+      call.stream, kMain, kernel.launch, blocks,
+      call.y, call.x, call.y_pitch, call.x_pitch, call.rows);
+}
+
+template <auto kMain>
+inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
+  int blocks = 0;
+  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
+  if (status != cudaSuccess) return status;
+  return launch_on(
+      call.stream, kMain, kernel.launch, blocks,
+      call.y, call.x, call.y_pitch, call.x_pitch, call.rows, call.cols);
+}
+
+// What the tuner chose, in the order of the table at the top of this file.
+struct Tuned {
   int rows, cols;
   int align;        // bytes that must divide every row start and the address of every column parameter
   unsigned absent;  // optional tensors the kernel is compiled without, one bit each
+  unsigned timed;   // ... and those that it was timed without
   bool alike;       // the rows of all tensors must start at the same offset from a multiple of 16 bytes
+  Kernel kernel;
 };
-inline constexpr Shape kTuned[] = {
-    {8192, 2048, 16, 0u, false},  // 16.81 us: block_per_row
-    {4096, 32000, 16, 0u, false},  // 125 us: block_per_row
-    {16384, 32768, 16, 0u, false},  // 501.6 us: block_per_row
-    {2048, 50257, 16, 0u, true},  // 106.8 us: block_per_row
-    {4096, 128256, 16, 0u, false},  // 506.6 us: cluster_per_row
+inline constexpr Tuned kTuned[] = {
+    { 8192,   2048, 16, 0u, 0u, false, {{128, 1, true}, run<softmax_fwd_bf16_block_per_row_4c06<Cols2048_9fe9>>}},
+    { 4096,  32000, 16, 0u, 0u, false, {{1024, 1, true},
+     run<softmax_fwd_bf16_block_per_row_4c06<Cols32000_4ca4>>}},
+    {16384,  32768, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 65536},
+     run<softmax_fwd_bf16_block_per_row_7a99<Cols32768_592b>>}},
+    { 2048,  50257, 16, 0u, 0u,  true, {{512, 1, false, 0, 0, 0, 1, 106496},
+     run<softmax_fwd_bf16_block_per_row_c6b3<Cols50257_c582>>}},
+    { 4096, 128256, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 2, 4, 131072},
+     run<softmax_fwd_bf16_cluster_per_row_d6e8<Cols128256_2b8a>>}},
+};
+
+// The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
+// rows start alike, the other takes any alignment.
+inline constexpr Kernel kGeneral[] = {
+    {{256}, run_any_cols<softmax_fwd_bf16_any_cols_block_per_row_7fa3<AnyCols_ff33>>},
+    {{256}, run_any_cols<softmax_fwd_bf16_any_cols_block_per_row_7fa3<AnyCols_db2e>>},
 };
 
 // Bits of `absent`: none.
 constexpr unsigned kCompiledOut = 0u;  // kernels take no null pointer for these
 
 // The factor between two row counts.
-constexpr double ratio(int a, int b) {
-  const double x = a < 1 ? 1.0 : a, y = b < 1 ? 1.0 : b;
-  return x < y ? y / x : x / y;
+constexpr double ratio(int one, int other) {
+  const double low = one < 1 ? 1.0 : one, high = other < 1 ? 1.0 : other;
+  return low < high ? high / low : low / high;
 }
 
-// Index in kTuned of the kernel for a call, -1 for the general one: cols must be equal, rows are the nearest by ratio.
+// Index in kTuned of the kernel for a call, -1 for the general one: cols must be equal, rows are the nearest by ratio;
+// of equally near lines the one that was timed with just the tensors of this call comes first.
 constexpr int select(int rows, int cols, int align, unsigned absent = 0, bool alike = true) {
   int best = -1, index = 0;
-  for (const Shape& tuned : kTuned) {
+  for (const Tuned& tuned : kTuned) {
     const bool lacks_wanted = (tuned.absent & ~absent) != 0;
     const bool reads_null = (absent & ~tuned.absent & kCompiledOut) != 0;
     const bool fits = tuned.cols == cols && align % tuned.align == 0 && (alike || !tuned.alike);
-    if (fits && !lacks_wanted && !reads_null &&
-        (best < 0 || ratio(rows, tuned.rows) < ratio(rows, kTuned[best].rows))) {
-      best = index;
+    if (fits && !lacks_wanted && !reads_null) {
+      const double near = ratio(rows, tuned.rows), nearest = best < 0 ? 0.0 : ratio(rows, kTuned[best].rows);
+      const bool same = tuned.timed == absent && kTuned[best < 0 ? index : best].timed != absent;
+      if (best < 0 || near < nearest || (near == nearest && same)) best = index;
     }
     ++index;
   }
@@ -1179,99 +1337,6 @@ constexpr int alignment(unsigned long long bits) {
   return align;
 }
 
-// Blocks for that many rows; 0: nothing to launch.
-constexpr long long blocks_for(Launch shape, int rows, int sm_count) {
-  if (shape.blocks > 0) return shape.blocks;
-  long long tiles = (static_cast<long long>(rows) + shape.rows_per_block - 1) / shape.rows_per_block;
-  if (shape.persistent > 0) {
-    const long long resident = static_cast<long long>(shape.persistent) * sm_count / shape.cluster;
-    const long long whole = resident - resident % shape.period;
-    const long long most = whole < shape.period ? shape.period : whole;
-    if (tiles > most) tiles = most;
-  }
-  return (tiles < shape.min_blocks ? shape.min_blocks : tiles) * shape.cluster;
-}
-
-// The grid on the current device. The driver answers from memory: its SM count is asked for at every call.
-inline cudaError_t grid(Launch shape, int rows, int* blocks) {
-  int sm_count = 1;
-  if (shape.persistent > 0) {
-    int device = 0;
-    cudaError_t status = cudaGetDevice(&device);
-    if (status == cudaSuccess) status = cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
-    if (status != cudaSuccess) return status;
-  }
-  const long long wanted = blocks_for(shape, rows, sm_count);
-  if (wanted > 0x7fffffffLL) return cudaErrorInvalidConfiguration;
-  *blocks = static_cast<int>(wanted);
-  return cudaSuccess;
-}
-
-// What a kernel must be allowed before a launch: much shared memory, large clusters.
-template <typename... Params>
-inline cudaError_t allow(void (*kernel)(Params...), Launch shape) {
-  cudaError_t status = cudaSuccess;
-  if (shape.shared_bytes > 32 * 1024) {  // static shared memory counts towards the 48 KiB one gets without asking
-    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
-  }
-  if (status == cudaSuccess && shape.cluster > 8) {
-    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-  }
-  return status;
-}
-
-template <typename... Params, typename... Arguments>
-inline cudaError_t launch(void (*kernel)(Params...), Launch shape, int blocks, cudaStream_t stream,
-                          Arguments... arguments) {
-  if (blocks == 0) return cudaSuccess;
-  const cudaError_t status = allow(kernel, shape);
-  if (status != cudaSuccess) return status;
-  cudaLaunchAttribute attributes[2] = {};
-  unsigned count = 0;
-  if (shape.cluster > 1) {
-    attributes[count].id = cudaLaunchAttributeClusterDimension;
-    attributes[count].val.clusterDim.x = static_cast<unsigned>(shape.cluster);
-    attributes[count].val.clusterDim.y = 1;
-    attributes[count++].val.clusterDim.z = 1;
-  }
-  if (shape.dependent) {
-    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
-  }
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
-  config.dynamicSmemBytes = static_cast<std::size_t>(shape.shared_bytes);
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = count;
-  return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(arguments)...);
-}
-
-// Takes from a persistent grid the clusters that do not fit the device at a time: 132 SMs need not hold 33 clusters of
-// 4, and one that waits for another to end would double the time.
-template <typename... Params>
-inline cudaError_t fit_clusters(void (*kernel)(Params...), Launch shape, int* blocks) {
-  cudaError_t status = allow(kernel, shape);
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = static_cast<unsigned>(shape.cluster);
-  attribute.val.clusterDim.y = 1;
-  attribute.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(shape.cluster));
-  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
-  config.dynamicSmemBytes = static_cast<std::size_t>(shape.shared_bytes);
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  int clusters = 0;
-  if (status == cudaSuccess) status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
-  clusters -= clusters % shape.period;
-  const int most = (clusters < shape.period ? shape.period : clusters) * shape.cluster;
-  if (*blocks > most) *blocks = most;
-  return status;
-}
-
 }  // namespace softmax_fwd_bf16_detail
 
 // As softmax_fwd_bf16 below, with the distance between row starts of each [rows, cols] tensor, in elements.
@@ -1279,68 +1344,31 @@ inline cudaError_t softmax_fwd_bf16_pitched(
     __nv_bfloat16* y, const __nv_bfloat16* x, long long y_pitch, long long x_pitch, int rows, int cols,
     cudaStream_t stream = nullptr) {
   namespace k = softmax_fwd_bf16_detail;
-  if (rows < 0 || cols < 1 || y_pitch < cols || x_pitch < cols) return cudaErrorInvalidValue;
+  const bool invalid =
+      rows < 0 || cols < 1 || y_pitch < cols || x_pitch < cols;
+  if (invalid) return cudaErrorInvalidValue;
   if (rows == 0) return cudaSuccess;
+  const bool missing =
+      y == nullptr || x == nullptr;
+  if (missing) return cudaErrorInvalidValue;
   constexpr unsigned absent = 0;
-  if (y == nullptr) return cudaErrorInvalidValue;
-  if (x == nullptr) return cudaErrorInvalidValue;
+  const k::Arguments call{
+      reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows, cols,
+      stream};
+  const bool alike =
+      (k::address(x) - k::address(y)) % 16 == 0 && (k::pitch_bytes(x_pitch - y_pitch, 2)) % 16 == 0;
+  const k::Kernel* kernel = &k::kGeneral[2 * (absent & k::kCompiledOut) + (alike ? 0 : 1)];
   const int align = k::alignment(
       k::address(y) | k::address(x) | k::pitch_bytes(y_pitch, 2) | k::pitch_bytes(x_pitch, 2));
-  const bool alike = (k::address(x) - k::address(y)) % 16 == 0 && (k::pitch_bytes(x_pitch - y_pitch, 2)) % 16 == 0;
-  int blocks = 0;
-  cudaError_t status = cudaSuccess;
-  switch (k::select(rows, cols, align, absent, alike)) {
-    case 0:  // 8192 x 2048
-      status = k::grid(k::kLaunch_block_per_row_2589_Cols2048_e90e, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::softmax_fwd_bf16_block_per_row_2589<k::Cols2048_e90e>,
-          k::kLaunch_block_per_row_2589_Cols2048_e90e, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
-    case 1:  // 4096 x 32000
-      status = k::grid(k::kLaunch_block_per_row_4a46_Cols32000_4f53, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::softmax_fwd_bf16_block_per_row_4a46<k::Cols32000_4f53>,
-          k::kLaunch_block_per_row_4a46_Cols32000_4f53, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
-    case 2:  // 16384 x 32768
-      status = k::grid(k::kLaunch_block_per_row_c293_Cols32768_320a, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::softmax_fwd_bf16_block_per_row_c293<k::Cols32768_320a>,
-          k::kLaunch_block_per_row_c293_Cols32768_320a, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
-    case 3:  // 2048 x 50257
-      status = k::grid(k::kLaunch_block_per_row_629f_Cols50257_edaa, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::softmax_fwd_bf16_block_per_row_629f<k::Cols50257_edaa>,
-          k::kLaunch_block_per_row_629f_Cols50257_edaa, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
-    case 4:  // 4096 x 128256
-      status = k::grid(k::kLaunch_cluster_per_row_e98c_Cols128256_6e38, rows, &blocks);
-      if (status != cudaSuccess) return status;
-      status = k::fit_clusters(k::softmax_fwd_bf16_cluster_per_row_e98c<k::Cols128256_6e38>, k::kLaunch_cluster_per_row_e98c_Cols128256_6e38, &blocks);
-      if (status != cudaSuccess) return status;
-      return k::launch(
-          k::softmax_fwd_bf16_cluster_per_row_e98c<k::Cols128256_6e38>,
-          k::kLaunch_cluster_per_row_e98c_Cols128256_6e38, blocks, stream,
-          reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows);
-    default:
-      break;
-  }
-  status = k::grid(k::kLaunch_any_cols_block_per_row_42df_AnyCols_1448, rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return k::launch(
-      k::softmax_fwd_bf16_any_cols_block_per_row_42df<k::AnyCols_1448>,
-      k::kLaunch_any_cols_block_per_row_42df_AnyCols_1448, blocks, stream,
-      reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(x), y_pitch, x_pitch, rows, cols);
+  const int tuned = k::select(rows, cols, align, absent, alike);
+  if (tuned >= 0) kernel = &k::kTuned[tuned].kernel;
+  return kernel->run(*kernel, call);
 }
 
 // y, x [rows, cols]: device pointers, row-major, contiguous; what is written overlaps nothing else.
-// Asynchronous on `stream`; allocates nothing. Columns and alignment must match a tuned line exactly, rows take the
-// nearest one; anything else goes to the general kernel.
+// Asynchronous on `stream`; allocates nothing.
+// Columns and alignment must match a tuned line exactly, rows take the nearest one; anything else goes to the general
+// kernel.
 inline cudaError_t softmax_fwd_bf16(
     __nv_bfloat16* y, const __nv_bfloat16* x, int rows, int cols, cudaStream_t stream = nullptr) {
   return softmax_fwd_bf16_pitched(

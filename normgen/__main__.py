@@ -1,5 +1,10 @@
 """`python -m normgen` is the command line."""
 
-from normgen.cli.main import main
+import sys
+
+try:
+    from normgen.cli.main import main
+except KeyboardInterrupt:  # Ctrl-C while Python loads the modules
+    sys.exit(130)
 
 main()

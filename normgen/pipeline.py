@@ -18,8 +18,8 @@ from normgen.codegen.parts import Parts, parts_of
 from normgen.problem.problem import Problem
 from normgen.program.ir import RowProgram
 from normgen.program.rewrites.passes import passed
-from normgen.program.source import written_program
-from normgen.schedule.knobs import Arithmetic, Softmax, Variance
+from normgen.program.source import kernel_problem, written_program
+from normgen.schedule.knobs import Arithmetic, Softmax, Statistics, Variance
 from normgen.schedule.plan import Plan, plan_of
 from normgen.schedule.schedule import Schedule
 
@@ -35,18 +35,24 @@ def emit(problem: Problem, schedule: Schedule) -> Module:
 
 def emit_parts(problem: Problem, schedule: Schedule) -> Parts:
     """As `emit`, with the pieces of the text still apart: a header merges those of many kernels."""
-    program = programs_of(problem, schedule)[-1][1]
-    return parts_of(problem, program, schedule)
+    problem = answered(problem, schedule)
+    return parts_of(problem, programs_of(problem, schedule)[-1][1], schedule)
+
+
+def answered(problem: Problem, schedule: Schedule) -> Problem:
+    """The problem that a schedule's kernel answers: it may take statistics nobody asked for, and null for them."""
+    return problem if schedule.statistics is Statistics.LEFT_OUT else kernel_problem(problem)
 
 
 def planned(problem: Problem, schedule: Schedule) -> Plan:
     """Every fact that follows from a problem and a schedule: what the kernel is built from."""
+    problem = answered(problem, schedule)
     return plan_of(problem, programs_of(problem, schedule)[-1][1], schedule)
 
 
 def programs_of(problem: Problem, schedule: Schedule) -> list[tuple[str, RowProgram]]:
     """The program as its author wrote it and after every pass, named: what `normgen show --ir` prints."""
-    return list(_programs(problem, schedule.variance, schedule.softmax, schedule.arithmetic))
+    return list(_programs(answered(problem, schedule), schedule.variance, schedule.softmax, schedule.arithmetic))
 
 
 @lru_cache(maxsize=32)

@@ -1,6 +1,6 @@
 """What each technique is worth: tuned kernels against the best that is found without it, in one interleaved run.
 
-The JSON object (`Ablation.as_dict`), times in µs a launch, ratios paired replay by replay:
+The JSON object (`Ablation.as_dict`), prices in µs (alone: times), ratios formed round by round:
 
 schema, source, device, versions, options, started, seconds, finished, note      as in `bench.result`
 lines                one object a technique and shape:
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from normgen.bench.contest import Contest, Place, hold
+from normgen.bench.contest import Contest, Venue, hold
 from normgen.bench.result import Run, reason_of
 from normgen.bench.walk import walk
 from normgen.device import Device
@@ -32,7 +32,7 @@ from normgen.measure.protocol import DeviceLostError
 from normgen.records.questions import problem_of
 from normgen.records.record import Record
 from normgen.records.statistics import Ratio
-from normgen.records.winners import lookup, read_whole
+from normgen.records.winners import kept_of, lookup
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from normgen.studies.techniques import Technique, all_techniques, changes, without
@@ -88,18 +88,18 @@ def tuned_entries(source: str, device: Device, folders: Sequence[Path]) -> list[
 
 
 def _of_file(file: Path, device: Device) -> list[tuple[Entry, Schedule]]:
-    mine = [r for r in read_whole(file) if r.measured and r.device.get("name") == device.name]
+    mine = [r for r in kept_of(file) if r.measured and r.device.get("name") == device.name]
     return [(_entry_of(record), record.schedule) for record in mine]
 
 
 def _entry_of(record: Record) -> Entry:
     key = record.problem
     problem = problem_of(key, load(key.op))
-    return Entry(op=key.op, shape=f"{key.rows}x{key.cols}", problem=problem, cache=record.cache)
+    return Entry(op=key.op, shape=f"{key.rows}x{key.cols}", problem=problem, place=record.place)
 
 
 def _of_suite(name: str, device: Device, folders: Sequence[Path]) -> list[tuple[Entry, Schedule]]:
-    found = [(e, lookup(e.problem, device, cache=e.cache, folders=folders)) for e in load_suite(name).entries]
+    found = [(e, lookup(e.problem, device, place=e.place, folders=folders)) for e in load_suite(name).entries]
     return [(e, f.record.schedule) for e, f in found if f.record and f.exact and f.record.measured]
 
 
@@ -128,7 +128,7 @@ def run_ablation(
     source: str,
     cases: Sequence[Case],
     unused: tuple[str, ...],
-    place: Place,
+    venue: Venue,
     *,
     tried: int,
     progress: Progress,
@@ -147,7 +147,7 @@ def run_ablation(
 
     def measure(case: Case) -> str:
         start = time.monotonic()
-        lines.extend(measure_case(case, place, tried=tried, note=progress.note))
+        lines.extend(measure_case(case, venue, tried=tried, note=progress.note))
         names = ", ".join(t.name for t in case.techniques)
         return f"{case.entry.label}: {names} ({time.monotonic() - start:.1f} s)"
 
@@ -156,7 +156,7 @@ def run_ablation(
         lambda case: case.entry.label,
         measure,
         found,
-        place=place,
+        venue=venue,
         options={"cases": len(cases), "tried": tried},
         progress=progress,
         limit_s=limit_s,
@@ -164,13 +164,13 @@ def run_ablation(
     )
 
 
-def measure_case(case: Case, place: Place, *, tried: int, note: Callable[[str], None]) -> list[Line]:
+def measure_case(case: Case, venue: Venue, *, tried: int, note: Callable[[str], None]) -> list[Line]:
     """One interleaved run with the tuned kernel and every other one of all the case's techniques."""
     problem, own = case.entry.problem, case.schedule
-    others = {t.name: without(t, own, problem, place.facts, count=tried) for t in case.techniques}
+    others = {t.name: without(t, own, problem, venue.facts, count=tried) for t in case.techniques}
     schedules = {OWN: own} | {s.key: s for found in others.values() for s in found}
     try:
-        contest = hold(problem, case.entry.cache, schedules, place, note=note)
+        contest = hold(problem, case.entry.place, schedules, venue, note=note)
     except DeviceLostError:
         raise
     except NormgenError as error:
@@ -179,15 +179,15 @@ def measure_case(case: Case, place: Place, *, tried: int, note: Callable[[str], 
 
 
 def _line(case: Case, technique: str, others: Sequence[Schedule], contest: Contest) -> Line:
-    times = {s: us for s in others if (us := contest.us(s.key)) is not None}
+    times = {s: us for s in others if (us := contest.cost_us(s.key)) is not None}
     best = min(times, key=lambda s: times[s], default=None)
     failed = contest.failed.get(OWN) or ("" if best else _why_none(others, contest))
     return Line(
         technique=technique,
         label=case.entry.label,
-        with_us=contest.us(OWN),
+        with_us=contest.cost_us(OWN),
         without_us=times[best] if best else None,
-        gain=contest.ratio(best.key, OWN) if best else None,
+        gain=contest.price_ratio(best.key, OWN) if best else None,
         schedule=str(case.schedule),
         changed=" ".join(f"{name}={getattr(best, name)}" for name in changes(best, case.schedule)) if best else "",
         tried=len(times),

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from normgen.bench.entrant import compiled, race_bench
+from normgen.bench.entrant import ROOF_SAMPLES, compiled, race_bench
 from normgen.device import Device
 from normgen.files.private import to_stderr
-from normgen.measure import judge
+from normgen.measure import judge, timing
 from normgen.measure.isolation.process import Post
 from normgen.measure.judge import Judge
-from normgen.measure.protocol import roof_name
+from normgen.measure.protocol import roof_family
 from normgen.problem.problem import Problem
 from normgen.records import statistics
-from normgen.records.record import Cache
+from normgen.records.place import Place
 from normgen.records.statistics import Ratio
 from normgen.schedule.schedule import Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Venue:
     """Where and how a contest is held."""
 
     facts: Device
@@ -31,20 +31,37 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Contest:
-    """Samples of each name in µs a launch, and why a name has none."""
+    """Samples of each name in µs, and why a name has none; `base`: of the chain without a kernel, none alone."""
 
     series: Mapping[str, Sequence[float]] = field(hash=False)
     roofs_us: Mapping[str, float] = field(hash=False)
     failed: Mapping[str, str] = field(hash=False)
+    base: Sequence[Sequence[float]] = field(default=(), hash=False)
 
     def us(self, name: str) -> float | None:
+        """The median of T, or alone of a launch."""
         return statistics.median(self.series[name]) if name in self.series else None
 
+    def cost_us(self, name: str) -> float | None:
+        """The price, or alone the time."""
+        if name not in self.series or not self.base:
+            return self.us(name)
+        return statistics.price_of(self.series[name], self.base).median
+
     def ratio(self, a: str, b: str) -> Ratio | None:
-        """a's time over b's, replay by replay."""
+        """a's time over b's, replay by replay: of the whole chains."""
         if a not in self.series or b not in self.series:
             return None
         return statistics.paired_ratio(self.series[a], self.series[b])
+
+    def price_ratio(self, a: str, b: str) -> Ratio | None:
+        """a's price over b's; alone, its time."""
+        if a not in self.series or b not in self.series:
+            return None
+        if not self.base:
+            return self.ratio(a, b)
+        first, second = self.base
+        return statistics.price_ratio(self.series[a], self.series[b], a_base=first, b_base=second)
 
     @property
     def roof_us(self) -> float | None:
@@ -53,9 +70,9 @@ class Contest:
 
 def hold(
     problem: Problem,
-    cache: Cache,
-    schedules: Mapping[str, Schedule],
     place: Place,
+    schedules: Mapping[str, Schedule],
+    venue: Venue,
     *,
     note: Callable[[str], None] = to_stderr,
 ) -> Contest:
@@ -65,17 +82,19 @@ def hold(
     Raises RefusedError when the device cannot hold the data, DeviceLostError when no worker can be kept alive.
     """
     distinct = {schedule.key: schedule for schedule in schedules.values()}
-    with Post(judge.BENCH, place.index) as post:
+    with Post(judge.BENCH, venue.index) as post:
         post.worker()  # gets ready while the kernels are compiled
-        drafts = {key: compiled(key, problem, schedule, place.facts.arch) for key, schedule in distinct.items()}
-        with race_bench(post, problem, place.facts, cache=cache, seed=place.seed, note=note) as bench:
+        drafts = {key: compiled(key, problem, schedule, venue.facts.arch) for key, schedule in distinct.items()}
+        with race_bench(post, problem, venue.facts, place=place, seed=venue.seed, note=note) as bench:
             court = Judge(bench)
             timed = [draft for draft in drafts.values() if court.admit(draft, warm=True)]
-            series = court.race(timed, samples=place.samples, seed=place.seed)
-            roofs = bench.roofs
+            court.choose_roofs(samples=ROOF_SAMPLES, seed=venue.seed)
+            series = court.race(timed, samples=venue.samples, seed=venue.seed)
+            roofs, bases = court.roofs, bench.bases
     reasons = {key: draft.failed for key, draft in drafts.items()}
     return Contest(
         series={name: series[s.key] for name, s in schedules.items() if not reasons[s.key]},
-        roofs_us={roof_name(key): statistics.median(series[key]) for key in roofs},
+        roofs_us={roof_family(key): us for key, us in timing.figures_of(series, roofs, bases).items()},
+        base=[series[key] for key in bases],
         failed={name: reasons[s.key] for name, s in schedules.items() if reasons[s.key]},
     )

@@ -19,10 +19,12 @@ from normgen.measure.judge import bench_at
 from normgen.measure.replays import CONTEST_REPLAY_US
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
-from normgen.records.record import Cache, Outcome
+from normgen.records.place import Place
+from normgen.records.record import Outcome
 from normgen.schedule.schedule import Schedule
 
 CHECKED_ELEMENTS = 1 << 21  # of the adversarial check; what is timed is checked on its own inputs besides
+ROOF_SAMPLES = 12  # of each roof, to choose the best of each family
 PREPARE_S = 300.0  # a peer may compile this long
 CAPTURE_S = 60.0  # hundreds of a library's calls may take this long to be captured
 
@@ -56,14 +58,14 @@ def compiled(key: str, problem: Problem, schedule: Schedule, arch: int) -> Draft
 
 
 def race_bench(
-    post: Post, problem: Problem, facts: Device, *, cache: Cache, seed: int, note: Callable[[str], None]
+    post: Post, problem: Problem, facts: Device, *, place: Place, seed: int, note: Callable[[str], None]
 ) -> WorkerBench:
     """The bench of a race between libraries or techniques: longer replays than a search has."""
     return bench_at(
         post,
         problem,
         facts,
-        cache=cache,
+        place=place,
         seed=seed,
         note=note,
         patience=Patience(fixed_s={"prepare": PREPARE_S, "warm_up": CAPTURE_S, "race": CAPTURE_S}),

@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from normgen.bench.entrant import Draft, compiled, race_bench
+from normgen.bench.entrant import ROOF_SAMPLES, Draft, compiled, race_bench
 from normgen.bench.peers import Options
 from normgen.bench.result import EntryResult, Provider
 from normgen.bench.table import OURS
 from normgen.device import Device
+from normgen.measure import timing
 from normgen.measure.gpu import COPY
 from normgen.measure.isolation.bench import WorkerBench
 from normgen.measure.isolation.process import Post
 from normgen.measure.judge import Judge
-from normgen.measure.protocol import roof_name
+from normgen.measure.protocol import roof_family
 from normgen.records import statistics
+from normgen.records.place import Context
+from normgen.records.statistics import Ratio
 from normgen.schedule.schedule import Schedule, schedule_from
 from normgen.suites.suite import Entry
 
@@ -28,11 +31,12 @@ BENCH = "normgen.bench.peers.bench:PeerBench"  # what the worker builds
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class Shared:
     """What all entries of a run share.
 
     post    of the worker, which builds a `BENCH`
     peers   name -> why it cannot be used; empty where it can
+    alone   every contender is also timed behind itself
     note    is told of lost workers
     """
 
@@ -43,26 +47,47 @@ class Setting:
     samples: int
     seed: int
     note: Callable[[str], None]
+    alone: bool = False
 
 
-def measure_entry(entry: Entry, schedule: Schedule, note: str, setting: Setting) -> EntryResult:
+def measure_entry(entry: Entry, schedule: Schedule, note: str, shared: Shared) -> EntryResult:
     """Everything about one entry.
 
     Raises RefusedError when the device cannot hold its data, DeviceLostError when no worker can be kept alive.
     """
     start = time.perf_counter()
-    ours = compiled(OURS, entry.problem, schedule, setting.facts.arch)
-    drafts = {OURS: ours} | {name: Draft(key=name, failed=why) for name, why in setting.peers.items()}
+    ours = compiled(OURS, entry.problem, schedule, shared.facts.arch)
+    drafts = {OURS: ours} | {name: Draft(key=name, failed=why) for name, why in shared.peers.items()}
     with race_bench(
-        setting.post, entry.problem, setting.facts, cache=entry.cache, seed=setting.seed, note=setting.note
+        shared.post, entry.problem, shared.facts, place=entry.place, seed=shared.seed, note=shared.note
     ) as bench:
         judge = Judge(bench)
-        timed = [draft for draft in drafts.values() if _is_admitted(draft, judge, bench, setting.options)]
-        series = judge.race(timed, samples=setting.samples, seed=setting.seed)
-        roofs = bench.roofs
+        timed = [draft for draft in drafts.values() if _is_admitted(draft, judge, bench, shared.options)]
+        judge.choose_roofs(samples=ROOF_SAMPLES, seed=shared.seed)
+        series = judge.race(timed, samples=shared.samples, seed=shared.seed)
+        roofs, bases = judge.roofs, bench.bases
+        if spills := bench.conditions().get("spills"):
+            shared.note(f"{entry.label} is not hot: {spills}")
+        alone_us = _alone(timed, judge, shared) if shared.alone and bases else {}
     return conclude(
-        entry, drafts, series, roofs, note=note, schedule=schedule.as_dict(), seconds=time.perf_counter() - start
+        entry,
+        drafts,
+        Samples(series=series, roofs=roofs, bases=bases, alone_us=alone_us),
+        note=note,
+        schedule=schedule.as_dict(),
+        seconds=time.perf_counter() - start,
     )
+
+
+def _alone(timed: list[Draft], judge: Judge, shared: Shared) -> dict[str, float]:
+    """Medians of each contender behind itself."""
+
+    def run(keys: list[str]) -> dict[str, float]:
+        twins = {key: judge.bench.twin(key, Context.ALONE) for key in keys}
+        series = timing.race(judge.bench, list(twins.values()), samples=shared.samples, seed=shared.seed)
+        return {key: statistics.median(series[twin]) for key, twin in twins.items()}
+
+    return judge.rerun(timed, run)
 
 
 def _is_admitted(draft: Draft, judge: Judge, bench: WorkerBench, options: Options) -> bool:
@@ -78,21 +103,49 @@ def _is_admitted(draft: Draft, judge: Judge, bench: WorkerBench, options: Option
     return judge.admit(draft, warm=True, make=prepare)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """What the races of an entry gave.
+
+    series   of every contender, of the roofs, and of the chain without one (`bases`; none alone)
+    """
+
+    series: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    roofs: Sequence[str] = ()
+    bases: Sequence[str] = ()
+    alone_us: Mapping[str, float] = field(default_factory=dict)
+
+    def ratio(self, a: str, b: str | None) -> Ratio | None:
+        """The price of a over that of b; alone, the time."""
+        if b is None or a not in self.series or b not in self.series:
+            return None
+        if not self.bases:
+            return self.times_ratio(a, b)
+        first, second = (self.series[base] for base in self.bases)
+        return statistics.price_ratio(self.series[a], self.series[b], a_base=first, b_base=second)
+
+    def times_ratio(self, a: str, b: str) -> Ratio | None:
+        """T of a over T of b."""
+        if a not in self.series or b not in self.series:
+            return None
+        return statistics.paired_ratio(self.series[a], self.series[b])
+
+
 def conclude(
     entry: Entry,
     drafts: Mapping[str, Draft],
-    series: Mapping[str, Sequence[float]],
-    roofs: Sequence[str],
+    samples: Samples,
     *,
     note: str = "",
     schedule: Mapping[str, Any] | None = None,
     seconds: float = 0.0,
 ) -> EntryResult:
-    """The entry's result from the samples of its race; the roof is the faster of the copies."""
+    """The entry's result from the samples of its races; the roof is the cheapest of the hand-written kernels."""
     problem = entry.problem
-    timed_roofs = [key for key in roofs if key in series]
-    roof = min(timed_roofs, key=lambda key: statistics.median(series[key]), default=None)
-    timed = {name: _timed(name, draft, series, roof) for name, draft in drafts.items()}
+    series = {key: list(values) for key, values in samples.series.items()}
+    roofs_us = timing.figures_of(series, [key for key in samples.roofs if key in series], samples.bases)
+    roof = min(roofs_us, key=lambda key: roofs_us[key], default=None)
+    timed = {name: _timed(name, draft, samples, roof) for name, draft in drafts.items()}
     knobs = dict(schedule or {})
     ours = replace(timed.pop(OURS), note=note, schedule=knobs, overlaps=schedule_from(knobs).chained)
     return EntryResult(
@@ -105,31 +158,37 @@ def conclude(
         dtypes={t.name: t.dtype.name for t in problem.tensors},
         pitch=problem.pitch,
         align=problem.align,
-        cache=entry.cache.value,
+        **entry.place.as_dict(),
         bytes=problem.compulsory_bytes,
-        roof_us=statistics.median(series[roof]) if roof else None,
+        roof_us=roofs_us[roof] if roof else None,
         roof=roof or "",
         ours=ours,
         peers=timed,
         seconds=seconds,
-        roofs_us={roof_name(key): statistics.median(series[key]) for key in timed_roofs},
+        roofs_us={roof_family(key): us for key, us in roofs_us.items()},
+        chain_us=timing.chain_times(series, samples.bases),
     )
 
 
-def _timed(name: str, draft: Draft, series: Mapping[str, Sequence[float]], roof: str | None) -> Provider:
-    """A provider's times, beside the roofs and ours."""
-    samples, ours = series.get(name), series.get(OURS)
+def _timed(name: str, draft: Draft, samples: Samples, roof: str | None) -> Provider:
+    """A provider's price and times, beside the roofs and ours."""
+    own = samples.series.get(name)
+    bases = [samples.series[base] for base in samples.bases]
+    is_peer = name != OURS
     return Provider(
-        times_us=statistics.summarise(samples) if samples else None,
-        to_roof=statistics.paired_ratio(samples, series[roof]) if samples and roof else None,
-        to_copy=statistics.paired_ratio(samples, series[COPY]) if samples and COPY in series else None,
+        price_us=statistics.price_of(own, bases) if own and bases else None,
+        times_us=statistics.summarise(own) if own else None,
+        to_roof=samples.ratio(name, roof),
+        to_copy=samples.ratio(name, COPY),
         failed=draft.failed,
         error=draft.error,
         prepare_s=draft.prepare_s,
-        ours_to_this=statistics.paired_ratio(ours, samples) if samples and ours and name != OURS else None,
+        ours_to_this=samples.times_ratio(OURS, name) if is_peer else None,
+        our_price_to_this=samples.ratio(OURS, name) if is_peer and bases else None,
+        alone_us=samples.alone_us.get(name),
     )
 
 
 def failed_entry(entry: Entry, reason: str, peers: Sequence[str]) -> EntryResult:
     """An entry of which nothing could be measured."""
-    return conclude(entry, {name: Draft(key=name, failed=reason) for name in (OURS, *peers)}, {}, ())
+    return conclude(entry, {name: Draft(key=name, failed=reason) for name in (OURS, *peers)}, Samples())

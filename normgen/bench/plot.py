@@ -58,7 +58,7 @@ def _is_whole(entry: EntryResult) -> bool:
 
 
 def _title(entry: EntryResult) -> str:
-    return f"{entry.op} {entry.direction} {entry.label.split()[3]} {entry.cache}"
+    return f"{entry.op} {entry.direction} {entry.label.split()[3]} {entry.place}"
 
 
 def require_matplotlib() -> Any:

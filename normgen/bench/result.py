@@ -1,28 +1,36 @@
 """What a suite's run found, as plain data: one object that is printed, drawn, written and read back.
 
-The JSON object (`Results.as_dict`), times in µs a launch, ratios paired replay by replay:
+The JSON object (`Results.as_dict`), times in µs, ratios formed round by round. In place (`records.place`) a contender
+stands between the same P and C as all others; what it adds to their time T0 is its price. Files of schema 1 are alone:
+there a time is that of a launch behind itself, `cache` stands for context and setting, and nothing has a price.
 
 schema, suite, summary    layout version; the suite
 device, versions          facts of the GPU; ours, the compiler's, the driver's and every peer's versions
 options                   peers, seed, samples, compile mode, ...: what was asked for
 started, seconds          UTC; wall time
 finished, note            false after an interrupt, a time limit or a lost device, and which
-geometric_mean            of best peer / ours over the entries that have both
+geometric_mean            of best peer / ours over the entries that have both, by prices (alone: by times)
+geometric_mean_of_chains  the same by T
+geometric_mean_to_roof    of ours / roof, by prices (alone: by times)
 entries                   one object an entry, in the suite's order:
-  label, op, direction, shape, rows, cols, dtypes, pitch, align, cache, bytes
-  roof_us, roof           the better of two copies of the same bytes, and which
-  roofs_us                each of the two: copy (a memcpy node), elementwise (a kernel); {} in older files
+  label, op, direction, shape, rows, cols, dtypes, pitch, align, context, setting, bytes
+  chain_us                T0: n, median, p05, p95, low, high; null alone
+  roof_us, roof           the price of the best hand-written kernel that moves the same bytes, and which
+  roofs_us                the best of each family: copy, elementwise, reduction, two launches
   ours, peers.{name}      providers:
-    times_us              n, median, p05, p95, low, high (95 % interval of the median); null if not timed
-    to_roof               {median, low, high}: its time over the roof's
+    price_us              {median, low, high}: T - T0 (95 %, bootstrapped); null alone and if not timed
+    times_us              T: n, median, p05, p95, low, high (95 % interval of the median); null if not timed
+    to_roof               {median, low, high}: its price over the roof's (alone: times)
     to_copy               the same over the memcpy node's
+    alone_us              the median of a launch behind itself, where that was asked for
     failed                why there is no time: not offered, raised, wrong result; "" if there is one
     error                 largest error per written tensor as a fraction of what was allowed
     note                  ours: where the schedule comes from
     schedule              ours: every knob
-    overlaps              ours: its first kernel starts while the launch before it ends, which no peer's does
+    overlaps              ours: its first kernel starts while the kernel before it ends, which no peer's does
     prepare_s             ours: seconds to emit and compile; a peer's: until its first result
-    ours_to_this          peers: {median, low, high} of our time over its time
+    ours_to_this          peers: {median, low, high} of our T over its T
+    our_price_to_this     the same of prices; null alone
   seconds                 wall time of the entry
 """
 
@@ -37,9 +45,11 @@ from typing import Any
 from normgen.device import Device
 from normgen.errors import NormgenError, UsageError
 from normgen.files.decoded import parse_json
-from normgen.records.statistics import Ratio, Times
+from normgen.records.place import Context, Place, Setting
+from normgen.records.statistics import Price, Ratio, Times
 
-SCHEMA = 1
+SCHEMA = 2
+READ = (1, 2)
 REASON_LENGTH = 400
 
 
@@ -47,6 +57,7 @@ REASON_LENGTH = 400
 class Provider:
     """One provider's part of an entry; see the module's docstring."""
 
+    price_us: Price | None = None
     times_us: Times | None = None
     to_roof: Ratio | None = None
     to_copy: Ratio | None = None
@@ -57,10 +68,19 @@ class Provider:
     overlaps: bool = False
     prepare_s: float = 0.0
     ours_to_this: Ratio | None = None
+    our_price_to_this: Ratio | None = None
+    alone_us: float | None = None
 
     @property
     def us(self) -> float | None:
+        """T, by which contenders are ranked."""
         return self.times_us.median if self.times_us else None
+
+    @property
+    def cost_us(self) -> float | None:
+        """The price, or alone the time; None where there is none, or none above 0."""
+        cost_us = self.price_us.median if self.price_us else self.us
+        return cost_us if cost_us is not None and cost_us > 0 else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +94,8 @@ class EntryResult:
     dtypes: Mapping[str, str] = field(hash=False)
     pitch: int
     align: int
-    cache: str
+    context: str
+    setting: str
     bytes: int
     roof_us: float | None
     roof: str
@@ -82,13 +103,18 @@ class EntryResult:
     peers: Mapping[str, Provider] = field(hash=False)
     seconds: float
     roofs_us: Mapping[str, float] = field(default_factory=dict, hash=False)
+    chain_us: Times | None = None
+
+    @property
+    def place(self) -> Place:
+        return Place(context=Context(self.context), setting=Setting(self.setting))
 
     @property
     def gb_per_s(self) -> float | None:
-        return self.bytes / self.ours.us / 1e3 if self.ours.us else None
+        return self.bytes / self.ours.cost_us / 1e3 if self.ours.cost_us else None
 
     def percent_of_roof(self, provider: Provider) -> float | None:
-        return 100 * self.roof_us / provider.us if provider.us and self.roof_us else None
+        return 100 * self.roof_us / provider.cost_us if provider.cost_us and self.roof_us else None
 
     @property
     def best_peer(self) -> str | None:
@@ -98,9 +124,20 @@ class EntryResult:
 
     @property
     def faster(self) -> Ratio | None:
-        """Best peer's time over ours: above 1 we win."""
-        ratio = self.peers[self.best_peer].ours_to_this if self.best_peer else None
-        return Ratio(median=1 / ratio.median, low=1 / ratio.high, high=1 / ratio.low) if ratio else None
+        """The best peer's price over ours; alone, its time over ours."""
+        if self.best_peer is None:
+            return None
+        best = self.peers[self.best_peer]
+        return _inverse(best.our_price_to_this if self.chain_us else best.ours_to_this)
+
+    @property
+    def chain_faster(self) -> Ratio | None:
+        """The best peer's T over ours."""
+        return _inverse(self.peers[self.best_peer].ours_to_this) if self.best_peer else None
+
+
+def _inverse(ratio: Ratio | None) -> Ratio | None:
+    return Ratio(median=1 / ratio.median, low=1 / ratio.high, high=1 / ratio.low) if ratio else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +204,13 @@ class Results(Run):
         return min(self.compared, key=lambda e: e.faster.median if e.faster else math.inf, default=None)
 
     def figures(self) -> dict[str, float | None]:
-        return {"geometric_mean": self.geometric_mean}
+        return {
+            "geometric_mean": self.geometric_mean,
+            "geometric_mean_of_chains": geometric_mean(
+                [e.chain_faster.median for e in self.compared if e.chain_faster]
+            ),
+            "geometric_mean_to_roof": geometric_mean([e.ours.to_roof.median for e in self.entries if e.ours.to_roof]),
+        }
 
 
 def geometric_mean(values: Sequence[float]) -> float | None:
@@ -181,8 +224,8 @@ def from_json(text: str, *, file: str = "<results>") -> Results:
     """The results of a JSON text that `as_dict` made. Raises UsageError with what is wrong with it."""
     try:
         data = parse_json(text)
-        if data.get("schema") != SCHEMA:
-            raise ValueError(f"schema {data.get('schema')!r}, this version reads {SCHEMA}")
+        if data.get("schema") not in READ:
+            raise ValueError(f"schema {data.get('schema')!r}, this version reads {', '.join(map(str, READ))}")
         entries = tuple(_entry(entry) for entry in data["entries"])
         others = [f.name for f in fields(Results) if f.name != "entries"]
         return Results(entries=entries, **{name: data[name] for name in others})
@@ -192,11 +235,18 @@ def from_json(text: str, *, file: str = "<results>") -> Results:
 
 def _entry(data: Mapping[str, Any]) -> EntryResult:
     peers = {name: _provider(peer) for name, peer in data["peers"].items()}
-    return EntryResult(**{**data, "ours": _provider(data["ours"]), "peers": peers})
+    own = {name: value for name, value in data.items() if name != "cache"}
+    if "cache" in data:
+        own |= Place(context=Context.ALONE, setting=Setting(data["cache"])).as_dict()
+    chain = Times(**data["chain_us"]) if data.get("chain_us") else None
+    found = EntryResult(**{**own, "ours": _provider(data["ours"]), "peers": peers, "chain_us": chain})
+    found.place  # noqa: B018  raises ValueError for words that name none
+    return found
 
 
 def _provider(data: Mapping[str, Any]) -> Provider:
-    nested = {"times_us": Times, "to_roof": Ratio, "to_copy": Ratio, "ours_to_this": Ratio}
+    nested = {"price_us": Price, "times_us": Times, "to_roof": Ratio, "to_copy": Ratio, "ours_to_this": Ratio}
+    nested |= {"our_price_to_this": Ratio}
     built = {name: make(**data[name]) if data.get(name) else None for name, make in nested.items()}
     return Provider(**{**data, **built})
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from normgen.bench import entry as entries
 from normgen.bench import peers as peer_modules
-from normgen.bench.entry import Setting, failed_entry, measure_entry
+from normgen.bench.entry import Shared, failed_entry, measure_entry
 from normgen.bench.peers import Options
 from normgen.bench.result import EntryResult, Results, opening, reason_of
 from normgen.bench.table import ratio_text
@@ -21,7 +21,7 @@ from normgen.device import Device
 from normgen.errors import NormgenError, NothingValidError, UsageError
 from normgen.measure.isolation.process import Post
 from normgen.measure.protocol import DeviceLostError
-from normgen.records.winners import Lookup, adopt, lookup, read_whole, record_folders
+from normgen.records.winners import Lookup, adopt, kept_of, lookup, record_folders
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.suites.suite import Entry, Suite
@@ -41,6 +41,7 @@ class Wish:
     tune_budget_s  tune an entry that has no exact, measured record, this long; None: never
     records        files whose records are looked at besides the user's and the shipped ones
     limit_s        begin no entry later than this
+    alone          every contender is also timed behind itself
     """
 
     peers: tuple[str, ...] | None = None
@@ -50,6 +51,7 @@ class Wish:
     samples: int = 40
     seed: int = 0
     limit_s: float | None = None
+    alone: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         plain = {**asdict(self), "records": [str(path) for path in self.records]}
@@ -79,7 +81,7 @@ def run_suite(
     index, facts = found
     with Post(entries.BENCH, index) as post, record_places(wish.records, facts) as folders:
         chosen, versions = open_peers(wish.peers, progress, post)
-        setting = Setting(
+        shared = Shared(
             facts=facts,
             post=post,
             peers=chosen,
@@ -87,6 +89,7 @@ def run_suite(
             samples=wish.samples,
             seed=wish.seed,
             note=progress.note,
+            alone=wish.alone,
         )
         state = _State(suite, wish, facts, {**environment(measured=True), **versions}, on_results)
         if before is not None:
@@ -98,7 +101,7 @@ def run_suite(
                 if wish.limit_s is not None and state.elapsed_s > wish.limit_s:
                     return state.results(note=TIME_LIMIT)
                 progress.phase(f"[{number}/{len(suite.entries)}] {entry.label}")
-                result = _one(entry, setting, wish, folders, progress)
+                result = _one(entry, shared, wish, folders, progress)
                 state.add(result)
                 progress.note(f"[{number}/{len(suite.entries)}] {progress_text(result)}")
         except KeyboardInterrupt:
@@ -161,14 +164,14 @@ def question(results: Results) -> dict[str, Any]:
     return {"suite": found["suite"], "device": found["device"], "versions": found["versions"], "options": options}
 
 
-def _one(entry: Entry, setting: Setting, wish: Wish, folders: Sequence[Path], progress: Progress) -> EntryResult:
+def _one(entry: Entry, shared: Shared, wish: Wish, folders: Sequence[Path], progress: Progress) -> EntryResult:
     try:
-        schedule, note = schedule_for(entry, setting.facts, setting.post.index, wish, folders, progress)
-        return measure_entry(entry, schedule, note, setting)
+        schedule, note = schedule_for(entry, shared.facts, shared.post.index, wish, folders, progress)
+        return measure_entry(entry, schedule, note, shared)
     except DeviceLostError:
         raise
     except NormgenError as error:  # too little memory for the buffers, for one
-        return failed_entry(entry, reason_of(error), tuple(setting.peers))
+        return failed_entry(entry, reason_of(error), tuple(shared.peers))
 
 
 def open_peers(names: tuple[str, ...] | None, progress: Progress, post: Post) -> tuple[dict[str, str], dict[str, str]]:
@@ -198,7 +201,7 @@ def schedule_for(
     entry: Entry, facts: Device, index: int, wish: Wish, folders: Sequence[Path], progress: Progress
 ) -> tuple[Schedule, str]:
     """The best record's schedule, after tuning if that is wished for, else the default; and where it comes from."""
-    found = lookup(entry.problem, facts, cache=entry.cache, folders=folders)
+    found = lookup(entry.problem, facts, place=entry.place, folders=folders)
     if wish.tune_budget_s is not None and not _is_exact(found, entry):
         try:
             result = tune(
@@ -214,37 +217,37 @@ def schedule_for(
         return default_schedule(entry.problem, facts), "default schedule"
     if not found.exact:
         return found.schedule, found.reason
-    other = "" if found.record.cache is entry.cache else f"tuned {found.record.cache.value}"
+    other = "" if found.record.place == entry.place else f"tuned {found.record.place}"
     return found.schedule, other if found.record.measured else "predicted schedule"
 
 
 def _is_exact(found: Lookup, entry: Entry) -> bool:
     record = found.record
-    return record is not None and found.exact and record.measured and record.cache is entry.cache
+    return record is not None and found.exact and record.measured and record.place == entry.place
 
 
 @contextmanager
 def record_places(files: Sequence[Path], facts: Device) -> Iterator[tuple[Path, ...]]:
-    """The folders to look records up in, the given files' first. Raises UsageError for a damaged line."""
+    """The folders to look records up in, the given files' first. Raises UsageError as `kept_of`."""
     with tempfile.TemporaryDirectory(prefix="normgen-bench-") as temporary:
         for file in files:
-            for record in read_whole(file):
+            for record in kept_of(file):
                 if record.device.get("name") == facts.name:
                     adopt(record, Path(temporary), facts)
         yield (*((Path(temporary),) if files else ()), *record_folders())
 
 
 def progress_text(entry: EntryResult) -> str:
-    """`rmsnorm fwd 4096x4096 bf16 cold: 18.21 µs, 97.0 % of roof; best peer compile 18.80 µs, 1.032 x [..] (6.2 s)`"""
+    """`rmsnorm fwd 4096x4096 bf16 fresh: 18.21 µs, 97.0 % of roof; best peer compile 18.80 µs, 1.032 x [..] (6.2 s)`"""
     ours = entry.ours
     text = f"{entry.label}: "
     if ours.us is not None:
-        text += f"{figure(ours.us)} µs, {figure(entry.percent_of_roof(ours), 3)} % of roof"
+        text += f"{figure(ours.cost_us)} µs, {figure(entry.percent_of_roof(ours), 3)} % of roof"
     else:
         text += ours.failed
     best, faster = entry.best_peer, entry.faster
     if best is not None:
-        text += f"; best peer {best} {figure(entry.peers[best].us)} µs"
+        text += f"; best peer {best} {figure(entry.peers[best].cost_us)} µs"
         text += f", {ratio_text(faster)}" if faster else ""
     failed = [name for name, peer in entry.peers.items() if peer.failed]
     text += f"; no time of {', '.join(failed)}" if failed else ""

@@ -10,54 +10,68 @@ from normgen.text import figure, table
 
 REASON_LENGTH = 28
 OURS = "normgen"
-EARLY = "early"  # marks a time in which launches overlap (programmatic dependent launch)
+EARLY = "early"  # marks a kernel that overlaps with the one before it (programmatic dependent launch)
+ALONE = "alone"  # marks what was timed behind itself
 
 
 def results_text(results: Results) -> str:
     """The table, why cells are empty, and the summary."""
     device = results.device.get("name", "")
     lines = [f"{results.suite} on {device}: {results.summary}", "", results_table(results), ""]
-    if any(entry.ours.overlaps for entry in results.entries):
+    if any(entry.chain_us for entry in results.entries):
         lines += [
-            f"{EARLY}: starts while the launch before it ends, as in a chain of kernels; peers wait for its end",
+            f"price [95 %] = T - T0: what a kernel adds to a chain that takes T0 without it; {ALONE}: no chain",
             "",
         ]
+    if any(entry.ours.overlaps for entry in results.entries):
+        lines += [f"{EARLY}: starts while the kernel before it ends; peers wait for its end", ""]
     lines += failures(results)
     return "\n".join([*lines, summary(results)])
 
 
 def results_table(results: Results) -> str:
-    """µs to `x copy` are ours, a peer's cell is its µs, `x peer` is the best peer's time over ours.
+    """Prices in µs, alone times, ours first and a peer's in its cell.
 
-    `x roof` is against the better copy, `x copy` against the memcpy node.
+    `x roof` and `x copy` are ours over the best hand-written kernel and the memcpy node, `x peer` is the best peer's
+    price over ours and `of chains` the same of T. What each takes alone comes last, where it was asked for.
     """
-    ours = ("entry", "µs", "GB/s", "% of roof", "x roof", "x copy")
-    header = [*ours, *(f"{name} µs" for name in results.peers), "x peer", "best"]
-    return table(header, [_row(entry, results.peers) for entry in results.entries])
+    alone = any(p.alone_us for entry in results.entries for p in (entry.ours, *entry.peers.values()))
+    ours = ("entry", "price µs", "T0", "T", "GB/s", "% of roof", "x roof", "x copy")
+    names = (OURS, *results.peers) if alone else ()
+    header = [*ours, *(f"{name} µs" for name in results.peers), "x peer", "of chains", "best"]
+    header += [f"{name} {ALONE} µs" for name in names]
+    return table(header, [_row(entry, results.peers, names) for entry in results.entries])
 
 
-def _row(entry: EntryResult, peers: tuple[str, ...]) -> list[str]:
-    ours, faster = entry.ours, entry.faster
+def _row(entry: EntryResult, peers: tuple[str, ...], alone: tuple[str, ...]) -> list[str]:
+    ours, faster, chains = entry.ours, entry.faster, entry.chain_faster
+    price, is_alone = ours.price_us, entry.chain_us is None and ours.us is not None
     cells = [
         entry.label,
-        cell(ours) + (f" {EARLY}" if ours.overlaps else ""),
+        cell(ours)
+        + (f" [{figure(price.low)}, {figure(price.high)}]" if price else "")
+        + (f" {ALONE}" if is_alone else "")
+        + (f" {EARLY}" if ours.overlaps else ""),
+        figure(entry.chain_us.median) if entry.chain_us else "-",
+        figure(ours.us) if entry.chain_us else "-",
         figure(entry.gb_per_s),
         figure(entry.percent_of_roof(ours), 3),
         f"{ours.to_roof.median:.3f}" if ours.to_roof else "-",
         f"{ours.to_copy.median:.3f}" if ours.to_copy else "-",
         *(cell(entry.peers.get(name)) for name in peers),
         f"{faster.median:.3f}" if faster else "-",
-        entry.best_peer or "-",
+        f"{chains.median:.3f}" if chains and entry.chain_us else "-",
+        (entry.best_peer or "-") + (f"  ({ours.note})" if ours.note else ""),
     ]
-    cells[-1] += f"  ({ours.note})" if ours.note else ""
-    return cells
+    providers = {OURS: ours, **entry.peers}
+    return cells + [figure(providers[name].alone_us) if name in providers else "-" for name in alone]
 
 
 def cell(provider: Provider | None) -> str:
-    """A time, or in a word why there is none."""
+    """A price, alone a time, or in a word why there is none."""
     if provider is None:
         return "-"
-    return figure(provider.us) if provider.us is not None else short(provider.failed)
+    return figure(provider.cost_us) if provider.us is not None else short(provider.failed)
 
 
 def short(reason: str) -> str:
@@ -84,7 +98,10 @@ def failures(results: Results) -> list[str]:
 
 
 def summary(results: Results) -> str:
-    """`38 entries in 412 s; against the best peer: geometric mean 1.213 x faster over 38, worst 1.004 x at ...`"""
+    """`38 entries in 412 s; against the best peer: geometric mean 1.213 x faster over 38, worst 1.004 x at ...`
+
+    By prices; alone, by times.
+    """
     parts = [f"{len(results.entries)} entries in {results.seconds:.0f} s"]
     mean, worst = results.geometric_mean, results.worst
     if mean is not None and worst is not None and worst.faster is not None:
@@ -92,6 +109,11 @@ def summary(results: Results) -> str:
             f"against the best peer: geometric mean {mean:.3f} x faster over {len(results.compared)}, "
             f"worst {ratio_text(worst.faster)} at {worst.label} ({worst.best_peer})"
         )
+    figures = results.figures()
+    if figures["geometric_mean_of_chains"] is not None and any(e.chain_us for e in results.entries):
+        parts.append(f"of whole chains {figures['geometric_mean_of_chains']:.3f} x")
+    if figures["geometric_mean_to_roof"] is not None:
+        parts.append(f"geometric mean {figures['geometric_mean_to_roof']:.3f} x the roof")
     slowest = max((e for e in results.entries if e.ours.to_roof), key=_to_roof, default=None)
     if slowest is not None and slowest.ours.to_roof is not None:
         parts.append(f"farthest from the roof {ratio_text(slowest.ours.to_roof)} at {slowest.label}")

@@ -1,16 +1,17 @@
 """What the nearest-schedule rule is worth: at random shapes, its kernel against the one that tuning finds.
 
-The JSON object (`Transfer.as_dict`), times in µs a launch, ratios paired replay by replay:
+The JSON object (`Transfer.as_dict`), times in µs, ratios formed round by round:
 
 schema, device, versions, options, started, seconds, finished, note      as in `bench.result`
 median, worst           of the shapes' fractions
 shapes                  one object a shape:
   label                 as a suite's entry
   rule                  where the rule's schedule comes from: the neighbour, or the default schedule
-  us, schedules         of rule, tuned and default
-  fraction              {median, low, high}: tuned's time over the rule's; 1 is as fast as a tuned kernel
+  us, schedules         of rule, tuned and default; prices (alone: times)
+  fraction              {median, low, high}: tuned's T over the rule's; 1 is as fast as a tuned kernel
+  price_fraction        the same of prices
   default_fraction      the same of the default schedule
-  roof_us               the better copy
+  roof_us               the best hand-written kernel that moves the bytes
   failed                name -> why it has no time
   seconds               wall time, the tune included
 """
@@ -24,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from normgen.bench.contest import Contest, Place, hold
+from normgen.bench.contest import Contest, Venue, hold
 from normgen.bench.result import Run, reason_of
 from normgen.bench.walk import walk
 from normgen.errors import NormgenError, NothingValidError, UsageError
@@ -59,6 +60,7 @@ class Shape:
     roof_us: float | None
     failed: Mapping[str, str] = field(hash=False)
     seconds: float
+    price_fraction: Ratio | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +102,7 @@ def random_entries(records: Sequence[Record], *, count: int, seed: int) -> list[
 
 
 def _random_entry(record: Record, records: Sequence[Record], rng: random.Random) -> Entry:
-    like = [r for r in records if (r.problem.direction, r.cache) == (record.problem.direction, record.cache)]
+    like = [r for r in records if (r.problem.direction, r.place) == (record.problem.direction, record.place)]
     spec = load(record.problem.op)
     sizes = [r.bytes for r in like]
     tuned = {(r.problem.rows, r.problem.cols) for r in like}
@@ -112,7 +114,7 @@ def _random_entry(record: Record, records: Sequence[Record], rng: random.Random)
         key = replace(record.problem, rows=rows, cols=cols, pitch=cols, align=16)
         problem = problem_of(key, spec)
         if (rows, cols) not in tuned and min(sizes) <= problem.compulsory_bytes <= max(sizes):
-            return Entry(op=record.problem.op, shape=f"{rows}x{cols}", problem=problem, cache=record.cache)
+            return Entry(op=record.problem.op, shape=f"{rows}x{cols}", problem=problem, place=record.place)
     raise UsageError("the records' ranges must leave room for another shape", received=str(record.problem))
 
 
@@ -123,7 +125,7 @@ def _log_uniform(values: Sequence[int], rng: random.Random) -> int:
 def run_transfer(
     entries: Sequence[Entry],
     records: Sequence[Record],
-    place: Place,
+    venue: Venue,
     *,
     budget_s: float,
     progress: Progress,
@@ -142,7 +144,7 @@ def run_transfer(
         return Transfer(**head, shapes=tuple(shapes))
 
     def measure(entry: Entry) -> str:
-        shapes.append(_measure(entry, records, place, progress, budget_s=budget_s, trials=trials))
+        shapes.append(_measure(entry, records, venue, progress, budget_s=budget_s, trials=trials))
         return progress_text(shapes[-1])
 
     return walk(
@@ -150,7 +152,7 @@ def run_transfer(
         lambda entry: entry.label,
         measure,
         found,
-        place=place,
+        venue=venue,
         options={"shapes": len(entries), "budget_s": budget_s, "trials": trials, "records": len(records)},
         progress=progress,
         limit_s=limit_s,
@@ -159,17 +161,17 @@ def run_transfer(
 
 
 def _measure(
-    entry: Entry, records: Sequence[Record], place: Place, progress: Progress, *, budget_s: float, trials: int | None
+    entry: Entry, records: Sequence[Record], venue: Venue, progress: Progress, *, budget_s: float, trials: int | None
 ) -> Shape:
     start = time.monotonic()
-    default = default_schedule(entry.problem, place.facts)
-    near = nearest(entry.problem, place.facts, records, cache=entry.cache)
+    default = default_schedule(entry.problem, venue.facts)
+    near = nearest(entry.problem, venue.facts, records, place=entry.place)
     schedules = {"rule": near.schedule if near else default, "default": default}
     failed: dict[str, str] = {}
     found = Contest(series={}, roofs_us={}, failed={})
     try:
-        schedules["tuned"] = _tuned(entry, place, progress, budget_s=budget_s, trials=trials)
-        found = hold(entry.problem, entry.cache, schedules, place, note=progress.note)
+        schedules["tuned"] = _tuned(entry, venue, progress, budget_s=budget_s, trials=trials)
+        found = hold(entry.problem, entry.place, schedules, venue, note=progress.note)
     except DeviceLostError:
         raise
     except NormgenError as error:
@@ -177,23 +179,24 @@ def _measure(
     return Shape(
         label=entry.label,
         rule=f"{near.record.problem.rows}x{near.record.problem.cols}" if near else "default schedule",
-        us={name: found.us(name) for name in ("rule", "tuned", "default")},
+        us={name: found.cost_us(name) for name in ("rule", "tuned", "default")},
         schedules={name: str(schedule) for name, schedule in schedules.items()},
         fraction=found.ratio("tuned", "rule"),
         default_fraction=found.ratio("tuned", "default"),
+        price_fraction=found.price_ratio("tuned", "rule"),
         roof_us=found.roof_us,
         failed={**failed, **found.failed},
         seconds=time.monotonic() - start,
     )
 
 
-def _tuned(entry: Entry, place: Place, progress: Progress, *, budget_s: float, trials: int | None) -> Schedule:
+def _tuned(entry: Entry, venue: Venue, progress: Progress, *, budget_s: float, trials: int | None) -> Schedule:
     result = tune(
         **entry.arguments(),
-        device=place.index,
+        device=venue.index,
         budget_s=budget_s,
         trials=trials,
-        seed=place.seed,
+        seed=venue.seed,
         progress=progress,
     )
     if result.interrupted:
@@ -213,7 +216,7 @@ def progress_text(shape: Shape) -> str:
 def transfer_text(found: Transfer) -> str:
     """A line a shape, then the median."""
     rows = [list(_row(shape)) for shape in found.shapes]
-    header = ["shape", "rule µs", "tuned µs", "default µs", "roof µs", "rule %", "default %", "schedule of"]
+    header = ["shape", "rule µs", "tuned µs", "default µs", "roof µs", "rule %", "default %", "price %", "schedule of"]
     lines = [table(header, rows), ""]
     lines += [f"{s.label}: {name}: {reason}" for s in found.shapes for name, reason in s.failed.items()]
     if found.median is not None:
@@ -228,6 +231,6 @@ def _row(shape: Shape) -> Iterator[str]:
     yield shape.label
     yield from (figure(shape.us[name]) for name in ("rule", "tuned", "default"))
     yield figure(shape.roof_us)
-    for fraction in (shape.fraction, shape.default_fraction):
+    for fraction in (shape.fraction, shape.default_fraction, shape.price_fraction):
         yield f"{100 * fraction.median:.1f}" if fraction else "-"
     yield shape.rule

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from normgen.bench.contest import Place
+from normgen.bench.contest import Venue
 from normgen.bench.result import Run, opening
 from normgen.bench.runner import DEVICE_LOST, INTERRUPTED, TIME_LIMIT
 from normgen.measure.protocol import DeviceLostError
@@ -23,7 +23,7 @@ def walk(
     measure: Callable[[Item], str],
     found: Callable[[Mapping[str, Any]], Found],
     *,
-    place: Place,
+    venue: Venue,
     options: Mapping[str, Any],
     progress: Progress,
     limit_s: float | None,
@@ -33,12 +33,12 @@ def walk(
 
     measure   does one item, and says in a line what was found
     found     the run so far, of the fields of its head
-    options   what was asked for besides the place's
+    options   what was asked for besides the venue's
     limit_s   begin no item later than this
     """
     began = time.monotonic()
-    asked = {**options, "samples": place.samples, "seed": place.seed}
-    head = opening(place.facts, environment(measured=True), asked)
+    asked = {**options, "samples": venue.samples, "seed": venue.seed}
+    head = opening(venue.facts, environment(measured=True), asked)
 
     def so_far(note: str) -> Found:
         return found({**head, "seconds": time.monotonic() - began, "finished": not note, "note": note})

@@ -11,6 +11,7 @@ import click
 from normgen.cli import bench_command as command
 from normgen.cli.options import parse_names, parse_seconds, seed_option
 from normgen.errors import UsageError
+from normgen.records.place import Context, Setting
 
 
 @click.command()
@@ -26,6 +27,9 @@ from normgen.errors import UsageError
 @click.option("--records", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--plot", "picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw % of roof over cols.")
 @click.option("--compile-mode", default="max-autotune-no-cudagraphs", show_default=True, help="Of torch.compile.")
+@click.option("--setting", type=click.Choice([s.value for s in Setting]), help="Instead of the suite's.")
+@click.option("--context", type=click.Choice([c.value for c in Context]), help="Instead of the suite's.")
+@click.option("--alone", is_flag=True, help="Time every contender behind itself too; marked, in the last columns.")
 @click.option("--samples", type=int, default=40, show_default=True, help="Interleaved replays of each provider.")
 @seed_option
 @click.option(
@@ -40,7 +44,7 @@ from normgen.errors import UsageError
     "--from", "recorded", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Print old results."
 )
 def bench(suite: str | None, recorded: Path | None, json_to: str | None, picture: Path | None, **options: Any) -> None:
-    """Time a SUITE: our kernels, the roof and other libraries on the same inputs, in one interleaved run.
+    """Price a SUITE: our kernels, roofs and other libraries between the same kernels, in one interleaved run.
 
     SUITE is a built-in suite (forward_h200, decode_h200, backward_h200) or a TOML file. Every result is checked against
     float64 first; a peer that fails says so in its cell. Exit 4 if one of our kernels is wrong.

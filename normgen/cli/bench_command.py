@@ -11,7 +11,7 @@ import click
 from normgen.bench import ablation, runner, transfer
 from normgen.bench import plot as plots
 from normgen.bench.ablation import Ablation
-from normgen.bench.contest import Place
+from normgen.bench.contest import Venue
 from normgen.bench.peers import Options, check_names
 from normgen.bench.result import Results, Run, from_json
 from normgen.bench.runner import DEVICE_LOST, INTERRUPTED, Wish
@@ -23,7 +23,7 @@ from normgen.device import Device
 from normgen.errors import DriverError, NothingValidError, UsageError, VerificationError
 from normgen.files.private import write_output
 from normgen.records.record import Record
-from normgen.records.winners import gpu_slug, read_whole, shipped_folder
+from normgen.records.winners import gpu_slug, kept_of, shipped_folder
 from normgen.suites.suite import load_suite
 
 EXIT_INTERRUPTED = 130
@@ -55,13 +55,13 @@ class Ask:
             raise UsageError("the folder of the results file exists", received=str(file))
         return file
 
-    def place(self) -> Place:
+    def venue(self) -> Venue:
         """Where contests are held. Raises NoDeviceError without a GPU, UsageError for too few samples."""
         if self.samples < 6:
             raise UsageError("an interval of a median needs at least 6 samples", received=str(self.samples))
         found = find_gpu(self.device)
         assert found is not None, "a GPU that is asked for by number is found or an error"
-        return Place(facts=found[1], index=found[0], samples=self.samples, seed=self.seed)
+        return Venue(facts=found[1], index=found[0], samples=self.samples, seed=self.seed)
 
 
 def run(
@@ -75,6 +75,9 @@ def run(
     budget_s: float | None,
     picture: Path | None,
     compile_mode: str,
+    setting: str | None,
+    context: str | None,
+    alone: bool,
 ) -> int:
     """Run a suite and print it. Returns the exit code."""
     chosen = load_suite(suite)
@@ -82,6 +85,7 @@ def run(
         chosen = chosen.only(only)
     if skip:
         chosen = chosen.skip(skip)
+    chosen = chosen.at(setting=setting, context=context)
     if picture is not None:
         plots.require_matplotlib()
     file = ask.file()
@@ -96,6 +100,7 @@ def run(
         samples=ask.samples,
         seed=ask.seed,
         limit_s=ask.limit_s,
+        alone=alone,
     )
     with Terminal() as progress:
         results = runner.run_suite(
@@ -113,14 +118,14 @@ def run(
 
 def run_nearest(count: int, ask: Ask, *, budget_s: float) -> int:
     """What the nearest-schedule rule is worth at `count` random shapes. Returns the exit code."""
-    file, place = ask.file(), ask.place()
-    known = known_records(ask.records, place.facts)
+    file, venue = ask.file(), ask.venue()
+    known = known_records(ask.records, venue.facts)
     entries = transfer.random_entries(known, count=count, seed=ask.seed)
     with Terminal() as progress:
         found = transfer.run_transfer(
             entries,
             known,
-            place,
+            venue,
             budget_s=budget_s,
             limit_s=ask.limit_s,
             progress=progress,
@@ -131,16 +136,16 @@ def run_nearest(count: int, ask: Ask, *, budget_s: float) -> int:
 
 def run_ablation(source: str, ask: Ask, *, each: int, most: int, tried: int) -> int:
     """What each technique is worth in the tuned kernels of a suite or a file of records. Returns the exit code."""
-    file, place = ask.file(), ask.place()
-    with runner.record_places(ask.records, place.facts) as folders:
-        winners = ablation.tuned_entries(source, place.facts, folders)
+    file, venue = ask.file(), ask.venue()
+    with runner.record_places(ask.records, venue.facts) as folders:
+        winners = ablation.tuned_entries(source, venue.facts, folders)
     cases, unused = ablation.cases_of(winners, each=each, most=most)
     with Terminal() as progress:
         found = ablation.run_ablation(
             source,
             cases,
             unused,
-            place,
+            venue,
             tried=tried,
             limit_s=ask.limit_s,
             progress=progress,
@@ -152,7 +157,7 @@ def run_ablation(source: str, ask: Ask, *, each: int, most: int, tried: int) -> 
 def known_records(files: tuple[Path, ...], facts: Device) -> list[Record]:
     """What the rule may know: the records of the files, and those that ship; not what this user tuned meanwhile."""
     places = [*files, shipped_folder() / f"{gpu_slug(facts)}.jsonl"]
-    return [r for place in places for r in read_whole(place) if r.device.get("name") == facts.name]
+    return [r for venue in places for r in kept_of(venue) if r.device.get("name") == facts.name]
 
 
 def _save(file: Path | None, found: Run) -> None:

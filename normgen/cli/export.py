@@ -10,8 +10,9 @@ from normgen import export as headers
 from normgen.cli.options import show
 from normgen.device import device_from
 from normgen.errors import NothingValidError, UsageError
+from normgen.files.names import Part, name_part
 from normgen.records.t4 import t4_results
-from normgen.records.winners import adopt, read_whole
+from normgen.records.winners import adopt, kept_of
 
 RE_EXPORT = "`normgen export` writes them again"
 
@@ -24,31 +25,60 @@ RE_EXPORT = "`normgen export` writes them again"
 @click.option("--force", is_flag=True, help="Replace shipped records even by slower ones.")
 @click.option("--check", is_flag=True, help="Write nothing; exit 2 if a header is not what the records say.")
 @click.option("--specs", multiple=True, type=click.Path(exists=True, file_okay=False), help="More folders of specs.")
+@click.option(
+    "--arch",
+    "archs",
+    default="",
+    help="Write a set for these GPUs, 'sm80,sm90': one header each, and one that picks by the device at run time.",
+)
+@click.option("--shared-library", is_flag=True, help="Device functions in one file beside the headers, not in each.")
 @click.option("--format", "form", type=click.Choice(["headers", "t4"]), default="headers", show_default=True)
-def export(files: tuple[Path, ...], output: Path, force: bool, check: bool, specs: tuple[str, ...], form: str) -> None:
+def export(
+    files: tuple[Path, ...],
+    output: Path,
+    force: bool,
+    check: bool,
+    specs: tuple[str, ...],
+    archs: str,
+    shared_library: bool,
+    form: str,
+) -> None:
     """Write the headers of all records under OUTPUT/records.
 
     Records in FILES (a run's winner.jsonl) are taken in first, each where it is better than the one shipped.
+    With --arch, a GPU that has no record gets the general kernels, and a line on stderr says so.
     With --format t4 the records of FILES (a run's candidates.jsonl) are printed in Kernel Tuner's results format.
     """
     if form == "t4":
         if not files:
             raise UsageError("--format t4 needs files of records", hint="for example a run's candidates.jsonl")
-        show(t4_results(record for file in files for record in read_whole(file)))
+        show(t4_results(record for file in files for record in kept_of(file)))
         return
 
+    how = headers.Form(archs=read_archs(archs), shared_library=shared_library)
     if check and files:
         raise UsageError("--check writes nothing, so it takes no records in", received=str(files[0]))
     for file in files:
-        for record in read_whole(file):
+        for record in kept_of(file):
             taken = adopt(record, output / "records", device_from(record.device), force=force)
             click.echo(f"{'taken' if taken else 'the shipped one is better'}: {record.problem.op} {record.schedule}")
     if check:
-        differences = headers.differences(output, spec_folders=specs)
+        differences = headers.differences(output, spec_folders=specs, form=how)
         if differences:
             raise UsageError("headers must be what their records say", received="; ".join(differences), hint=RE_EXPORT)
         return
-    if not headers.folder_records(output):
-        raise NothingValidError("there is no record to export", received=str(output / "records"))
-    for path in headers.export_folder(output, spec_folders=specs):
+    paths = headers.export_folder(output, spec_folders=specs, form=how)
+    if not paths:
+        of = f" of {archs}" if archs else ""
+        raise NothingValidError(f"there is no record{of} to export", received=str(output / "records"))
+    for path in paths:
         click.echo(str(path))
+
+
+def read_archs(text: str) -> tuple[int, ...]:
+    """The archs of `sm80,sm90`, ascending; none of an empty text. Raises UsageError for what is no arch."""
+    words = [word.strip() for word in text.split(",")] if text else []
+    numbers = [word.removeprefix("sm").removeprefix("_") for word in words]
+    if not all(number.isascii() and number.isdecimal() for number in numbers):
+        raise UsageError("--arch is a list of archs", received=text, hint="for example sm80,sm90")
+    return tuple(sorted({int(name_part(Part.ARCH, int(number))) for number in numbers}))

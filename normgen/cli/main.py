@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ LONGEST_LINE = 2000
 
 # Name -> where the command stands, and its line in `normgen --help`: printing the help imports no command.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "bench": ("bench:bench", "Time a SUITE: our kernels, the roof and other libraries in one interleaved run."),
+    "bench": ("bench:bench", "Price a SUITE: our kernels, roofs and other libraries in one interleaved run."),
     "cache": ("state:cache_group", "What is kept between runs: cubins, objects of the CPU executor, results."),
     "calibrate": ("study:calibrate", "Measure the cost model's constants on a GPU, or fit them to FILES."),
     "compare": ("state:compare", "Whether the kernels of AFTER are faster, slower or the same as those of BEFORE."),
@@ -48,6 +49,15 @@ Exit codes: 0 ok, 1 a fault of normgen, 2 usage, or a file that cannot be read o
 130 interrupted, 141 nobody reads the output."""
 
 
+def imported(name: str) -> Any:
+    """A module; Ctrl-C waits until it is loaded, for numpy's modules make an ImportError of it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return importlib.import_module(name)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class Commands(click.Group):
     """The commands of the table."""
 
@@ -58,7 +68,7 @@ class Commands(click.Group):
         if name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[name][0].partition(":")
-        command: click.Command = getattr(importlib.import_module(f"normgen.cli.{module}"), attribute)
+        command: click.Command = getattr(imported(f"normgen.cli.{module}"), attribute)
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -88,7 +98,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # For a search's small matrices BLAS threads only wait for each other: a replay on two busy cores took 6 x as long.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _open_closed_streams()
-    sys.exit(_code(sys.argv[1:] if arguments is None else list(arguments)))
+    if arguments is not None:
+        sys.exit(_code(list(arguments)))
+    code = _code(sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it has ended: from here on Ctrl-C would change the code only
+    sys.exit(code)
 
 
 def _code(arguments: list[str]) -> int:

@@ -14,6 +14,7 @@ from normgen.device import Device
 from normgen.errors import UsageError
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
+from normgen.records.place import Context, Setting
 from normgen.schedule.default import default_schedule
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule, schedule_from
@@ -55,6 +56,25 @@ def _problem_options(command: Command, *, is_required: bool) -> Command:
 def target_option(command: Command) -> Command:
     help_text = "GPU to compile for when none is used: h200, h100, a100, b200, l4, t4."
     return click.option("--target", default="h200", show_default=True, help=help_text)(command)
+
+
+def place_options(command: Command) -> Command:
+    """Where a kernel is timed: --setting and --context."""
+    setting = click.option(
+        "--setting",
+        type=click.Choice([s.value for s in Setting]),
+        default=Setting.FRESH.value,
+        show_default=True,
+        help="What the kernel finds in L2: its main input, nothing, everything.",
+    )
+    context = click.option(
+        "--context",
+        type=click.Choice([c.value for c in Context]),
+        default=Context.BETWEEN.value,
+        show_default=True,
+        help="Before and behind it: plain kernels, early-starting ones, matrix products, itself.",
+    )
+    return setting(context(command))
 
 
 def seed_option(command: Command) -> Command:
@@ -119,8 +139,8 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_whole(text: str) -> int | str:
-    """A whole number of up to nine ASCII digits, else the text itself."""
-    return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else text
+    """A whole number of up to nine ASCII digits without zeros in front, else the text itself."""
+    return int(text) if re.fullmatch(r"0|[1-9][0-9]{0,8}", text) else text
 
 
 def parse_device(text: str | None) -> int | str | None:

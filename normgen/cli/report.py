@@ -26,13 +26,10 @@ def report(files: tuple[Path, ...], out: Path, png: Path | None) -> None:
     """Write one self-contained HTML page: search progress, % of roof, knob importance, all records.
 
     FILES are candidates and winners of runs (JSON lines) and sweeps; without any, all runs and winners of this user.
-    Lines that are no records are named on stderr and in the page. PNG files need matplotlib: pip install
-    'normgen[plot]'.
+    Lines that are no records are left out: stderr says so, and the page names each. PNG files need matplotlib: pip
+    install 'normgen[plot]'.
     """
     evidence = gather(files)
-    for source in evidence.sources:
-        for line in source.damaged:
-            click.echo(line, err=True)
     pictures = draw(evidence, png) if png is not None else ()
     write_output(out, render(evidence))
     for path in (out, *pictures):

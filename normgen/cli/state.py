@@ -8,14 +8,22 @@ from typing import Any
 
 import click
 
-from normgen.cli.options import json_option, parse_device, problem_options, read_problem, show, target_option
+from normgen.cli.options import (
+    json_option,
+    parse_device,
+    place_options,
+    problem_options,
+    read_problem,
+    show,
+    target_option,
+)
 from normgen.cli.text import comparison_text
 from normgen.cuda.driver import find_gpu
 from normgen.device import target as named_target
 from normgen.files.private import cache_root
 from normgen.records.caches import clear, inspect, list_results
 from normgen.records.compare import compare_files
-from normgen.records.record import Cache
+from normgen.records.place import place_named
 from normgen.text import table
 from normgen.tuning.measured import results_here
 from normgen.tuning.tuner import environment
@@ -79,9 +87,9 @@ def cache_clear(as_json: bool, kind: str, yes: bool) -> None:
 @problem_options
 @target_option
 @json_option
-@click.option("--cache", "objective", type=click.Choice(["cold", "hot"]), default="cold", show_default=True)
+@place_options
 @click.option("--device", default=None, help="Number of a GPU, or cpu (default: the first GPU, else the target).")
-def cache_why(target: str, as_json: bool, objective: str, device: str | None, **options: Any) -> None:
+def cache_why(target: str, as_json: bool, setting: str, context: str, device: str | None, **options: Any) -> None:
     """How many kept results a run of this problem could use, and why not the others.
 
     --json prints {file, usable, misses: [{reason, schedules}]}.
@@ -89,7 +97,7 @@ def cache_why(target: str, as_json: bool, objective: str, device: str | None, **
     problem = read_problem(options)
     gpu = find_gpu(parse_device(device))
     facts = gpu[1] if gpu else named_target(target)
-    results = results_here(problem, facts, Cache(objective), environment(measured=False))
+    results = results_here(problem, facts, place_named(setting, context), environment(measured=False))
     counts = results.counts()
     usable = counts.pop("usable")
     if as_json:
@@ -112,7 +120,7 @@ def compare(before: Path, after: Path, as_json: bool) -> None:
 
     Files are records, one a line, or what `tune --json` printed. A difference counts where the 95 % intervals of the
     medians do not meet. Exit 5 if any problem is slower. --json prints {faster, slower, same, only_before, only_after,
-    problems: [{problem, verdict, before_us, after_us, ratio}]}.
+    problems: [{problem, verdict, before_us, after_us, ratio, chain_ratio}]}.
     """
     found = compare_files(before, after)
     show(found.as_dict() if as_json else comparison_text(found))

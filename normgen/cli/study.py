@@ -10,6 +10,7 @@ import click
 
 from normgen.cli.options import (
     json_option,
+    place_options,
     problem_options,
     read_problem,
     read_schedule,
@@ -24,7 +25,7 @@ from normgen.device import Device
 from normgen.device import target as named_target
 from normgen.files.private import write_output
 from normgen.program.source import stages_of
-from normgen.records.record import Cache
+from normgen.records.place import place_named
 from normgen.report.search_page import search_page
 from normgen.studies import evaluate
 from normgen.studies.calibrate import calibrate_gpu, summary
@@ -39,14 +40,22 @@ from normgen.studies.sweep_file import read_sweep
 @click.command()
 @problem_options
 @json_option
-@click.option("--cache", type=click.Choice(["cold", "hot"]), default="cold", show_default=True)
+@place_options
 @click.option("--limit", type=click.IntRange(min=1), help="Measure a stratified sample of so many schedules.")
 @click.option("--best", type=click.IntRange(min=0), default=0, help="And so many that the cost model calls fastest.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="File (default: named by the problem).")
 @click.option("--device", type=int, default=0, show_default=True, help="Number of a GPU.")
 @seed_option
 def sweep(
-    as_json: bool, cache: str, limit: int | None, best: int, out: Path | None, device: int, seed: int, **options: Any
+    as_json: bool,
+    setting: str,
+    context: str,
+    limit: int | None,
+    best: int,
+    out: Path | None,
+    device: int,
+    seed: int,
+    **options: Any,
 ) -> None:
     """Measure every legal schedule of a problem, or a sample, into one file that `replay` reads.
 
@@ -56,15 +65,15 @@ def sweep(
     from collections import Counter
 
     problem = read_problem(options)
-    path = out or Path(f"{problem.name}_{problem.rows}x{problem.cols}_{cache}.jsonl.xz")
+    place = place_named(setting, context)
+    where = str(place).replace(" ", "_")
+    path = out or Path(f"{problem.name}_{problem.rows}x{problem.cols}_{where}.jsonl.xz")
 
     def tell(progress: Progress) -> None:
         best = f", best {progress.best_us:.2f} us" if progress.best_us else ""
         click.echo(f"{progress.done} of {progress.total}{best}", err=True)
 
-    found = sweep_on_gpu(
-        problem, cache=Cache(cache), path=path, limit=limit, best=best, index=device, seed=seed, tell=tell
-    )
+    found = sweep_on_gpu(problem, place=place, path=path, limit=limit, best=best, index=device, seed=seed, tell=tell)
     outcomes = dict(sorted(Counter(p.outcome.value for p in found.points).items()))
     optimum, header = found.optimum, found.header
     if as_json:
@@ -73,7 +82,8 @@ def sweep(
         show({**counts, **figures, "best": optimum.schedule.as_dict(), "best_us": optimum.us})
         return
     click.echo(f"{path}: {len(found.points)} of {header.legal} points, {outcomes}")
-    click.echo(f"best {optimum.us:.2f} us, roof {header.roof_us:.2f} us: {optimum.schedule}")
+    best_us = (optimum.us or 0.0) - (header.chain_us or 0.0)
+    click.echo(f"best {best_us:.2f} us, roof {header.roof_us:.2f} us, {header.place}: {optimum.schedule}")
 
 
 @click.command()
@@ -122,9 +132,9 @@ def _show_reports(file: Path, land: Landscape, reports: Sequence[Report]) -> Non
 @problem_options
 @target_option
 @json_option
-@click.option("--cache", type=click.Choice(["cold", "hot"]), default="cold", show_default=True)
+@place_options
 @click.argument("knobs", nargs=-1)
-def explain(target: str, as_json: bool, cache: str, knobs: tuple[str, ...], **options: Any) -> None:
+def explain(target: str, as_json: bool, setting: str, context: str, knobs: tuple[str, ...], **options: Any) -> None:
     """What the cost model thinks of a schedule: KNOBS that differ from the default, such as vector=4 load=streaming.
 
     --json prints {problem, schedule, device, us, memory_us, latency_us, issue_us, starts_us, columns_us, tail_us,
@@ -133,12 +143,13 @@ def explain(target: str, as_json: bool, cache: str, knobs: tuple[str, ...], **op
     from dataclasses import asdict
 
     problem, facts = read_problem(options), named_target(target)
+    place = place_named(setting, context)
     schedule = read_schedule(problem, facts, " ".join(knobs))
-    cost = predict(problem, schedule, facts, stages=stages_of(problem), hot=cache == "hot")
+    cost = predict(problem, schedule, facts, stages=stages_of(problem), hot=place.is_hot)
     if as_json:
         show({"problem": str(problem), "schedule": schedule.as_dict(), "device": facts.name, **asdict(cost)})
         return
-    click.echo(f"{problem} on {facts.name}, {cache}: {schedule}")
+    click.echo(f"{problem} on {facts.name}, {place}: {schedule}")
     click.echo("\n".join(cost.lines()))
 
 
@@ -167,7 +178,7 @@ def calibrate(
 
     --json prints {file, device, constants}. The files that ship stand in normgen/cost/devices. With --evaluate
     nothing is written: the constants of --from (default: those that ship) name the schedule they call fastest, and
-    --json prints {median, largest, choices: [{problem, cache, schedules, first, first_us, predicted_us, optimum,
+    --json prints {median, largest, choices: [{problem, place, schedules, first, first_us, predicted_us, optimum,
     optimum_us, rank, ratio}]}, ratio being first_us / optimum_us.
     """
     start = read_constants(start_file) if start_file else None
@@ -211,7 +222,7 @@ def study() -> None:
 @study.command()
 @problem_options
 @json_option
-@click.option("--cache", type=click.Choice(["cold", "hot"]), default="cold", show_default=True)
+@place_options
 @click.option("--seeds", type=click.IntRange(min=1), default=10, show_default=True, help="Tunes, seeds 0, 1, ...")
 @click.option(
     "--against", type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -220,7 +231,14 @@ def study() -> None:
 @click.option("--trials", type=click.IntRange(min=1), help="Candidates of each tune at most.")
 @click.option("--device", type=int, default=0, show_default=True, help="Number of a GPU.")
 def repeat(
-    as_json: bool, cache: str, seeds: int, against: Path | None, trials: int | None, device: int, **options: Any
+    as_json: bool,
+    setting: str,
+    context: str,
+    seeds: int,
+    against: Path | None,
+    trials: int | None,
+    device: int,
+    **options: Any,
 ) -> None:
     """Tune one problem again and again from empty caches, then time all winners in one interleaved run.
 
@@ -231,16 +249,15 @@ def repeat(
     for name, value in options.items():
         if value not in (None, "", False):
             asked += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
-    asked += ["--cache", cache, *(["--trials", str(trials)] if trials else [])]
+    place = place_named(setting, context)
+    asked += [*place.options(), *(["--trials", str(trials)] if trials else [])]
 
     def tell(tuned: Tuned) -> None:
         click.echo(f"seed {tuned.seed}: {tuned.candidates} candidates, {tuned.wall_s:.1f} s: {tuned.winner}", err=True)
 
     swept = read_sweep(against) if against else None
     problem = read_problem(options)
-    found = repeat_on_gpu(
-        problem, asked, cache=Cache(cache), seeds=seeds, against=swept, index=device, tell=tell
-    ).as_dict()
+    found = repeat_on_gpu(problem, asked, place=place, seeds=seeds, against=swept, index=device, tell=tell).as_dict()
     if as_json:
         show(found)
         return

@@ -17,7 +17,7 @@ def result_text(result: Result) -> str:
     """The table and the lines under it that `normgen tune` prints."""
     record, problem = result.record, result.problem
     title = f"{problem.spec.name} {problem.direction.value} {problem.dtype} on {result.device.name}"
-    lines = [f"{title}: rows = {problem.rows}, cols = {problem.cols}, cache {record.cache.value}"]
+    lines = [f"{title}: rows = {problem.rows}, cols = {problem.cols}, timed {record.place}"]
     if not result.measured:
         lines[0] += f" ({NOT_MEASURED})"
     lines += ["", _times_table(result), ""]
@@ -30,29 +30,37 @@ def result_text(result: Result) -> str:
 
 
 def _times_table(result: Result) -> str:
-    header = ("", "µs", "low", "high", "GB/s", "% of roof", "registers", "schedule")
-    rows = [_row("best", result.record)]
-    if result.default is not None:
-        rows.append(_row("default", result.default))
-    others = [r for r in result.finalists if r not in (result.record, result.default)]
-    rows += [_row("", r) for r in others[:3]]
-    roof = result.record.roof_us
+    record = result.record
+    cost = "price µs" if record.chain_us else "alone µs" if record.is_alone else "µs"
+    chain = ("T µs", "T0 µs") if record.chain_us else ()
+    alone = ("alone µs",) if record.alone_us else ()
+    header = ("", cost, "low", "high", *chain, "GB/s", "% of roof", "registers", *alone, "schedule")
+    shown = [("best", record), *([("default", result.default)] if result.default is not None else [])]
+    shown += [("", r) for r in [r for r in result.finalists if r not in (record, result.default)][:3]]
+    rows = [_row(name, one, chain=bool(chain), alone=bool(alone)) for name, one in shown]
+    roof = record.roof_us
     if roof is not None:
-        rows.append(["roof", figure(roof), "", "", figure(result.record.bytes / roof / 1e3), "100", "", "copy"])
+        family = min(record.roofs_us, key=lambda name: record.roofs_us[name], default="copy")
+        blank = [""] * len((*chain, "low", "high"))
+        rate = figure(record.bytes / roof / 1e3)
+        rows.append(["roof", figure(roof), *blank, rate, "100", "", *([""] * len(alone)), family])
     return table(header, rows)
 
 
-def _row(name: str, record: Record) -> list[str]:
-    times = record.times_us
+def _row(name: str, record: Record, *, chain: bool, alone: bool) -> list[str]:
+    interval = record.cost_interval
     registers = max((int(r["registers"]) for r in record.resources), default=0)
+    base = figure(record.chain_us.median) if record.chain_us else "-"
     return [
         name,
-        figure(record.us),
-        figure(times.low) if times else "-",
-        figure(times.high) if times else "-",
+        figure(record.cost_us),
+        figure(interval[0]) if interval else "-",
+        figure(interval[1]) if interval else "-",
+        *([figure(record.us), base] if chain else []),
         figure(record.gb_per_s),
         figure(record.percent_of_roof, 3),
         str(registers),
+        *([figure(record.alone_us)] if alone else []),
         str(record.schedule),
     ]
 
@@ -62,12 +70,15 @@ def _verdict(result: Result) -> str:
     if not result.measured:
         return f"{NOT_MEASURED}: compiled for {result.device.sm}, ranked by the cost model"
     parts = []
-    if record.us and record.roof_us:
-        parts.append(f"{record.us / record.roof_us:.3f} x the roof of this run")
+    if record.cost_us and record.roof_us:
+        parts.append(f"{record.cost_us / record.roof_us:.3f} x the roof of this run")
     if record.to_copy:
         parts.append(f"{record.to_copy:.3f} x its memcpy node")
-    if record.us and record.default_us:
-        parts.append(f"{record.default_us / record.us:.2f} x as fast as the default schedule")
+    if record.cost_us and record.default_cost_us:
+        ratio = f"{record.default_cost_us / record.cost_us:.2f} x as fast as the default schedule"
+        if record.chain_us and record.us and record.default_us:
+            ratio += f" (the whole chain {record.default_us / record.us:.2f} x)"
+        parts.append(ratio)
     floor = record.search.get("noise_floor")
     if floor is not None:
         parts.append(f"noise floor {100 * float(floor):.2f} %")
@@ -144,8 +155,11 @@ def progress_line(phase: str, standing: Standing | None) -> str:
 
 def comparison_text(found: Comparison) -> str:
     """A table, what only one file has, and the counts."""
-    rows = [[p.verdict, figure(p.before_us), figure(p.after_us), figure(p.ratio), p.problem] for p in found.pairs]
-    lines = [table(("", "before µs", "after µs", "ratio", "problem"), rows), ""]
+    rows = [
+        [p.verdict, figure(p.before_us), figure(p.after_us), figure(p.ratio), figure(p.chain_ratio), p.problem]
+        for p in found.pairs
+    ]
+    lines = [table(("", "before µs", "after µs", "ratio", "of chains", "problem"), rows), ""]
     lines += [f"only before: {name}" for name in found.only_before]
     lines += [f"only after: {name}" for name in found.only_after]
     counts = [f"{found.count(v)} {v.lower()}" for v in (FASTER, SLOWER, SAME, UNMEASURED) if found.count(v)]

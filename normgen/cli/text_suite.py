@@ -82,7 +82,7 @@ def suite_text(result: SuiteResult) -> str:
             rows.append([job.label, "-", "-", "-", why])
             continue
         roof = figure(record.percent_of_roof, 3)
-        rows.append([job.label, figure(record.us), figure(record.gb_per_s), roof, str(record.schedule)])
+        rows.append([job.label, figure(record.cost_us), figure(record.gb_per_s), roof, str(record.schedule)])
     done = sum(job.status == "done" for job in result.jobs)
     is_measured = all(record.measured for record in result.records.values())
     head = f"{result.suite} on {result.device.name}" + ("" if is_measured else f" ({NOT_MEASURED})")
@@ -90,4 +90,4 @@ def suite_text(result: SuiteResult) -> str:
     tail = f"{done} tuned, {len(result.failed)} failed, {left} left; {result.workers} workers, {result.wall_s:.1f} s"
     if result.interrupted:
         tail += "; interrupted: --resume goes on"
-    return "\n".join([head, "", table(("problem", "µs", "GB/s", "% of roof", "schedule"), rows), "", tail])
+    return "\n".join([head, "", table(("problem", "price µs", "GB/s", "% of roof", "schedule"), rows), "", tail])

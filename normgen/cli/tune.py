@@ -14,6 +14,7 @@ from normgen.cli.options import (
     parse_names,
     parse_seconds,
     parse_whole,
+    place_options,
     problem_arguments,
     problem_options_or_suite,
     seed_option,
@@ -38,7 +39,7 @@ MOST_JOBS = 1024
 @target_option
 @json_option
 @click.option("--device", default=None, help="Number of a GPU, or cpu (default: the first GPU, else predict).")
-@click.option("--cache", type=click.Choice(["cold", "hot"]), default="cold", show_default=True)
+@place_options
 @click.option("--trials", type=int, help="Candidates at most.")
 @click.option("--budget", default="60s", show_default=True, help="Time in all: 60s, 2m; with --suite for each problem.")
 @seed_option
@@ -75,7 +76,8 @@ def _tune_one(as_json: bool, options: dict[str, Any]) -> int:
         if options[name]:
             raise UsageError(f"--{name} belongs to --suite", received=str(options[name]))
     search = {
-        name: options[name] for name in ("cache", "trials", "seed", "target", "output", "resume", "reuse", "storage")
+        name: options[name]
+        for name in ("setting", "context", "trials", "seed", "target", "output", "resume", "reuse", "storage")
     }
     with Terminal() as progress:
         result = run(

@@ -142,13 +142,13 @@ class Access:
 
     @property
     def guard(self) -> str:
-        """The condition under which a step has a vector; "" if each has."""
+        """The condition under which a step has a vector."""
         if self.plan.cut.shifted:
             whole = "" if self.plan.problem.any_cols else "step < kWholeSteps || "
             return f"{whole}vector < vectors"
         if self.plan.problem.any_cols:
             return "vector < vectors"
-        return "vector < kVectors" if self.plan.cut.ragged else ""
+        return "kEven || vector < kVectors"
 
     @property
     def unroll(self) -> str:

@@ -3,25 +3,52 @@
 from __future__ import annotations
 
 from normgen.codegen.module import Param, Source
+from normgen.codegen.statements import Do, Gap, Setting, Statement, type_setting
+from normgen.schedule.knobs import DependentLaunch
 from normgen.schedule.plan import Plan
+
+# The library's type that knows where a kernel waits, and where it lets the next one start.
+CHAINS = {
+    DependentLaunch.OFF: "InOrder",
+    DependentLaunch.ON: "EarlyPartner",
+    DependentLaunch.START: "EarlyAtStart",
+    DependentLaunch.LOADS: "EarlyAtLoads",
+    DependentLaunch.END: "EarlyAtEnd",
+}
+AT_LOADS = Do("Chain::at_loads()")
+AT_END = (Gap(), Do("Chain::at_end()"))
+
+
+def chain_of(plan: Plan) -> str:
+    return CHAINS[plan.schedule.dependent_launch]
+
+
+def chain_setting(plan: Plan) -> Setting:
+    return type_setting("Chain", chain_of(plan), "how it overlaps with the kernels beside it")
+
+
+def start_of_chain(ahead: list[Statement]) -> list[Statement]:
+    """Wait for the kernels in front, before the first access to anything they may write or still read.
+
+    All threads wait, so that the end of this kernel implies the end of those: whoever waits for this one may rely on
+    it, even if this one let it start first.
+
+    ahead  reads of what no kernel in front writes
+    """
+    wait = Do("Chain::wait()", "nothing before it depends on the kernels in front of this one")
+    return [Gap(), Do("Chain::at_start()"), *ahead, wait, Gap()]
 
 
 def declare(plan: Plan, param: Param) -> str:
-    """A parameter of the kernel, `__restrict__` where that is true while kernels in front of this one still run.
-
-    To the compiler it means memory that nobody else touches: it reads inputs through the non-coherent cache
-    (ld.global.nc), and may move accesses over a wait that tells of another kernel's writes. It also moves the
-    parameters' early reads behind the wait (ptxas 13, sm_90).
-    """
-    restricted = param.ctype.endswith("*")
-    if plan.schedule.chained:
-        written = param.source is Source.TENSOR and "const" not in param.ctype and not plan.problem.accumulate
-        restricted = written or (param.stable and not plan.reads_params_ahead)
-    return f"{param.ctype}{' __restrict__' if restricted else ''} {param.name}"
+    """A parameter of the kernel. What it alone writes is `__restrict__`; of its inputs the chain says."""
+    if param.ctype.startswith("const "):
+        ctype = param.ctype.removeprefix("const ").removesuffix("*")
+        return f"Input<Config, {ctype}> {param.name}"
+    alone = param.source is Source.TENSOR and not plan.problem.accumulate
+    return f"{param.ctype}{' __restrict__' if alone else ''} {param.name}"
 
 
-def chain_comment(plan: Plan) -> str:
-    """What a reader must know of a kernel that starts early."""
+def chain_comment(plan: Plan) -> tuple[str, ...]:
+    """What a reader must know of a kernel that reads something ahead."""
     ahead = " and ".join(load.name for load in plan.early_params) if plan.reads_params_ahead else ""
-    early = f"; {ahead} may be read before it has ended" if ahead else ""
-    return f"It may start while the kernel in front of it in the stream ends{early}."
+    return (f"It may read {ahead} before the kernels in front have ended.",) if ahead else ()

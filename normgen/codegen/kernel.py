@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from normgen.codegen.access import Access, policy
-from normgen.codegen.chain import chain_comment, declare
+from normgen.codegen.chain import AT_END, AT_LOADS, chain_comment, chain_of, chain_setting, declare, start_of_chain
 from normgen.codegen.columns import Columns
 from normgen.codegen.exchange import exchange_of
 from normgen.codegen.looks import Looks
@@ -28,10 +28,10 @@ from normgen.codegen.statements import (
 from normgen.codegen.transport import transport_of
 from normgen.codegen.transport.transport import holders
 from normgen.codegen.walk import Walk
-from normgen.program.ir import Load, Map
+from normgen.program.ir import Column, Load, Map
 from normgen.schedule.knobs import Columns as Way
-from normgen.schedule.knobs import DependentLaunch, Params
-from normgen.schedule.plan import Place, Plan
+from normgen.schedule.knobs import Params
+from normgen.schedule.plan import Place, Plan, is_spared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +71,16 @@ class MainKernel:
         params = []
         for t in problem.tensors:
             const = "" if t.is_written else "const "
-            ctype, stable = f"{const}{t.dtype.ctype}*", t.name in problem.stable_tensors
-            params.append(Param(name=t.name, ctype=ctype, source=Source.TENSOR, key=t.name, stable=stable))
+            params.append(
+                Param(
+                    name=t.name,
+                    ctype=f"{const}{t.dtype.ctype}*",
+                    source=Source.TENSOR,
+                    key=t.name,
+                    nullable=t.nullable,
+                    stable=t.name in problem.stable_tensors,
+                )
+            )
         for t in problem.elem_tensors:
             params.append(Param(name=f"{t.name}_pitch", ctype="long long", source=Source.PITCH, key=t.name))
         params.append(Param(name="rows", ctype="int", source=Source.ROWS))
@@ -97,10 +105,12 @@ class MainKernel:
         return found
 
     def row_load(self, load: Load) -> str:
-        if not load.first_of:
+        if not load.of:
             return self.transport.row_value(load)
-        of_row = self.plan.kinds[load.first_of].is_elem
-        return f"element(read<1>({load.first_of}{'_row' if of_row else ''}), 0)"
+        start = f"{load.of}_row" if self.plan.kinds[load.of].is_elem else load.of
+        cols = self.access.cols
+        column = {Column.FIRST: "", Column.MIDDLE: f" + {cols} / 2", Column.LAST: f" + {cols} - 1"}[load.column]
+        return f"element(read<1>({start}{column}), 0)"
 
     def row_stores(self) -> list[Statement]:
         stores: list[Statement] = []
@@ -117,9 +127,8 @@ class MainKernel:
 
     def prologue(self) -> list[Statement]:
         plan, s = self.plan, self.plan.schedule
-        waits = self.start_of_chain() if s.chained and plan.loops_rows else []
+        waits = self.start_of_chain() if plan.loops_rows else []
         params = self.looks.early_params() if s.keeps_params and not plan.reads_params_ahead else []
-        trigger = Do("dependency_trigger()", "the finishing kernel may take its place as blocks end")
         return [
             *self.thread(),
             *self.access.edge(),
@@ -128,7 +137,6 @@ class MainKernel:
             *waits,
             *self.transport.prologue(),
             *params,
-            *([trigger] if s.dependent_launch is DependentLaunch.ON else []),
             *self.columns.prologue(),
             *self.transport.start_fetching(),
             *self.exchange.settle(),
@@ -153,20 +161,11 @@ class MainKernel:
         return found
 
     def start_of_chain(self) -> list[Statement]:
-        """Wait for the kernels in front, before the first access to anything they may write or still read.
-
-        All threads wait, so that the end of this kernel implies the end of those: whoever waits for this one may
-        rely on it, even if this one let it start first.
-        """
-        starts = self.plan.schedule.dependent_launch is DependentLaunch.START
-        trigger = Do("dependency_trigger()", "the next kernel may take its place, and waits there")
-        params = self.looks.early_params() if self.plan.reads_params_ahead else []
-        wait = Do("dependency_wait()", "nothing before it depends on the kernels in front of this one")
-        return [Gap(), *([trigger] if starts else []), *params, wait, Gap()]
+        return start_of_chain(self.looks.early_params() if self.plan.reads_params_ahead else [])
 
     def row(self) -> list[Statement]:
         """All that a block does for a row, or a tile of rows."""
-        waits = self.start_of_chain() if self.plan.schedule.chained and not self.plan.loops_rows else []
+        waits = [] if self.plan.loops_rows else self.start_of_chain()
         return [
             *self.access.row_index(),
             *self.access.row_starts(),
@@ -179,18 +178,17 @@ class MainKernel:
         """Everything a row needs once its index is known."""
         plan, s = self.plan, self.plan.schedule
         early = self.looks.early_params() if s.params is Params.EARLY and not plan.reads_params_ahead else []
-        trigger = Do("dependency_trigger()", "the next kernel may start: this one has asked for its row")
         return [
             Gap(),
             *holders(self.access),
             *self.transport.start(),
             *early,
-            *([trigger] if s.dependent_launch is DependentLaunch.LOADS else []),
+            *([] if plan.loops_rows or Place.RELOAD in plan.places else [AT_LOADS]),
             *([] if plan.is_hybrid else self.transport.arrive()),
             *(self.exchange.announce() if self.states else []),
             *self.pack_params(),
             *self.reductions(),
-            *self.row_stores(),
+            *self.row_stores(),  # not last: 5 % of a short call (H200, 1x4096)
             *(self.look_at(len(plan.looks)) if plan.elem_stores or plan.sums else []),
             *self.transport.after_last_look(),
             *self.exchange.next_row(),
@@ -208,15 +206,34 @@ class MainKernel:
         """Look by look: the threads' states, the row's, and the row values that follow."""
         found: list[Statement] = []
         for look, state in enumerate(self.states):
+            reduction = [*self.look_at(look), *self.exchange.combine(state, is_first=look == 0)]
             found += [
                 Gap(),
                 state.start(),
-                *self.look_at(look),
-                *self.exchange.combine(state, is_first=look == 0),
+                *self.guarded(look, reduction),
                 *self.row_values(look + 1),
                 *(self.transport.after_first_look() if look == 0 else []),
             ]
         return found
+
+    def guarded(self, look: int, reduction: list[Statement]) -> list[Statement]:
+        """A look's reduction, which rows are spared where all of it is guarded; theirs are the values instead.
+
+        All threads of a row have the same states, bit for bit: in each step of a tree two of them add the same two
+        numbers. So they take the same branch, and meet at the barriers within.
+        """
+        group, names, printer = self.plan.looks[look], self.access.names, Printer(self.access.names)
+        spared: dict[str, list[Do]] = {}  # by the condition, which a margin of NaN does not meet
+        for reduce in group:
+            if guard := reduce.guard:
+                values = zip(reduce.names, guard.instead, strict=True)
+                known = [Do(f"{names[name]} = {printer.text(value)}") for name, value in values]
+                spared.setdefault(f"{printer.text(guard.margin)} >= 0.0f", []).extend(known)
+        instead = [If(condition, tuple(known)) for condition, known in spared.items()]
+        if not is_spared(group):
+            return [*reduction, *instead]
+        needed = self.exchange.by_any(" || ".join(f"!({condition})" for condition in spared))
+        return [If(needed, tuple(reduction)), *instead]
 
     def look_at(self, look: int) -> list[Statement]:
         """One look at the whole row; what waits in registers needs no copy to have arrived."""
@@ -225,9 +242,7 @@ class MainKernel:
         return [*first, *arrival, *(statement for other in others for statement in other)]
 
     def epilogue(self) -> list[Statement]:
-        ends = self.plan.schedule.dependent_launch is DependentLaunch.END
-        trigger = [Do("dependency_trigger()", "the next kernel may start")] if ends else []
-        return [Gap(), *self.columns.epilogue(), *trigger]
+        return [Gap(), *self.columns.epilogue(), *AT_END]
 
     # ---- the whole ---------------------------------------------------------------------------------------------
 
@@ -246,12 +261,14 @@ class MainKernel:
         found.append(setting("kVector", s.vector, "elements per access"))
         found.append(type_setting("Load", policy(s.load), "how rows are read"))
         found.append(type_setting("Store", policy(s.store), "and written"))
+        found.append(chain_setting(plan))
         found.append(setting("kUnroll", plan.unroll, "steps of a loop's trip"))
         found += self.exchange.constants()
         if not problem.any_cols:
             found.append(constant("kVectors", "kCols / kVector", "per row"))
             steps = "(kVectors + kThreadsPerRow - 1) / kThreadsPerRow"
             found.append(constant("kSteps", steps, "vectors a thread owns"))
+            found.append(Let("constexpr bool kEven", "kVectors % kThreadsPerRow == 0", "all threads own as many"))
             whole = "steps in which every row has a vector, and one behind it, for each thread"
             found.append(constant("kWholeSteps", "(kVectors - 2) / kThreadsPerRow", whole))
         return [*found, *self.transport.constants(), *self.columns.constants()]
@@ -270,10 +287,11 @@ class MainKernel:
         if plan.sums and plan.sums.way is Way.CLUSTER_PARTIALS:
             beside += ", the blocks of a cluster share their column sums"
         times = {1: "once", 2: "twice"}.get(reads, f"{reads} times")
+        times = f"up to {times}" if reads > 1 and any(map(is_spared, plan.looks)) else times
         size = ", any number of columns" if plan.problem.any_cols else ""
         what = f"{plan.problem.spec.name} {plan.problem.direction.value}{size}"
         first = f"{what}: {owner}{beside}; it is read {times}."
-        return (first, chain_comment(plan)) if s.chained else (first,)
+        return (first, *chain_comment(plan))
 
     def text(self) -> KernelText:
         plan, s = self.plan, self.plan.schedule
@@ -291,11 +309,13 @@ class MainKernel:
             *([For(walk, tuple(row))] if plan.loops_rows else row),
             *self.epilogue(),
         ]
+        config: dict[str, int | str] = {"kThreads": s.threads, "Chain": chain_of(plan)}
+        config |= {"kBlocksPerSm": s.blocks_per_sm} if s.blocks_per_sm else {}
         return KernelText(
             name=self.name,
             comment=self.comment(),
             params=tuple(declare(plan, p) for p in self.params),
             bounds="Config::kThreads" + (", Config::kBlocksPerSm" if s.blocks_per_sm else ""),
-            config={"kThreads": s.threads} | ({"kBlocksPerSm": s.blocks_per_sm} if s.blocks_per_sm else {}),
+            config=config,
             body=pruned(body),
         )

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from normgen.codegen.chain import chain_of
 from normgen.codegen.kernel import KernelText, MainKernel
 from normgen.codegen.library import File, needed
 from normgen.codegen.module import Kernel, Launch, Module
@@ -99,6 +100,7 @@ def marked_parts(plan: Plan) -> Parts:
     main = MainKernel(plan, plain)
     texts, kernels = [main.text()], [Kernel(name=plain, params=main.params, launch=launch_of(plan))]
     second = main.columns.second_kernel(plain)
+    chain = {"Chain": chain_of(plan)}  # the parameters' types ask for it
     if second is not None:
         kernels.append(second.kernel)
         texts.append(
@@ -107,7 +109,7 @@ def marked_parts(plan: Plan) -> Parts:
                 comment=(second.comment,),
                 params=second.declared,
                 bounds=str(second.kernel.launch.threads),
-                config={},
+                config=chain,
                 body=pruned(second.body),
             )
         )
@@ -115,8 +117,9 @@ def marked_parts(plan: Plan) -> Parts:
     text = "\n".join(map(print_kernel, texts))
     name = f"{plain}_{digest(text)}"  # the same text has the same name, whatever its Config
     config = config_of(plan.problem, {k: number for t in texts for k, number in t.settings.items()})
+    read = identifiers(config.text).union(*(reads_of(t.body) | identifiers(" ".join(t.params)) for t in texts))
     return Parts(
-        library=tuple(needed(identifiers(config.text).union(*(reads_of(text.body) for text in texts)))),
+        library=tuple(needed(read)),
         text=text.replace(plain, name),
         config=config,
         kernels=tuple(replace(k, name=k.name.replace(plain, name), config=config.name) for k in kernels),

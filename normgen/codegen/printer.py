@@ -62,6 +62,8 @@ class Printer:
             return "__int_as_float(0x7f800000)", ATOM
         if expr is -sp.oo:
             return "__int_as_float(0xff800000)", ATOM
+        if isinstance(expr, sp.NumberSymbol):  # of gradients, where algebra makes e of exp(x/x)
+            return self._number(sp.Float(float(expr))), ATOM
         if isinstance(expr, sp.Number):
             text = self._number(expr)
             return (text, ATOM) if expr >= 0 else (text, PRODUCT)
@@ -145,6 +147,8 @@ class Printer:
             root = sp.Rational(1 if exponent > 0 else -1, 2)
             rest = base ** (exponent - root)
             return f"{self.operand(sp.Pow(base, root), PRODUCT)} * {self.operand(rest, ATOM)}", PRODUCT
+        if exponent.is_Rational and (exponent.q & (exponent.q - 1)) == 0:  # of gradients: the root of a root
+            return self._power(sp.sqrt(base), 2 * exponent)
         raise ProgramError("powers must be whole numbers or halves", received=f"{base}**{exponent}")
 
     def _extremum(self, expr: sp.Max | sp.Min) -> str:

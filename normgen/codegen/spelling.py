@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import sympy as sp
 
 from normgen.problem.problem import Problem
-from normgen.program.ir import Load, Map, Reduce, RowProgram, Statement, Store, value_kinds
+from normgen.program.ir import Guard, Load, Map, Reduce, RowProgram, Statement, Store, value_kinds
 from normgen.program.monoid import symbol
 
 # "!" sorts before letters, digits and "_": marked names have the order of the names, and sympy orders terms by names.
@@ -72,10 +72,14 @@ def marked(problem: Problem, program: RowProgram) -> tuple[Problem, RowProgram]:
 
 def _marked_statement(statement: Statement, symbols: Mapping[sp.Symbol, sp.Symbol]) -> Statement:
     match statement:
-        case Load(name=name, first_of=first_of):
-            return replace(statement, name=mark(name), first_of=mark(first_of) if first_of else "")
-        case Reduce(names=names, args=args):
-            return replace(statement, names=tuple(map(mark, names)), args=tuple(a.xreplace(symbols) for a in args))
+        case Load(name=name, of=of):
+            return replace(statement, name=mark(name), of=mark(of) if of else "")
+        case Reduce(names=names, args=args, guard=guard):
+            found = replace(statement, names=tuple(map(mark, names)), args=tuple(a.xreplace(symbols) for a in args))
+            if guard is None:
+                return found
+            instead = tuple(value.xreplace(symbols) for value in guard.instead)
+            return replace(found, guard=Guard(guard.margin.xreplace(symbols), instead))
         case Map(name=name, expr=expr):
             return replace(statement, name=mark(name), expr=expr.xreplace(symbols))
         case Store(tensor=tensor, value=value):

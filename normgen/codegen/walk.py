@@ -52,7 +52,7 @@ class Walk:
         inner = self.inner
         if access.plan.cut.shifted:
             inner.insert(0, Let("const int column", "head + vector * kVector"))
-        guard = " && ".join(condition for condition in (access.guard, self.also) if condition and not self.always)
+        guard = "" if self.always else f"{self.also} && ({access.guard})" if self.also else access.guard
         body = [Let("const int vector", "lane + step * kThreadsPerRow"), *when(guard, *inner)]
         span = self.span
         first, last = (span.first, span.last or access.steps) if span else ("0", access.steps)

@@ -108,14 +108,14 @@ def blocks_resident(s: Schedule, device: Device, registers: int, shared_bytes: i
 
 def row_looks(s: Schedule, stages: int, writes: bool) -> int:
     """How often a row is walked: one look a stage of reductions, one to write."""
-    one_stage = s.variance is not Variance.TWO_PASS or s.softmax is Softmax.ONLINE
+    one_stage = s.variance.looks_once or s.softmax is Softmax.ONLINE
     return (min(stages, 1) if one_stage else stages) + (1 if writes else 0)
 
 
 def _issue_us(problem: Problem, s: Schedule, device: Device, looks: int, blocks: int, c: Constants) -> float:
     """Warp instructions over the busy SMs' issue rate: some an element and look, reads and writes by vector."""
     per_element = 2.0 * looks + 3.0 + 2.0 * problem.column_outputs
-    per_element += 6.0 if s.variance is Variance.WELFORD else 0.0
+    per_element += {Variance.WELFORD: 6.0, Variance.CORRECTED_TWO_PASS: 1.0}.get(s.variance, 0.0)
     # A maximum of the vector first, then one more exponential a vector, which rescales the sum so far.
     per_element += 2.0 + 10.0 / s.vector if s.softmax is Softmax.ONLINE else 0.0
     if s.edges is not Edges.EXACT:

@@ -74,7 +74,7 @@ class Program:
         """Launch every kernel in order; written arrays are written in place.
 
         tensors    elem arrays [rows, cols] (any row stride and alignment), row values [rows], col values [cols];
-                   None is a null pointer
+                   None is a null pointer, and so is a statistic that is not named
         workspace  when not given: zeros, then NaN bytes in the part that holds anything at the first call
         seed       shuffles the order of blocks and threads; 0 keeps it
 
@@ -176,13 +176,13 @@ def _argument(
     """The ctypes value of one kernel parameter."""
     key = _WORKSPACE if param.source is Source.WORKSPACE else param.key
     known: Mapping[str, Any] = scalars if param.source is Source.SCALAR else values
-    if param.source not in sizes and key not in known:
+    if param.source not in sizes and key not in known and not param.nullable:
         raise UsageError(
             f"kernel parameter '{param.name}' needs {param.source} '{key}'",
             received=", ".join(sorted(known)) or "nothing",
         )
     if param.source is Source.TENSOR or param.source is Source.WORKSPACE:
-        tensor = values[key]
+        tensor = values.get(key)
         return ctypes.c_void_p(tensor.address + param.offset if tensor is not None else None)
     if param.source is Source.PITCH:
         tensor = values[key]

@@ -5,15 +5,18 @@ Compiling workers import only this file, so that one starts in about 0.2 s.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
 import os
 import re
+import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from normgen.errors import NoDeviceError
@@ -81,19 +84,29 @@ def library_path() -> str:
     return str(pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path or "")
 
 
-def compile_text(text: bytes, *, name: str, options: Sequence[str], instances: Sequence[str] = ()) -> Compiled:
+def compile_text(
+    text: bytes,
+    *,
+    name: str,
+    options: Sequence[str],
+    instances: Sequence[str] = (),
+    includes: Mapping[str, bytes] = MappingProxyType({}),
+) -> Compiled:
     """Compile one translation unit with exactly these options; a refusal is an answer, not an exception.
 
-    `instances` are the instances of kernel templates that it shall hold, as C++ names them.
+    instances  the instances of kernel templates that it shall hold, as C++ names them
+    includes   the texts of files that it includes by these names, and that lie nowhere yet
     """
     nvrtc = _nvrtc()
     started = time.perf_counter()
-    program = _checked(nvrtc.nvrtcCreateProgram(text, name.encode(), 0, [], []))
+    files = [file.encode() for file in includes]
+    program = _checked(nvrtc.nvrtcCreateProgram(text, name.encode(), len(files), list(includes.values()), files))
     try:
         for instance in instances:
             _checked(nvrtc.nvrtcAddNameExpression(program, instance.encode()))
         encoded = [option.encode() for option in options]
-        (status,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
+        with _interrupts_later():
+            (status,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
         log = _read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).rstrip(b"\0 \n")
         failed = int(status) != 0
         return Compiled(
@@ -105,6 +118,24 @@ def compile_text(text: bytes, *, name: str, options: Sequence[str], instances: S
         )
     finally:
         nvrtc.nvrtcDestroyProgram(program)
+
+
+def leave_interrupts() -> set[Any]:
+    """From here on Ctrl-C is for other threads than this one; returns the signals that were left before.
+
+    While NVRTC compiles, a handler of its own ends the process with status 4, whichever thread gets Ctrl-C. The main
+    thread holds it back meanwhile; every other one leaves it from its start.
+    """
+    return signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
+@contextlib.contextmanager
+def _interrupts_later() -> Iterator[None]:
+    before = leave_interrupts()
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _read(size_of: Any, read: Any, program: Any) -> bytes:

@@ -77,7 +77,9 @@ class CompilePool:
         self.workers = max(1, workers or len(os.sched_getaffinity(0)))
         self._cache = cache
         self._timeout_s = timeout_s
-        self._threads = ThreadPoolExecutor(self.workers, thread_name_prefix="normgen-compile")
+        self._threads = ThreadPoolExecutor(
+            self.workers, thread_name_prefix="normgen-compile", initializer=nvrtc.leave_interrupts
+        )
         self._lock = threading.Lock()
         self._idle: list[_Worker] = []
         self._busy: set[_Worker] = set()

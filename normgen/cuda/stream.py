@@ -147,7 +147,8 @@ class Graph(Owned):
         An exception in `work` ends the capture and passes through.
         """
         bindings = driver()
-        mode = bindings.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        # Relaxed: the garbage collector may free some other memory meanwhile, which the other modes take for an error.
+        mode = bindings.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         check(bindings.cuStreamBeginCapture(stream.handle, mode), "begin a capture")
         try:
             work()

@@ -1,49 +1,99 @@
 """Headers from records: `generated/<op>_<fwd|bwd>_<dtype>_<sm>.cu`, a pure function of specs and records.
 
 All tuned shapes of one operation, direction, set of dtypes and arch stand in one header; see groups.py for what
-goes together, device_part.py and host_part.py for the two halves, banner.py for the evidence at the top.
+goes together, device_part.py and host_part.py for the two halves, banner.py for the evidence at the top, arch_set.py
+for the file that picks a header by the device, shared_library.py for device functions that several headers include.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from normgen.errors import needed
+from normgen.export.arch_set import set_text
+from normgen.export.banner import untuned
 from normgen.export.compiled import check_compiles
 from normgen.export.groups import groups_of
-from normgen.export.header import header_text
-from normgen.files.private import try_writing, write_output
+from normgen.export.header import Halves, halves, header_text, library_text
+from normgen.export.shared_library import FILE_NAME, SharedLibrary, shared_library
+from normgen.files.private import to_stderr, try_writing, write_output
 from normgen.records.record import Record
-from normgen.records.winners import read_whole
+from normgen.records.winners import kept_of
 from normgen.spec.reader import load, parse
 from normgen.spec.spec import Spec
 
-__all__ = ["Header", "differences", "export_folder", "export_record", "folder_records", "headers_of", "require_folder"]
+__all__ = [
+    "PLAIN",
+    "Form",
+    "Header",
+    "differences",
+    "export_folder",
+    "export_record",
+    "folder_records",
+    "headers_of",
+    "require_folder",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """How headers are written.
+
+    archs           of a set: a header for each of them, tuned or not, and one that picks among them by the device at
+                    run time; none: one header for each arch that has records, each by itself
+    shared_library  the device functions stand in one file beside the headers; else in each
+    """
+
+    archs: tuple[int, ...] = ()
+    shared_library: bool = False
+
+
+PLAIN = Form()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """One exported file."""
+    """One exported file.
+
+    arch      it must compile for that sm_NN
+    kernels   the instances of its kernels, as C++ names them
+    includes  the texts of the files beside it that it includes
+    note      what its reader must know beforehand
+    """
 
     file_name: str
     text: str
     arch: int
-    kernels: tuple[str, ...]  # the instances of its kernels, as C++ names them
+    kernels: tuple[str, ...]
+    includes: Mapping[str, str] = field(default_factory=dict, hash=False)
+    note: str = ""
+
+    def check(self) -> None:
+        """Compile the device part. Raises CompileError."""
+        check_compiles(self.text, name=self.file_name, arch=self.arch, instances=self.kernels, includes=self.includes)
 
     def write(self, folder: Path) -> Path:
         """Write the file at once, after its device part has compiled. Raises CompileError."""
-        check_compiles(self.text, name=self.file_name, arch=self.arch, instances=self.kernels)
+        self.check()
+        return self.keep(folder)
+
+    def keep(self, folder: Path) -> Path:
+        """Write the file, checked or not."""
         path = folder / self.file_name
         write_output(path, self.text)
         return path
 
 
 def headers_of(
-    records: Iterable[Record], *, spec: Spec | None = None, spec_folders: Sequence[str | Path] = ()
+    records: Iterable[Record],
+    *,
+    spec: Spec | None = None,
+    spec_folders: Sequence[str | Path] = (),
+    form: Form = PLAIN,
 ) -> tuple[Header, ...]:
-    """The headers that hold all these records, by file name.
+    """The headers that hold all these records, by file name; what a header includes comes before it.
 
     spec          the spec of records of its name; others are those that the records hold, else they are looked up in
                   `spec_folders`, then among the built-in ones
@@ -58,11 +108,44 @@ def headers_of(
             known[op] = parse(record.spec, file=f"{op} of a record") if record.spec else load(op, spec_folders)
         return known[op]
 
-    found = []
-    for group in groups_of(records, spec_of):
-        text, kernels = header_text(group)
-        found.append(Header(file_name=group.file_name, text=text, arch=group.arch, kernels=kernels))
-    return tuple(found)
+    worked_out = [halves(group) for group in groups_of(records, spec_of, form.archs)]
+    files = {file.name: file for one in worked_out for file in one.device.library}
+    shared = shared_library(files.values()) if form.shared_library and worked_out else None
+    found = [_library(shared, arch=min(one.group.arch for one in worked_out))] if shared else []
+    beside = {header.file_name: header.text for header in found}
+    made = [_header(one, shared, beside) for one in worked_out]
+    return (*found, *made, *(_sets(worked_out, made, beside) if form.archs else []))
+
+
+def _library(shared: SharedLibrary, *, arch: int) -> Header:
+    return Header(file_name=FILE_NAME, text=library_text(shared), arch=arch, kernels=())
+
+
+def _header(one: Halves, shared: SharedLibrary | None, beside: Mapping[str, str]) -> Header:
+    group = one.group
+    note = "" if group.entries else untuned(group)
+    text = header_text(one, shared)
+    return Header(
+        file_name=group.file_name, text=text, arch=group.arch, kernels=one.instances, includes=beside, note=note
+    )
+
+
+def _sets(worked_out: Sequence[Halves], made: Sequence[Header], beside: Mapping[str, str]) -> list[Header]:
+    """The files that pick among the headers of one name."""
+    sets: dict[str, list[Halves]] = {}
+    for one in worked_out:
+        sets.setdefault(one.group.name, []).append(one)
+    texts = {header.file_name: header.text for header in made}
+    return [
+        Header(
+            file_name=f"{name}.cu",
+            text=set_text(members),
+            arch=members[0].group.arch,
+            kernels=(),
+            includes={**beside, **{one.group.file_name: texts[one.group.file_name] for one in members}},
+        )
+        for name, members in sets.items()
+    ]
 
 
 def export_record(record: Record, folder: Path, *, spec: Spec | None = None) -> Path:
@@ -71,11 +154,11 @@ def export_record(record: Record, folder: Path, *, spec: Spec | None = None) -> 
     Errors: UsageError as `headers_of`.
     """
     (header,) = headers_of([record], spec=spec)
-    slot = (*record.problem.slot(), record.cache)
+    slot = (*record.problem.slot(), record.place)
     others = [
         r
         for r in folder_records(folder)
-        if r.problem.spec_sha256 == record.problem.spec_sha256 and (*r.problem.slot(), r.cache) != slot
+        if r.problem.spec_sha256 == record.problem.spec_sha256 and (*r.problem.slot(), r.place) != slot
     ]
     if others:
         header = next(h for h in headers_of([record, *others], spec=spec) if h.file_name == header.file_name)
@@ -83,26 +166,35 @@ def export_record(record: Record, folder: Path, *, spec: Spec | None = None) -> 
 
 
 def require_folder(folder: Path) -> None:
-    """Raises FileError, or UsageError for damaged records in it, where no header could be written into a folder."""
+    """Raises FileError, or UsageError as `folder_records`, where no header could be written into a folder."""
     with needed("the folder of the header must be writable", hint="choose another one with --output"):
         try_writing(folder)
     folder_records(folder)
 
 
 def folder_records(folder: Path) -> list[Record]:
-    """The records under `folder`/records, file by file. Raises UsageError for a line that is no record."""
-    return [record for path in sorted((folder / "records").glob("*.jsonl")) for record in read_whole(path)]
+    """The records under `folder`/records, file by file. Raises UsageError for a file without a record."""
+    return [record for path in sorted((folder / "records").glob("*.jsonl")) for record in kept_of(path)]
 
 
-def export_folder(folder: Path, *, spec_folders: Sequence[str | Path] = ()) -> list[Path]:
-    """Write the headers of all records under `folder`/records into `folder`."""
-    return [header.write(folder) for header in headers_of(folder_records(folder), spec_folders=spec_folders)]
+def export_folder(folder: Path, *, spec_folders: Sequence[str | Path] = (), form: Form = PLAIN) -> list[Path]:
+    """Write the headers of all records under `folder`/records into `folder`, once all of them have compiled.
+
+    A header of a set whose arch has no record is told of on stderr. Errors: as `headers_of`; CompileError.
+    """
+    headers = headers_of(folder_records(folder), spec_folders=spec_folders, form=form)
+    for header in headers:
+        header.check()
+        if header.note:
+            to_stderr(f"{header.file_name}: {header.note}")
+    return [header.keep(folder) for header in headers]
 
 
-def differences(folder: Path, *, spec_folders: Sequence[str | Path] = ()) -> list[str]:
+def differences(folder: Path, *, spec_folders: Sequence[str | Path] = (), form: Form = PLAIN) -> list[str]:
     """How the headers in `folder` differ from what its records say: one line a file; empty when they agree."""
-    wanted = {h.file_name: h.text for h in headers_of(folder_records(folder), spec_folders=spec_folders)}
-    found = {path.name: path.read_bytes() for path in sorted(folder.glob("*.cu"))}
+    headers = headers_of(folder_records(folder), spec_folders=spec_folders, form=form)
+    wanted = {header.file_name: header.text for header in headers}
+    found = {path.name: path.read_bytes() for path in sorted((*folder.glob("*.cu"), *folder.glob(FILE_NAME)))}
     lines = [f"{name}: missing" for name in wanted if name not in found]
     lines += [f"{name}: differs" for name, text in wanted.items() if found.get(name, text.encode()) != text.encode()]
     return sorted(lines + [f"{name}: no record asks for it" for name in found if name not in wanted])

@@ -6,12 +6,12 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 
 from normgen.cuda.compiler import identity_of
-from normgen.dtypes import DTYPES
 from normgen.export.comments import formula_text
 from normgen.export.groups import Entry, Group
 from normgen.pipeline import emit
 from normgen.problem.question import Direction
 from normgen.records.record import Record
+from normgen.records.winners import gpu_slug
 from normgen.schedule.schedule import Schedule
 from normgen.spec.checks import absent_key, parse_all
 
@@ -19,7 +19,7 @@ WIDTH = 116
 PREDICTED = "predicted, not measured"
 
 
-def banner(group: Group, fallback: Schedule) -> list[str]:
+def banner(group: Group, general: Sequence[Schedule]) -> list[str]:
     """Lines without their comment marks; the template passes each through `comment_text`."""
     spec = group.problem.spec
     records = [entry.record for entry in group.entries]
@@ -34,14 +34,20 @@ def banner(group: Group, fallback: Schedule) -> list[str]:
         f"spec      {spec.name}, sha256:{spec.sha256}",
         *_evidence(records),
         *_emitted_anew(group.entries),
+        *([] if records else [f"note      {untuned(group)}"]),
         "",
-        *_table(group, fallback),
+        *_table(group, general),
+        *_times(records),
         *_predicted(records),
         "",
         *_wrapped(_accuracy(records), "accuracy  "),
-        "",
-        *_schedules(group),
+        *(_records(group.entries) if records else []),
     ]
+
+
+def untuned(group: Group) -> str:
+    """What a header says whose arch has no record."""
+    return f"not tuned: there is no record of sm_{group.arch}; every call takes the general kernel"
 
 
 def _wrapped(text: str, label: str) -> list[str]:
@@ -81,7 +87,7 @@ def _unique(values: Iterable[str]) -> list[str]:
 
 
 def _evidence(records: Sequence[Record]) -> list[str]:
-    """Who made the records, on what, and with which command; a fact that all share is said once."""
+    """Who made the records, and on what; a fact that all share is said once."""
 
     def made(record: Record) -> str:
         return f"normgen {record.versions.get('normgen', '?')}"
@@ -99,9 +105,17 @@ def _evidence(records: Sequence[Record]) -> list[str]:
         for text in _unique(map(fact, records)):
             lines.append(f"{label.ljust(9)} {text}")
             label = ""
-    first, *others = _unique(r.command for r in records) or [""]
-    lines += _wrapped(first, "command   ") if first else []
-    return lines + ([f"          and {len(others)} more: each stands in its record"] if others else [])
+    return lines
+
+
+def _records(entries: Sequence[Entry]) -> list[str]:
+    """Where the rest stands: a header that carries it is read by no compiler and no engineer."""
+    files = " and ".join(f"records/{name}.jsonl" for name in _unique(gpu_slug(entry.device) for entry in entries))
+    said = (
+        f"{files}: schedule, command and all figures of each line of the table; `normgen show` with --op, --shape, "
+        "--dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here"
+    )
+    return _wrapped(said, "records   ")
 
 
 def _emitted_anew(entries: Sequence[Entry]) -> list[str]:
@@ -112,35 +126,33 @@ def _emitted_anew(entries: Sequence[Entry]) -> list[str]:
     return _wrapped(f"emitted as another text than the one that was tuned: {shapes}", "note      ") if other else []
 
 
-def vector_name(schedule: Schedule, dtype: str) -> str:
-    """float4, half2, bfloat16 (one element)."""
-    name = DTYPES[dtype].word
-    if schedule.vector == 1:
-        return name
-    return f"{name} x {schedule.vector}" if name[-1].isdigit() else f"{name}{schedule.vector}"
-
-
 _HEAD = (
     "rows x cols",
     "kernel",
     "threads",
     "rows/block",
     "vector",
-    "median us",
+    "price us",
+    "chain us",
     "GB/s",
     "of roof",
     "vs default",
-    "data",
+    "alone us",
+    "timed",
 )
 
 
-def _table(group: Group, fallback: Schedule) -> list[str]:
-    vector = vector_name(fallback, group.problem.dtype.name)
-    sizes = (str(fallback.threads), str(fallback.rows_per_block), vector)
-    general = ("(any other)", fallback.strategy, *sizes, *"----", "not tuned")
-    rows = [_HEAD, *(_row(entry) for entry in group.entries), general]
+def _table(group: Group, general: Sequence[Schedule]) -> list[str]:
+    said = ["(any other)"] if len(general) == 1 else ["(any other, rows alike)", "(any other)"]
+    others = [(what, *_sizes(schedule), *"------", "not tuned") for what, schedule in zip(said, general, strict=True)]
+    rows = [_HEAD, *(_row(entry) for entry in group.entries), *others]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
     return ["  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _sizes(schedule: Schedule) -> tuple[str, ...]:
+    """The kernel, its threads a block, rows a block, and elements a thread loads at once."""
+    return (schedule.strategy, str(schedule.threads), str(schedule.rows_per_block), str(schedule.vector))
 
 
 def _row(entry: Entry) -> tuple[str, ...]:
@@ -148,19 +160,39 @@ def _row(entry: Entry) -> tuple[str, ...]:
     size = f"{problem.rows} x {problem.cols}"
     size += "".join(f" no {name}" for name in problem.absent)
     size += f" pitch {problem.pitch}" if problem.pitch != problem.cols else ""
-    s = record.schedule
-    shape = (size, s.strategy, str(s.threads), str(s.rows_per_block), vector_name(s, problem.dtype.name))
+    shape = (size, *_sizes(record.schedule))
     if not record.measured:
         us = f"({record.us:.4g})" if record.us is not None else "-"
-        return (*shape, us, "-", "-", "-", PREDICTED)
-    roof, rate = record.percent_of_roof, record.gb_per_s
-    gain = f"{record.default_us / record.us:.2f}x" if record.default_us and record.us else "-"
+        return (*shape, us, *"-----", PREDICTED)
+    cost_us, roof, rate = record.cost_us, record.percent_of_roof, record.gb_per_s
+    alone_us = record.us if record.is_alone else record.alone_us
     figures = (
-        f"{record.us:.4g}" if record.us else "-",
+        f"{cost_us:.4g}" if cost_us and not record.is_alone else "-",
+        f"{record.us:.4g} / {record.chain_us.median:.4g}" if record.us and record.chain_us else "-",
         f"{rate:.0f}" if rate else "-",
         f"{roof:.1f} %" if roof else "-",
+        f"{record.default_cost_us / cost_us:.2f}x" if record.default_cost_us and cost_us else "-",
+        f"{alone_us:.4g}" if alone_us else "-",
     )
-    return (*shape, *figures, gain, record.cache.value)
+    return (*shape, *figures, str(record.place))
+
+
+def _times(records: Sequence[Record]) -> list[str]:
+    """What the columns mean, of those that there are."""
+    measured = [r for r in records if r.measured]
+    lines = []
+    if any(not r.is_alone for r in measured):
+        text = (
+            "price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its "
+            "outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM"
+        )
+        lines += _wrapped(text, "times     ")
+    if any(r.is_alone for r in measured):
+        text = (
+            "alone: of launches behind each other, which overlap where they start early; GB/s and ratios are of these"
+        )
+        lines += _wrapped(text, "          " if lines else "times     ")
+    return ["", *lines] if lines else []
 
 
 def _predicted(records: Sequence[Record]) -> list[str]:
@@ -184,14 +216,3 @@ def _accuracy(records: Sequence[Record]) -> str:
         f"largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the "
         f"stored dtype, over adversarial rows, {how}: {figures}"
     )
-
-
-def _schedules(group: Group) -> list[str]:
-    lines = [
-        "A kernel and its Config are, byte for byte, what was tuned; `normgen show` with --op, --shape, --dtype and",
-        "--schedule prints them alone. Schedules:",
-    ]
-    for entry in group.entries:
-        p = entry.problem
-        lines += _wrapped(str(entry.record.schedule), f"  {p.rows} x {p.cols}: ")
-    return lines

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from normgen.cuda import nvrtc
 from normgen.cuda.nvrtc import header_folders
@@ -10,8 +11,17 @@ from normgen.errors import CompileError, NoDeviceError
 from normgen.files.private import to_stderr
 
 
-def check_compiles(text: str, *, name: str, arch: int, instances: Sequence[str] = ()) -> None:
+def check_compiles(
+    text: str,
+    *,
+    name: str,
+    arch: int,
+    instances: Sequence[str] = (),
+    includes: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Compile a header as NVRTC sees it: everything above its host part, and those instances of its kernels.
+
+    includes  the texts of the files beside it that it includes
 
     A machine that cannot compile it, for want of NVRTC or of CUDA's headers, says so in one line on stderr.
 
@@ -20,9 +30,10 @@ def check_compiles(text: str, *, name: str, arch: int, instances: Sequence[str] 
     try:
         if arch not in nvrtc.supported_archs():
             raise NoDeviceError("NVRTC must know the arch", received=f"sm_{arch}")
-        includes = [f"--include-path={folder}" for folder in header_folders()]
-        options = [f"--gpu-architecture=sm_{arch}", "-std=c++17", *includes]
-        compiled = nvrtc.compile_text(text.encode(), name=name, options=options, instances=instances)
+        folders = [f"--include-path={folder}" for folder in header_folders()]
+        options = [f"--gpu-architecture=sm_{arch}", "-std=c++17", *folders]
+        texts = {file: included.encode() for file, included in includes.items()}
+        compiled = nvrtc.compile_text(text.encode(), name=name, options=options, instances=instances, includes=texts)
     except NoDeviceError as error:
         to_stderr(f"{name}: not compiled ({error.rule}: {error.received})")
         return

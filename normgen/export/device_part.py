@@ -1,15 +1,17 @@
-"""The device part of a header: the device library that its kernels need, each strategy's kernel, and the Configs."""
+"""The device part of a header: what of the device library its kernels need, the Configs, each strategy's kernel."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from normgen.codegen.library import File, in_order
+from normgen.codegen.chain import chain_of, declare
+from normgen.codegen.library import File, in_order, needed
 from normgen.codegen.module import Kernel
-from normgen.codegen.parts import Parts, headers_of
+from normgen.codegen.parts import Parts
+from normgen.codegen.statements import identifiers
 from normgen.codegen.templates import tidy
-from normgen.pipeline import emit_parts
+from normgen.pipeline import answered, emit_parts, planned
 from normgen.problem.problem import Problem
 from normgen.schedule.schedule import Schedule
 
@@ -28,6 +30,14 @@ class Compiled:
     def main(self) -> Kernel:
         return self.parts.kernels[0]
 
+    def signatures(self) -> dict[str, tuple[str, ...]]:
+        """The types of each kernel's parameters."""
+        plan = planned(self.problem, self.schedule)
+        return {
+            kernel.name: tuple(declare(plan, replace(param, name="")).rstrip() for param in kernel.params)
+            for kernel in self.parts.kernels
+        }
+
     @property
     def zeroed_bytes(self) -> int:
         """The part of the workspace that a launch finds zeroed, less what grows with cols."""
@@ -40,9 +50,24 @@ class DevicePart:
     """`kernels` in the order they were asked for; equal ones are one object."""
 
     kernels: tuple[Compiled, ...]
+    library: tuple[File, ...]
     text: str
-    headers: tuple[str, ...]
     min_arch: int
+
+    @property
+    def signatures(self) -> dict[str, tuple[str, ...]]:
+        """The types of each template's parameters, as nvcc compares them: with __restrict__."""
+        return {name: types for c in self.kernels for name, types in c.signatures().items()}
+
+    @property
+    def chains(self) -> dict[str, str]:
+        """Of each Config the part that the types of parameters depend on."""
+        return {c.main.config: chain_of(planned(c.problem, c.schedule)) for c in self.kernels}
+
+    @property
+    def signature_library(self) -> tuple[File, ...]:
+        """The files of the library that the types of parameters need."""
+        return tuple(needed(identifiers(" ".join([*self.chains.values(), *sum(self.signatures.values(), ())]))))
 
 
 def device_part(wanted: Sequence[tuple[Problem, Schedule]]) -> DevicePart:
@@ -50,6 +75,7 @@ def device_part(wanted: Sequence[tuple[Problem, Schedule]]) -> DevicePart:
     emitted: dict[str, Compiled] = {}
     names = []
     for problem, schedule in wanted:
+        problem = answered(problem, schedule)
         parts = emit_parts(problem, schedule)
         names.append(parts.kernels[0].expression)
         emitted.setdefault(names[-1], Compiled(problem=problem, schedule=schedule, parts=parts))
@@ -58,8 +84,8 @@ def device_part(wanted: Sequence[tuple[Problem, Schedule]]) -> DevicePart:
     configs = dict.fromkeys(c.parts.config.text for c in emitted.values())
     return DevicePart(
         kernels=tuple(emitted[name] for name in names),
-        text=tidy("\n".join([*(file.text for file in library), SIZES, *configs, "", *strategies])),
-        headers=headers_of(library),
+        library=tuple(library),
+        text=tidy("\n".join([SIZES, *configs, "", *strategies])),
         min_arch=max(c.parts.min_arch for c in emitted.values()),
     )
 

@@ -12,8 +12,10 @@ from normgen.files.names import Part, name_part
 from normgen.problem.problem import Problem, said_dtypes
 from normgen.problem.question import PLAIN_ALIGN, Direction
 from normgen.program.source import problem_for
+from normgen.records.nearest import place_rank
+from normgen.records.place import DEFAULT_PLACE
 from normgen.records.questions import problem_of
-from normgen.records.record import Cache, ProblemKey, Record
+from normgen.records.record import ProblemKey, Record
 from normgen.schedule.plan import alignment_of
 from normgen.spec.spec import Role, Spec
 
@@ -53,6 +55,8 @@ class Group:
     problem   with every optional parameter there: its tensors are the launch function's arguments
     optional  parameters (inputs) that may be null; kernels are compiled with or without each of them
     nullable  optional statistics that a kernel may have been compiled without
+    entries   the tuned shapes; none in a header of a set whose arch has no record: it has general kernels
+    archs     all archs of the set that the header belongs to, ascending; none for a header by itself
     """
 
     name: str
@@ -61,6 +65,7 @@ class Group:
     optional: tuple[str, ...]
     nullable: tuple[str, ...]
     entries: tuple[Entry, ...]
+    archs: tuple[int, ...] = ()
 
     @property
     def file_name(self) -> str:
@@ -102,26 +107,33 @@ def header_problem(record: Record, spec: Spec) -> Problem:
     return problem_of(record.problem, spec)
 
 
-def groups_of(records: Iterable[Record], spec_of: SpecOf) -> list[Group]:
-    """One group per operation, direction, dtypes and arch, in the order of their file names."""
-    by_name: dict[tuple[str, int], list[Entry]] = {}
-    bases: dict[tuple[str, int], Problem] = {}
+def groups_of(records: Iterable[Record], spec_of: SpecOf, archs: Sequence[int] = ()) -> list[Group]:
+    """One group per operation, direction, dtypes and arch, in the order of their file names.
+
+    With `archs`, only of these, and one for each of them wherever one of them has a record.
+    """
+    by_slot: dict[tuple[str, int], list[Entry]] = {}
+    bases: dict[str, Problem] = {}
     for record in records:
         entry = Entry(record=record, problem=header_problem(record, spec_of(record)))
         base = _base(entry.problem)
-        slot = (base.question.header_stem(said_dtypes(base.spec, base.question)), entry.device.arch)
-        if bases.setdefault(slot, base).tensors != base.tensors:
+        name, arch = base.question.header_stem(said_dtypes(base.spec, base.question)), entry.device.arch
+        if archs and arch not in archs:
+            continue
+        if bases.setdefault(name, base).tensors != base.tensors:
             raise UsageError("one header stores each tensor in one dtype", received=str(record.problem.dtypes))
-        by_name.setdefault(slot, []).append(entry)
-    return [_group(slot, bases[slot], by_name[slot]) for slot in sorted(by_name)]
+        by_slot.setdefault((name, arch), []).append(entry)
+    slots = [(name, arch) for name in bases for arch in archs] if archs else list(by_slot)
+    return [_group(slot, bases[slot[0]], by_slot.get(slot, []), tuple(sorted(archs))) for slot in sorted(slots)]
 
 
-def _group(slot: tuple[str, int], base: Problem, entries: list[Entry]) -> Group:
-    """The best entry of each problem: measured before predicted, cold before hot, then by device name."""
+def _group(slot: tuple[str, int], base: Problem, entries: list[Entry], archs: tuple[int, ...]) -> Group:
+    """The best entry of each problem: measured before predicted, in place before alone, then by device name."""
 
     def preference(entry: Entry) -> tuple[object, ...]:
         record = entry.record
-        return not record.measured, record.cache is not Cache.COLD, entry.device.name, record.schedule.key
+        rank = place_rank(record.place, DEFAULT_PLACE)
+        return not record.measured, rank is None, rank or 0, entry.device.name, record.schedule.key
 
     best: dict[ProblemKey, Entry] = {}
     for entry in sorted(entries, key=preference):
@@ -137,7 +149,15 @@ def _group(slot: tuple[str, int], base: Problem, entries: list[Entry]) -> Group:
     nullable = tuple(t.name for t in base.tensors if t.nullable)
     chosen = sorted(best.values(), key=lambda e: (*e.order(), e.record.schedule.key))
     name, arch = slot
-    return Group(name=name, arch=arch, problem=base, optional=optional, nullable=nullable, entries=tuple(chosen))
+    return Group(
+        name=name,
+        arch=arch,
+        problem=base,
+        optional=optional,
+        nullable=nullable,
+        entries=tuple(chosen),
+        archs=archs,
+    )
 
 
 def _base(problem: Problem) -> Problem:

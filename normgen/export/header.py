@@ -1,27 +1,31 @@
-"""A group of records -> the text of its header."""
+"""A group of records -> the text of its header, and the file of a library that headers share."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import jinja2
 
+from normgen.codegen.parts import headers_of
 from normgen.codegen.spelling import Spelling
 from normgen.codegen.templates import tidy
-from normgen.dtypes import DTYPES
+from normgen.dtypes import DType
 from normgen.export.banner import WIDTH, banner
 from normgen.export.comments import comment_text
-from normgen.export.device_part import device_part
+from normgen.export.device_part import DevicePart, device_part
 from normgen.export.groups import Group
 from normgen.export.host_part import HostPart, host_part
+from normgen.export.shared_library import FILE_NAME, SharedLibrary
 from normgen.files.shipped import VERSION
-from normgen.schedule.default import fallback_schedule
+from normgen.schedule.default import fallback_schedules
+from normgen.schedule.schedule import Schedule
 
 
 @cache
-def _environment() -> jinja2.Environment:
+def environment() -> jinja2.Environment:
     made = jinja2.Environment(
         loader=jinja2.PackageLoader("normgen.export", "templates"),
         undefined=jinja2.StrictUndefined,
@@ -50,37 +54,90 @@ def wrapped(paragraphs: Sequence[str]) -> list[str]:
     return [line for text in paragraphs for line in textwrap.wrap(text, WIDTH)]
 
 
-def header_text(group: Group) -> tuple[str, tuple[str, ...]]:
-    """Banner, device part, host part: the same bytes for the same spec, records and generator; and its kernels."""
+@dataclass(frozen=True, kw_only=True)
+class Halves:
+    """A header before it is printed; in `host` the names of the spec are marked."""
+
+    group: Group
+    general: tuple[Schedule, ...]
+    device: DevicePart
+    host: HostPart
+
+    @property
+    def instances(self) -> tuple[str, ...]:
+        """Its kernels as C++ names them."""
+        scope = f"normgen::sm{self.group.arch}::{self.group.name}_detail::"
+        kernels = [kernel for compiled in self.device.kernels for kernel in compiled.parts.kernels]
+        return tuple(dict.fromkeys(f"{scope}{kernel.name}<{scope}{kernel.config}>" for kernel in kernels))
+
+    @property
+    def elsewhere(self) -> str:
+        """In a set: the condition of a pass of nvcc for GPUs that take another header of it."""
+        arch, archs = self.group.arch, self.group.archs
+        newer = next((f" || __CUDA_ARCH__ >= {other}0" for other in archs if other > arch), "")
+        return f"(__CUDA_ARCH__ < {arch}0{newer})" if archs else ""
+
+
+def halves(group: Group) -> Halves:
+    """What a header holds, worked out."""
     tuned = [(e.problem, e.record.schedule) for e in group.entries]
-    general = [(p, fallback_schedule(p)) for p in group.fallbacks()]
-    device = device_part([*tuned, *general])
-    dtypes = sorted({t.dtype.name for t in group.problem.tensors})
+    schedules = fallback_schedules(group.problem)
+    device = device_part([*tuned, *((p, s) for p in group.fallbacks() for s in schedules)])
+    host = host_part(group, device.kernels[: len(tuned)], device.kernels[len(tuned) :], ways=len(schedules))
+    return Halves(group=group, general=schedules, device=device, host=host)
+
+
+def header_text(header: Halves, shared: SharedLibrary | None = None) -> str:
+    """Banner, device part, host part: the same bytes for the same spec, records and generator."""
+    group, device = header.group, header.device
+    library = shared.without(device.library) if shared else device.library
+    names: dict[str, str | int] = {"name": group.name, "arch": group.arch}
     text = (
-        _environment()
+        environment()
         .get_template("header.cu.j2")
         .render(
-            banner=banner(group, general[0][1]),
+            banner=banner(group, header.general),
             guard=f"NORMGEN_{group.name}_SM{group.arch}_CU_".upper(),
             file_name=group.file_name,
             version=VERSION,
-            arch=group.arch,
             min_arch=device.min_arch,
-            name=group.name,
-            device_headers=device.headers,
-            type_headers=[DTYPES[name].header for name in dtypes if DTYPES[name].header],
+            device_headers=headers_of(library),
+            stored=_stored(group),
+            shared=shared,
+            shared_name=FILE_NAME,
+            elsewhere=header.elsewhere,
+            set_guard=set_guard(group),
+            is_tuned=bool(group.entries),
+            chains=device.chains,
+            signatures=device.signatures if header.elsewhere else {},
+            signature_library=device.signature_library,
+            library=library,
             device=device.text,
-            host=_spelled(group, host_part(group, device.kernels[: len(tuned)], device.kernels[len(tuned) :])),
+            host=_spelled(names, header.host),
+            **names,
         )
     )
-    scope = f"normgen::sm{group.arch}::{group.name}_detail::"
-    kernels = dict.fromkeys(
-        f"{scope}{k.name}<{scope}{k.config}>" for compiled in device.kernels for k in compiled.parts.kernels
-    )
-    return tidy(text), tuple(kernels)
+    return tidy(text)
 
 
-def _spelled(group: Group, host: HostPart) -> HostPart:
-    """The host part with the spec's names spelled so that its launch functions compile."""
-    calls = _environment().get_template("calls.cu.j2").render(name=group.name, host=host)
-    return Spelling(calls).within(host)
+def set_guard(group: Group) -> str:
+    """The include guard of the file that picks among headers."""
+    return f"NORMGEN_{group.name}_CU_".upper()
+
+
+def library_text(shared: SharedLibrary) -> str:
+    """The file that headers which share their library include."""
+    found = environment().get_template("device.cuh.j2")
+    return tidy(found.render(file_name=FILE_NAME, version=VERSION, shared=shared))
+
+
+def _stored(group: Group) -> list[DType]:
+    """The stored number formats that C++ has no type of its own for."""
+    found = {t.dtype.name: t.dtype for t in group.problem.tensors if t.dtype.header}
+    return [found[name] for name in sorted(found)]
+
+
+def _spelled(names: Mapping[str, str | int], host: HostPart) -> HostPart:
+    """The host part with the spec's names spelled so that it compiles."""
+    text = environment().get_template("host.cu.j2").render(host=host, **names)
+    return Spelling(text).within(host)

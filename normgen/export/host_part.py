@@ -1,150 +1,153 @@
-"""What the host templates print: signatures, conditions, kernel calls. Decisions are made here.
+"""What the host template prints: signatures, conditions, runners, tables. Decisions are made here.
 
 Names of the spec are marked: the header spells them once the text of its launch functions is known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from normgen.codegen.module import Kernel, Launch, Param, Source
+from normgen.codegen.module import Launch, Param, Source
 from normgen.codegen.spelling import mark
 from normgen.export.device_part import Compiled
 from normgen.export.groups import Entry, Group
+from normgen.pipeline import answered
 from normgen.problem.problem import Problem, TensorUse
 from normgen.problem.question import Direction
 
-CALL = "k::"  # the detail namespace inside the launch functions
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """One line of kTuned."""
-
-    rows: int
-    cols: int
-    align: int
-    absent: int
-    alike: bool
-    comment: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchLine:
-    """One constexpr Launch: a kernel's sizes."""
-
-    name: str
-    values: str
+LONGEST_TERM = 105  # characters of a line of a table that stay together
+# The order of the template's struct Launch: what most kernels leave at its default comes last.
+LAUNCH = (
+    *("threads", "rows_per_block", "dependent", "blocks"),
+    *("min_blocks", "persistent", "cluster", "shared_bytes", "period"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One kernel of a call, with its arguments as text."""
+    """One kernel of a runner: its template parameter, the field that sizes its launch, its arguments as text."""
 
     kernel: str
     launch: str
+    blocks: str
     arguments: tuple[str, ...]
-    loops_clusters: bool
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
-    """Everything one schedule launches.
+class Runner:
+    """A host function for all kernels that take the same arguments."""
 
-    labels  indices in kTuned, or sets of absent parameters (fallbacks)
-    zeroed  C++ text of the bytes of the workspace that must be zero before; "" if none
-    """
-
-    labels: tuple[int, ...]
-    comment: str
-    zeroed: str
+    name: str
     steps: tuple[Step, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkspaceLine:
-    """What a tuned kernel needs of the workspace."""
-
-    cols: int
-    launch: str
-    fixed: int
-    per_block: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class HostPart:
-    """See templates/host.cu.j2 and templates/calls.cu.j2; in texts, names of the spec are marked."""
+    """See templates/host.cu.j2; in texts, names of the spec are marked."""
 
-    name: str
-    launches: tuple[LaunchLine, ...]
-    shapes: tuple[Shape, ...]
-    optional: tuple[tuple[str, str], ...]  # pointer that says it is there, tensor
-    nullable: tuple[str, ...]
+    members: tuple[str, ...]  # of struct Arguments
+    given: tuple[str, ...]  # what the pitched function puts there
+    runners: tuple[Runner, ...]
+    tuned: tuple[tuple[str, ...], ...]  # lines of kTuned, cut where a line may break
+    general: tuple[tuple[str, ...], ...]  # lines of kGeneral
+    ways: int  # lines of kGeneral for each set of parameters
+    pointers: tuple[str, ...]  # bits of `absent`
+    compiled_out: int  # of them, those that kernels take no null pointer for
+    tensors: tuple[str, ...]  # arguments of the functions: the pitched one has the pitches behind the tensors
+    pitches: tuple[str, ...]
+    names: tuple[str, ...]  # behind tensors and pitches
     pitched: tuple[str, ...]  # declarations
     packed: tuple[str, ...]
-    names: tuple[str, ...]  # of the packed function's arguments
-    forwarded: tuple[str, ...]  # arguments of the pitched function in the packed one
-    pitches: tuple[str, ...]
     bits: tuple[str, ...]  # what the alignment depends on
-    alike: str  # condition, "" when no kernel peels
-    required: tuple[tuple[str, bool], ...]  # pointers that must not be null; whether 0 rows need none
-    paired: tuple[tuple[str, str], ...]  # gradient, parameter: needed where the parameter is there
+    alike: tuple[str, ...]  # conditions; none when no kernel peels
+    invalid: tuple[str, ...]  # sizes that are refused
+    missing: tuple[str, ...]  # pointers that must not be null
     launches_empty: bool  # 0 rows still write column sums
     bit_names: str
     doc: tuple[str, ...]
-    calls: tuple[Call, ...]
-    fallbacks: tuple[Call, ...]
+    choice: str  # which kernel a call gets
+    finishes: bool  # some kernel has a second one behind it
     workspace: bool
-    workspace_fixed: int
-    workspace_per_column: int
-    workspace_lines: tuple[WorkspaceLine, ...]
     loops_clusters: bool  # some kernel is a persistent grid of clusters
 
+    @property
+    def called(self) -> tuple[str, ...]:
+        """The packed function's arguments in a call."""
+        return (*self.tensors, *self.names)
 
-def host_part(group: Group, tuned: Sequence[Compiled], fallbacks: Sequence[Compiled]) -> HostPart:
-    problem = group.problem
+    @property
+    def picked(self) -> tuple[str, ...]:
+        """The pitched function's arguments in a function of the same signature."""
+        return (*self.tensors, *self.pitches, *self.names)
+
+    @property
+    def forwarded(self) -> tuple[str, ...]:
+        """The pitched function's arguments in the packed one."""
+        return (*self.tensors, *("cols" for _ in self.pitches), *self.names)
+
+
+def host_part(group: Group, tuned: Sequence[Compiled], general: Sequence[Compiled], *, ways: int) -> HostPart:
+    """The host part of a header whose entries are `tuned`, in their order, and whose fallbacks are `general`.
+
+    ways  general kernels of a set of parameters: with 2 of them the first asks that rows shift alike
+    """
+    problem, compiled = group.problem, (*tuned, *general)
+    tensors = tuple(mark(t.name) for t in problem.tensors)
     pitches = tuple(f"{mark(t.name)}_pitch" for t in problem.elem_tensors)
-    scalars = [mark(p.key) for p in fallbacks[0].main.params if p.source is Source.SCALAR]
-    workspace = any(
-        p.source is Source.WORKSPACE for c in (*tuned, *fallbacks) for k in c.parts.kernels for p in k.params
-    )
+    scalars = [mark(p.key) for p in general[0].main.params if p.source is Source.SCALAR]
+    workspace = any(p.source is Source.WORKSPACE for c in compiled for k in c.parts.kernels for p in k.params)
+    launches_empty = any(c.main.launch.min_blocks for c in general)
+    finishes = any(len(c.parts.kernels) > 1 for c in compiled)
     tail = ["int rows", "int cols", *(f"float {s}" for s in scalars), *(["void* workspace"] if workspace else [])]
-    tensors = [_declaration(t) for t in problem.tensors]
-    stream = "cudaStream_t stream = nullptr"
-    names = ["rows", "cols", *scalars, *(["workspace"] if workspace else []), "stream"]
-    compiled = {c.main.expression: c for c in (*tuned, *fallbacks)}
+    declared = [_declaration(t, t.dtype.cuda_ctype) for t in problem.tensors]
+    strides = [f"long long {pitch}" for pitch in pitches]
+    names = ("rows", "cols", *scalars, *(["workspace"] if workspace else []), "stream")
+    runners = _runners(compiled)
+    kernels = {c.main.expression: _kernel_line(c, runners, finishes=finishes, workspace=workspace) for c in compiled}
+    shapes = _aligned([_shape(group, entry) for entry in group.entries])
     return HostPart(
-        name=group.name,
-        launches=tuple(_launch_line(problem, k) for c in compiled.values() for k in c.parts.kernels),
-        shapes=tuple(_shape(group, entry) for entry in group.entries),
-        optional=tuple((mark(_witness(problem, name)), mark(name)) for name in group.optional),
-        nullable=tuple(map(mark, group.nullable)),
-        pitched=(*tensors, *(f"long long {p}" for p in pitches), *tail, stream),
-        packed=(*tensors, *tail, stream),
-        names=(*(mark(t.name) for t in problem.tensors), *names),
-        forwarded=(*(mark(t.name) for t in problem.tensors), *("cols" for _ in pitches), *names),
+        members=(*(_declaration(t, t.dtype.ctype) for t in problem.tensors), *strides, *tail, "cudaStream_t stream"),
+        given=(*(_as_kernels_take_it(t) for t in problem.tensors), *pitches, *names),
+        runners=tuple(dict.fromkeys(runners.values())),
+        tuned=tuple(
+            _closed(f"{{{s}, {{", kernels[c.main.expression], "}},") for s, c in zip(shapes, tuned, strict=True)
+        ),
+        general=tuple(_closed("{", kernels[c.main.expression], "},") for c in general),
+        pointers=tuple(_pointers(group)),
+        compiled_out=(1 << len(group.optional)) - 1,
+        tensors=tensors,
         pitches=pitches,
+        names=names,
+        pitched=(*declared, *strides, *tail, "cudaStream_t stream = nullptr"),
+        packed=(*declared, *tail, "cudaStream_t stream = nullptr"),
         bits=tuple(_bits(problem)),
-        alike=_alike(problem) if any(e.record.schedule.peels for e in group.entries) else "",
-        required=tuple(_required(group)),
-        paired=tuple(_paired(group)),
-        launches_empty=any(c.main.launch.min_blocks for c in fallbacks),
+        alike=tuple(_alike(problem)) if ways > 1 or any(e.record.schedule.peels for e in group.entries) else (),
+        ways=ways,
+        invalid=("rows < 0", "cols < 1", *(f"{pitch} < cols" for pitch in pitches)),
+        missing=tuple(_missing(group, launches_empty=launches_empty, workspace=workspace)),
+        launches_empty=launches_empty,
         bit_names=", ".join(f"{1 << i}u {mark(n)}" for i, n in enumerate((*group.optional, *group.nullable))) or "none",
         doc=tuple(_doc(group, workspace)),
-        calls=tuple(_tuned_calls(group, tuned)),
-        fallbacks=tuple(_fallback_call(group, c) for c in fallbacks),
+        choice=_choice(group),
+        finishes=finishes,
         workspace=workspace,
-        workspace_fixed=max(c.zeroed_bytes for c in fallbacks),
-        workspace_per_column=max(c.parts.workspace_column_bytes for c in fallbacks),
-        workspace_lines=tuple(_workspace_lines(tuned)),
-        loops_clusters=any(c.main.launch.loops_clusters for c in tuned),
+        loops_clusters=any(c.main.launch.loops_clusters for c in compiled),
     )
 
 
-def _declaration(tensor: TensorUse) -> str:
+def _declaration(tensor: TensorUse, ctype: str) -> str:
     const = "" if tensor.is_written else "const "
-    return f"{const}{tensor.dtype.cuda_ctype}* {mark(tensor.name)}"
+    return f"{const}{ctype}* {mark(tensor.name)}"
+
+
+def _as_kernels_take_it(tensor: TensorUse) -> str:
+    """CUDA's type of a stored number and the device library's have the same bits."""
+    if tensor.dtype.cuda_ctype == tensor.dtype.ctype:
+        return mark(tensor.name)
+    const = "" if tensor.is_written else "const "
+    return f"reinterpret_cast<{const}k::{tensor.dtype.ctype}*>({mark(tensor.name)})"
 
 
 def _witness(problem: Problem, name: str) -> str:
@@ -152,33 +155,47 @@ def _witness(problem: Problem, name: str) -> str:
     return name if name in problem.present else f"d{name}"
 
 
-def _shape(group: Group, entry: Entry) -> Shape:
-    record = entry.record
-    figure = f"{record.us:.4g} us" if record.us is not None else "no time"
-    said = figure if record.measured else f"{figure} predicted, not measured"
-    return Shape(
-        rows=entry.problem.rows,
-        cols=entry.problem.cols,
-        align=entry.vector_align,
-        absent=group.absent_bits(entry.problem),
-        alike=record.schedule.peels,
-        comment=f"{said}: {record.schedule.strategy}",
-    )
+def _shape(group: Group, entry: Entry) -> tuple[str, ...]:
+    """What a call must be like for this line of kTuned, and which statistics it was timed without."""
+    schedule, problem = entry.record.schedule, entry.problem
+    alike = "true" if schedule.peels else "false"
+    absent = [f"{group.absent_bits(p)}u" for p in (answered(problem, schedule), problem)]
+    return str(problem.rows), str(problem.cols), str(entry.vector_align), *absent, alike
 
 
-def launch_name(problem: Problem, kernel: Kernel) -> str:
-    """kLaunch_warp_per_row_3f2a_Cols768_91ab: what the kernel's name says beyond the problem's, and its Config."""
-    return f"kLaunch_{kernel.name.removeprefix(problem.name + '_')}_{kernel.config}"
+def _aligned(lines: Sequence[tuple[str, ...]]) -> list[str]:
+    """The cells of a table with commas between them, each as wide as the widest of its column."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [", ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)) for line in lines]
 
 
-def _launch_line(problem: Problem, kernel: Kernel) -> LaunchLine:
-    return LaunchLine(name=launch_name(problem, kernel), values=launch_values(kernel.launch))
+def _kernel_line(
+    compiled: Compiled, runners: Mapping[str, Runner], *, finishes: bool, workspace: bool
+) -> tuple[str, ...]:
+    """The inside of an initialiser of the template's struct Kernel."""
+    parts = compiled.parts
+    launches = [f"{{{launch_values(kernel.launch)}}}, " for kernel in parts.kernels]
+    bytes_ = (compiled.zeroed_bytes, parts.workspace_column_bytes, parts.workspace_block_bytes)
+    words = [*launches, *(["{}, "] if finishes and len(launches) == 1 else [])]
+    words += [f"{{{', '.join(map(str, bytes_))}}}, "] if workspace else []
+    *others, last = (kernel.expression for kernel in parts.kernels)
+    first, *rest = (*(f"{other}, " for other in others), f"{last}>")
+    runner = f"{runners[compiled.main.expression].name}<"
+    return (*words, *([runner, first] if len(runner + first) > LONGEST_TERM else [runner + first]), *rest)
 
 
-def launch_values(s: Launch) -> str:
-    """The initialiser of the template's struct Launch."""
-    sizes = (s.threads, s.rows_per_block, s.cluster, s.persistent, s.shared_bytes, s.blocks, s.period, s.min_blocks)
-    return ", ".join([*map(str, sizes), "true" if s.dependent else "false"])
+def _closed(opened: str, words: tuple[str, ...], closed: str) -> tuple[str, ...]:
+    first, *others, last = words
+    return (opened + first, *others, last + closed)
+
+
+def launch_values(launch: Launch) -> str:
+    """The initialiser of the template's struct Launch, up to its last value that is not the default."""
+    plain = Launch(threads=0)
+    values = [getattr(launch, name) for name in LAUNCH]
+    while values[-1] == getattr(plain, LAUNCH[len(values) - 1]):
+        values.pop()
+    return ", ".join(str(value).lower() for value in values)
 
 
 def _bits(problem: Problem) -> list[str]:
@@ -188,103 +205,76 @@ def _bits(problem: Problem) -> list[str]:
     return terms + [f"k::pitch_bytes({mark(t.name)}_pitch, {t.dtype.bytes})" for t in problem.elem_tensors]
 
 
-def _alike(problem: Problem) -> str:
+def _alike(problem: Problem) -> list[str]:
     """A peeled kernel finds the first element's offset from one tensor: the rows of all must shift alike."""
     first, *others = problem.elem_tensors
     x = mark(first.name)
     terms = [f"k::address({mark(t.name)}) - k::address({x})" for t in others]
     terms += [f"k::pitch_bytes({mark(t.name)}_pitch - {x}_pitch, {t.dtype.bytes})" for t in others]
-    return " && ".join(f"({term}) % 16 == 0" for term in terms) or "true"
+    return [f"({term}) % 16 == 0" for term in terms] or ["true"]
 
 
-def _required(group: Group) -> list[tuple[str, bool]]:
-    """Tensors that are always there: all but optional parameters, their gradients and nullable statistics."""
+def _pointers(group: Group) -> list[str]:
+    """What sets the bits of `absent`."""
+    pointers = [*(_witness(group.problem, name) for name in group.optional), *group.nullable]
+    return [f"({mark(pointer)} == nullptr ? {1 << bit}u : 0u)" for bit, pointer in enumerate(pointers)]
+
+
+def _missing(group: Group, *, launches_empty: bool, workspace: bool) -> list[str]:
+    """Pointers that must be there: all but optional parameters, their gradients and nullable statistics.
+
+    Sums over 0 rows are written too; tensors of 0 rows need not be there. A parameter's gradient must be there where
+    the parameter is.
+    """
     free = {*group.optional, *(f"d{n}" for n in group.optional), *group.nullable}
-    return [(mark(t.name), t.kind.by_row) for t in group.problem.tensors if t.name not in free]
-
-
-def _paired(group: Group) -> list[tuple[str, str]]:
     present = group.problem.present
-    return [(mark(f"d{n}"), mark(n)) for n in group.optional if {n, f"d{n}"} <= present]
+    found = []
+    for tensor in group.problem.tensors:
+        absent = f"{mark(tensor.name)} == nullptr"
+        if tensor.name not in free:
+            found.append(f"(rows > 0 && {absent})" if launches_empty and tensor.kind.by_row else absent)
+    for name in group.optional:
+        if {name, f"d{name}"} <= present:
+            found.append(f"({mark(name)} != nullptr && {mark(f'd{name}')} == nullptr)")
+    return [*found, "workspace == nullptr"] if workspace else found
 
 
-def _argument(param: Param, problem: Problem) -> str:
+def _argument(param: Param) -> str:
     match param.source:
-        case Source.TENSOR:
-            tensor, pointer = problem.tensor(param.key), mark(param.key)
-            if tensor.dtype.cuda_ctype == tensor.dtype.ctype:
-                return pointer
-            ctype = param.ctype.replace(tensor.dtype.ctype, CALL + tensor.dtype.ctype)
-            return f"reinterpret_cast<{ctype}>({pointer})"
+        case Source.TENSOR | Source.SCALAR:
+            return f"call.{mark(param.key)}"
         case Source.PITCH:
-            return f"{mark(param.key)}_pitch"
+            return f"call.{mark(param.key)}_pitch"
         case Source.WORKSPACE:
             plain = param.ctype.removeprefix("const ").removesuffix("*")
-            return f"k::at<{plain}>(workspace, {param.offset})"
+            return f"at<{plain}>(call.workspace, {param.offset})"
         case Source.BLOCKS:
             return "blocks"
-        case Source.SCALAR:
-            return mark(param.key)
         case _:
-            return param.source.value
+            return f"call.{param.source.value}"
 
 
 def _steps(compiled: Compiled) -> tuple[Step, ...]:
+    """Its kernels, in launch order: all but the first have a fixed grid."""
+    fields = (("kMain", "kernel.launch", "blocks"), ("kFinish", "kernel.finish", "kernel.finish.blocks"))
     return tuple(
-        Step(
-            kernel=f"{CALL}{kernel.name}<{CALL}{kernel.config}>",
-            launch=f"{CALL}{launch_name(compiled.problem, kernel)}",
-            arguments=tuple(_argument(p, compiled.problem) for p in kernel.params),
-            loops_clusters=kernel.launch.loops_clusters,
-        )
-        for kernel in compiled.parts.kernels
+        Step(kernel=name, launch=launch, blocks=blocks, arguments=tuple(map(_argument, kernel.params)))
+        for kernel, (name, launch, blocks) in zip(compiled.parts.kernels, fields, strict=False)
     )
 
 
-def _tuned_calls(group: Group, tuned: Sequence[Compiled]) -> list[Call]:
-    """One call per kernel: shapes that share a kernel share the call."""
-    labels: dict[str, list[int]] = {}
-    for index, compiled in enumerate(tuned):
-        labels.setdefault(compiled.main.expression, []).append(index)
-    by_name = {c.main.expression: c for c in tuned}
-    return [_tuned_call(group, by_name[name], indices) for name, indices in labels.items()]
-
-
-def _tuned_call(group: Group, compiled: Compiled, indices: list[int]) -> Call:
-    shapes = [group.entries[i].problem for i in indices]
-    zeroed = compiled.parts.workspace_fixed_bytes
-    return Call(
-        labels=tuple(indices),
-        comment=", ".join(f"{p.rows} x {p.cols}" for p in shapes),
-        zeroed=str(zeroed) if zeroed else "",
-        steps=_steps(compiled),
-    )
-
-
-def _fallback_call(group: Group, compiled: Compiled) -> Call:
-    absent = [mark(name) for name in group.optional if name in compiled.problem.absent]
-    per_column = compiled.parts.workspace_column_bytes
-    zeroed = f"{compiled.zeroed_bytes} + {per_column} * static_cast<std::size_t>(cols)" if per_column else ""
-    return Call(
-        labels=(group.absent_bits(compiled.problem) & ((1 << len(group.optional)) - 1),),
-        comment=f"without {' and '.join(absent)}" if absent else "",
-        zeroed=zeroed,
-        steps=_steps(compiled),
-    )
-
-
-def _workspace_lines(tuned: Sequence[Compiled]) -> list[WorkspaceLine]:
-    lines = [
-        WorkspaceLine(
-            cols=c.problem.cols,
-            launch=f"{CALL}{launch_name(c.problem, c.main)}",
-            fixed=c.parts.workspace_fixed_bytes,
-            per_block=c.parts.workspace_block_bytes,
-        )
-        for c in tuned
-        if c.parts.workspace_fixed_bytes or c.parts.workspace_block_bytes
-    ]
-    return list(dict.fromkeys(lines))
+def _runners(compiled: Sequence[Compiled]) -> dict[str, Runner]:
+    """The runner of each kernel; named after what tells it from the others."""
+    by_steps: dict[tuple[Step, ...], Runner] = {}
+    taken: Counter[str] = Counter()
+    for one in compiled:
+        if (steps := _steps(one)) not in by_steps:
+            words = ["run", *(["any_cols"] if one.problem.any_cols else [])]
+            words += [f"without_{name}" for name in one.problem.absent]
+            name = "_".join([*words, *(["and_finish"] if len(steps) > 1 else [])])
+            taken[name] += 1
+            by_steps[steps] = Runner(name=name if taken[name] == 1 else f"{name}_{taken[name]}", steps=steps)
+    return {one.main.expression: by_steps[_steps(one)] for one in compiled}
 
 
 def _doc(group: Group, workspace: bool) -> list[str]:
@@ -309,11 +299,16 @@ def _doc(group: Group, workspace: bool) -> list[str]:
         )
     if workspace:
         said.append(f"workspace: {group.name}_workspace_bytes(rows, cols) bytes, aligned as by cudaMalloc.")
-    said.append(
-        "Asynchronous on `stream`; allocates nothing. Columns and alignment must match a tuned line exactly, rows take "
-        "the nearest one; anything else goes to the general kernel."
+    return [*said, "Asynchronous on `stream`; allocates nothing."]
+
+
+def _choice(group: Group) -> str:
+    if not group.entries:
+        return "Every call takes the general kernel."
+    return (
+        "Columns and alignment must match a tuned line exactly, rows take the nearest one; anything else goes to the "
+        "general kernel."
     )
-    return said
 
 
 def _backward(group: Group) -> bool:

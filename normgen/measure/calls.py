@@ -15,6 +15,7 @@ from normgen.codegen.columns.last_tile import LAST_TILE_IN_FLIGHT
 from normgen.codegen.columns.partials import FINISH_IN_FLIGHT
 from normgen.codegen.module import Module, Source
 from normgen.problem.problem import Problem
+from normgen.program.source import kernel_problem
 from normgen.verify import Inputs, Outputs, Verdict, make_inputs, make_outputs
 
 TRIPS = 9  # of a row loop: every slot of a ring is filled three times, as rings have at most 4
@@ -58,6 +59,13 @@ class Call:
         """What it runs on. Raises MemoryError when there is no address space for rows so far apart."""
         inputs = make_inputs(self.problem, seed=seed, families=self.families, pitches=self.pitches)
         return inputs, make_outputs(self.problem, seed=seed, pitches=self.pitches, nulls=self.nulls)
+
+
+def taken(problem: Problem, module: Module) -> Problem:
+    """What a kernel answers of a problem: with the statistics that are not asked for, where it takes them."""
+    full = kernel_problem(problem)
+    arguments = {param.key for kernel in module.kernels for param in kernel.params if param.source is Source.TENSOR}
+    return full if full.present <= arguments else problem
 
 
 def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:

@@ -16,7 +16,7 @@ from normgen.cuda.memory import DeviceBuffer, memset
 from normgen.cuda.stream import Stream
 from normgen.device import Device
 from normgen.errors import DriverError
-from normgen.measure.calls import MOST_ELEMENTS, Call, Checked, calls, together
+from normgen.measure.calls import MOST_ELEMENTS, Call, Checked, calls, taken, together
 from normgen.measure.host_memory import require_memory
 from normgen.problem.problem import Problem
 from normgen.verify import FAMILY_ROWS, Buffer, Expectation, Outputs, Verdict, pick_rows, pick_slabs
@@ -221,7 +221,7 @@ def check_on_gpu(problem: Problem, module: Module, facts: Device, *, index: int,
     """Compile, load and check one kernel on GPU `index`, as thoroughly as a finalist of the tuner."""
     require_memory(checked_problem(problem))
     loaded = LoadedModule(module, compile_module(module, facts.arch), device=index)
-    checks = DeviceCheck(problem, facts, index=index, seed=seed)
+    checks = DeviceCheck(taken(problem, module), facts, index=index, seed=seed)
     stream = Stream(index)
     rows = checks.problem.rows
     workspace = DeviceBuffer(module.workspace_bytes(rows=rows, sm_count=facts.sm_count), device=index)

@@ -10,7 +10,7 @@ import numpy as np
 from normgen.codegen.module import Module
 from normgen.cpu import Program, build, find_compiler
 from normgen.errors import UsageError
-from normgen.measure.calls import MOST_ELEMENTS, Call, Checked, calls, together
+from normgen.measure.calls import MOST_ELEMENTS, Call, Checked, calls, taken, together
 from normgen.measure.host_memory import require_memory
 from normgen.problem.problem import Problem
 from normgen.verify import FAMILY_ROWS, Verdict, check
@@ -49,7 +49,9 @@ def check_on_cpu(problem: Problem, module: Module, *, seed: int = 0, most_elemen
     those of more than `most_elements`; the first that is wrong is the last.
     Raises UsageError when plain calls do not fit the memory, CompileError when the host compiler refuses the text.
     """
-    _require_memory(plain := _plain_calls(problem))
+    _require_memory(_plain_calls(problem))
+    problem = taken(problem, module)
+    plain = _plain_calls(problem)
     program = build(module)
 
     def run(call: Call) -> Verdict | str | None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from normgen import verify
 from normgen.cuda.memory import DeviceBuffer, copy
-from normgen.measure.replays import extent
+from normgen.measure.replays import Layout, extent, main_input
 from normgen.problem.problem import Problem
 from normgen.verify import Inputs
 
@@ -20,11 +20,10 @@ def sample_inputs(problem: Problem, *, seed: int) -> Inputs:
     return verify.make_inputs(sample, seed=seed, families=("normal",))
 
 
-def filled_sets(
-    inputs: Inputs, problem: Problem, offsets: dict[str, int], set_bytes: int, *, count: int, index: int
-) -> list[DeviceBuffer]:
+def filled_sets(inputs: Inputs, problem: Problem, place: Layout, *, count: int, index: int) -> list[DeviceBuffer]:
     """`count` sets with the same random numbers, each in its own memory. Zeros would run faster than data."""
-    first = DeviceBuffer(set_bytes, device=index)
+    offsets, main = place.offsets, place.slots[main_input(problem).name]
+    first = DeviceBuffer(place.bytes, device=index)
     first.fill(POISON)
     sample = inputs.problem
     for tensor in problem.tensors:
@@ -35,9 +34,11 @@ def filled_sets(
         first.write(buffer.storage[buffer.offset : buffer.offset + size], offset=offsets[tensor.name])
         if tensor.kind.by_row:
             _repeat(first, offsets[tensor.name], filled=size, size=extent(tensor, problem))
+    for start in range(place.kernel_bytes, place.bytes, main.bytes):  # what P copies from, and cold what it writes
+        copy(first.pointer + start, first.pointer + main.start, main.bytes, device=index)
     sets = [first]
     for _ in range(count - 1):
-        sets.append(DeviceBuffer(set_bytes, device=index))
+        sets.append(DeviceBuffer(place.bytes, device=index))
         sets[-1].copy_from(first)
     return sets
 

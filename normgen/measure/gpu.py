@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,29 +12,43 @@ from typing import Any
 import numpy as np
 
 from normgen.codegen.module import Module
-from normgen.cuda.compiler import compile_module
 from normgen.cuda.driver import core_device, use_device
 from normgen.cuda.launch import LoadedModule
 from normgen.cuda.memory import DeviceBuffer, copy, memset
 from normgen.cuda.stream import Event, Graph, Stream
 from normgen.device import Device
 from normgen.errors import DriverError
-from normgen.measure.calls import together
+from normgen.measure.calls import taken, together
+from normgen.measure.chains.chain import Chain, chain_of
+from normgen.measure.chains.ends import Loaded
+from normgen.measure.chains.kernels import VECTOR_BYTES, module_of
+from normgen.measure.chains.works import Work, works_of
 from normgen.measure.check import VERIFY_ELEMENTS, DeviceCheck
 from normgen.measure.clocks import Watch
 from normgen.measure.data import filled_sets, sample_inputs, zeros
-from normgen.measure.protocol import ROOF_PREFIX, Check, DeviceLostError, KernelFaultError
-from normgen.measure.replays import REPLAY_US, ROUND_OVER_L2, Plan, layout, plan_of
-from normgen.measure.roof import VECTOR_BYTES, roof_module
+from normgen.measure.protocol import (
+    BASE,
+    BASE_AGAIN,
+    ROOF_PREFIX,
+    Check,
+    DeviceLostError,
+    KernelFaultError,
+    twin_name,
+    twins_of,
+)
+from normgen.measure.replays import REPLAY_US, ROUND_OVER_L2, layout, main_input, plan_of
 from normgen.problem.problem import Problem, TensorUse
-from normgen.records.record import Cache, Outcome
+from normgen.program.source import kernel_problem
+from normgen.records.place import Context, Place
+from normgen.records.record import Outcome
 
 WARM_UP_S = 0.003
 HOPELESS = 20  # times the best so far: a kernel that takes longer is not worth its replays
 HOPELESS_FLOOR_US = 200.0  # three launches from the host are no fair measure of less
 GUARD_BYTES = 4096  # before and behind a workspace
 GUARD = 0xA5
-COPY, ELEMENTWISE = ROOF_PREFIX + "copy", ROOF_PREFIX + "elementwise"
+COPY = ROOF_PREFIX + "copy"
+WARM_LINKS = 3  # run before a chain is captured: libraries set themselves up in their first calls
 # After these the context is gone for good (CUDA driver API, CUresult).
 _FATAL = (
     *("ILLEGAL_ADDRESS", "LAUNCH_FAILED", "LAUNCH_TIMEOUT", "MISALIGNED_ADDRESS", "ILLEGAL_INSTRUCTION"),
@@ -60,7 +75,7 @@ class _Loaded:
 
 @dataclass(kw_only=True)
 class _Replay:
-    """A graph of `launches` launches; `flush` empties the L2 before it where the plan says so."""
+    """A graph of `launches` launches, or links of a chain; `flush` empties the L2 before it where the plan says so."""
 
     graph: Graph
     launches: int
@@ -68,9 +83,10 @@ class _Replay:
 
 
 class GpuBench:
-    """A `campaign.Bench` on device `index`. Everything runs on one stream of its own."""
+    """A `protocol.Bench` on device `index`. Everything runs on one stream of its own.
 
-    roofs: Sequence[str] = (COPY, ELEMENTWISE)
+    A replay is a graph of links [P][K][C] of the chain that the place asks for; alone, of launches of K.
+    """
 
     def __init__(
         self,
@@ -78,35 +94,52 @@ class GpuBench:
         facts: Device,
         *,
         index: int,
-        cache: Cache,
+        place: Place,
         seed: int,
         checked_elements: int = VERIFY_ELEMENTS,
         replay_us: float = REPLAY_US,
     ) -> None:
         use_device(index)
-        self.problem = problem
+        self.problem, self.place = problem, place
         self._index, self._facts = index, facts
         self._stream = Stream(index)
         self._start, self._stop = Event(index), Event(index)
-        self._offsets, set_bytes = layout(problem)
-        self.plan = plan_of(set_bytes, l2_bytes=facts.l2_bytes, cache=cache, replay_us=replay_us)
+        self._layout = layout(problem, place)
+        self.plan = plan_of(
+            self._layout.kernel_bytes,
+            self._layout.bytes,
+            l2_bytes=facts.l2_bytes,
+            place=place,
+            replay_us=replay_us,
+        )
         self.inputs = sample_inputs(problem, seed=seed)  # of every set, repeated over its rows
-        self._sets = filled_sets(self.inputs, problem, self._offsets, set_bytes, count=self.plan.sets, index=index)
+        self._sets = filled_sets(self.inputs, problem, self._layout, count=self.plan.sets, index=index)
         self._scalars = {name: float(value) for name, value in problem.spec.scalars}
-        self._checks = DeviceCheck(problem, facts, index=index, seed=seed, elements=checked_elements)
-        self._stream.wait_for(0)  # the data was prepared on the default stream
+        self._make_check = functools.partial(
+            DeviceCheck, facts=facts, index=index, seed=seed, elements=checked_elements
+        )
+        self._checks: dict[Problem, DeviceCheck] = {}
+        self._checks_of(kernel_problem(problem))
         self._loaded: dict[str, _Loaded] = {}
         self._replays: dict[str, _Replay] = {}
-        self._helpers: list[LoadedModule] = []
-        self._flusher: Callable[[], None] | None = None
+        self._chains: dict[Context, Chain] = {}
+        self._links: dict[Context, int] = {}  # of a replay: as many for every contender as for the chain without one
+        self._reader: Loaded | None = None
+        self._flusher: Callable[[], None] | None = self._make_flusher() if self.plan.flushed else None
         self._best_us: float | None = None
         self._watch = Watch.of_device(str(core_device(index).pci_bus_id))
-        self._roof_sets: list[DeviceBuffer] = []
-        self._make_roofs(cache)
+        self.bases: Sequence[str] = ()
+        if place.context is not Context.ALONE:
+            self._replays[BASE] = self._replays[BASE_AGAIN] = self._base(place.context)
+            self.bases = (BASE, BASE_AGAIN)
+        self._works = works_of(problem, self._layout, self._sets, facts, index)
+        self.roofs: Sequence[str] = tuple(ROOF_PREFIX + name for name in self._works.works)
+        for name, work in self._works.works.items():
+            self._replays[ROOF_PREFIX + name] = self._replay(work, place.context)
 
     def load(self, key: str, module: Module, cubin: Any) -> None:
         """Load a cubin; its workspace is zeroed once, here, between guard bytes."""
-        rows = max(self.problem.rows, self._checks.problem.rows)
+        rows = max(self.problem.rows, self._checks_of(taken(self.problem, module)).problem.rows)
         size = module.workspace_bytes(rows=rows, sm_count=self._facts.sm_count)
         with _watching():
             loaded = LoadedModule(module, cubin, device=self._index)
@@ -122,21 +155,22 @@ class GpuBench:
         loaded = self._loaded[key]
         with _watching():
             bound = self._bind(loaded)
+            checks = self._checks_of(taken(self.problem, loaded.module.module))
             if full:
-                checked = self._checks.run_all(loaded.module, bound, self._stream)
+                checked = checks.run_all(loaded.module, bound, self._stream)
             else:
-                plain = self._checks.run(bound, self._stream, full=False)
-                checked = together([(self._checks.plain, plain)])
+                checked = together([(checks.plain, checks.run(bound, self._stream, full=False))])
             overran = loaded.overran()
         if overran:
             return Check(ok=False, summary="bytes next to the workspace were written", error=checked.error)
         return Check(ok=checked.ok, summary=checked.summary, error=checked.error, not_shown=checked.not_shown)
 
     def unload(self, key: str) -> None:
-        """Free the kernel's graph, module and workspace."""
-        replay = self._replays.pop(key, None)
-        if replay is not None:
-            replay.graph.close()
+        """Free the kernel's graphs, its twins' among them, module and workspace."""
+        for own in (key, *twins_of(key)):
+            replay = self._replays.pop(own, None)
+            if replay is not None:
+                replay.graph.close()
         loaded = self._loaded.pop(key, None)
         if loaded is None:
             return
@@ -147,59 +181,80 @@ class GpuBench:
     def tensors(self, number: int) -> dict[str, int]:
         """Where each tensor's first element lies in set `number`."""
         base = self._sets[number].pointer
-        return {name: base + offset for name, offset in self._offsets.items()}
+        return {name: base + offset for name, offset in self._layout.offsets.items()}
+
+    def restore(self) -> None:
+        """Set 0 with its own inputs: a matrix product in front of a kernel writes others."""
+        main, base = self._layout.slots[main_input(self.problem).name], self._sets[0].pointer
+        if self.place.context is not Context.ALONE:
+            source = base + self._layout.source.start
+            copy(base + main.start, source, main.bytes, stream=self._stream, device=self._index)
+        self._stream.synchronize()
 
     def launch_once(self, key: str) -> None:
         """Run a loaded kernel on set 0 and wait for it."""
         with _watching():
-            self._launcher(self._loaded[key])(0)
+            self.restore()
+            self._work(self._loaded[key])(0, self._stream)
             self._stream.synchronize()
 
-    def read(self, tensor: TensorUse, rows: tuple[int, int]) -> np.ndarray[Any, Any]:
-        """Rows start..stop of a tensor of set 0: elem [rows, cols], row [rows]; col [cols] whole."""
+    def read(self, tensor: TensorUse, rows: tuple[int, int], number: int = 0) -> np.ndarray[Any, Any]:
+        """Rows start..stop of a tensor of set `number`: elem [rows, cols], row [rows]; col [cols] whole."""
         start, stop = rows
         size, pitch, cols = tensor.dtype.bytes, self.problem.pitch, self.problem.cols
-        offset = self._offsets[tensor.name]
+        offset = self._layout.offsets[tensor.name]
         if not tensor.kind.by_row:
-            return self._sets[0].read((cols,), tensor.dtype, offset=offset)
+            return self._sets[number].read((cols,), tensor.dtype, offset=offset)
         width = pitch if tensor.kind.is_elem else 1
-        found = self._sets[0].read((stop - start, width), tensor.dtype, offset=offset + start * width * size)
+        found = self._sets[number].read((stop - start, width), tensor.dtype, offset=offset + start * width * size)
         return found[:, :cols] if tensor.kind.is_elem else found[:, 0]
 
     def close(self) -> None:
         """Free everything this bench holds on the device, without waiting for the garbage collector."""
         for key in [*self._replays, *self._loaded]:
             self.unload(key)
-        for helper in self._helpers:
-            helper.close()
-        buffers = [*self._sets, *self._roof_sets, *([self._scratch] if self._flusher else [])]
-        for held in (*buffers, self._start, self._stop, self._stream):
-            held.close()
-        self._sets, self._roof_sets = [], []
+        for buffer in (*self._sets, *([self._scratch] if self._reader is not None else [])):
+            buffer.close()
+        if self._reader is not None:
+            self._reader.close()
+        self._works.close()
+        for chain in self._chains.values():
+            chain.close()
+        for end in (self._start, self._stop, self._stream):
+            end.close()
+        self._sets, self._chains = [], {}
         del self._checks
 
     def warm_up(self, key: str) -> None:
         """Replay for 3 ms; the first time this also captures the graph."""
         if key not in self._replays:
             with _watching():
-                self._replays[key] = self._capture(key)
+                self._replays[key] = self._capture(key, self.place.context)
         end = time.perf_counter() + WARM_UP_S
         while time.perf_counter() < end:
             self.sample(key)
 
+    def links(self, key: str) -> int:
+        """Links of a replay of a key that was warmed up."""
+        return self._replays[key].launches
+
     def sample(self, key: str) -> float:
-        """µs a launch of one replay."""
+        """µs a link of one replay, alone a launch."""
         replay = self._replays[key]
         if replay.flush is not None:
             replay.flush()
         with _watching():
             return replay.graph.replay_us(self._stream, self._start, self._stop) / replay.launches
 
-    def twin(self, key: str) -> str:
-        """The same loaded cubin, captured again."""
-        again = f"{key} again"
+    def twin(self, key: str, context: Context | None = None) -> str:
+        """The same loaded cubin, captured again; or in another context, where also the chain without a kernel."""
+        again = twin_name(key, context)
         with _watching():
-            self._replays[again] = self._capture(key)
+            if key == BASE:
+                assert context is not None, "the chain without a kernel is there twice"
+                self._replays[again] = self._base(context)
+            else:
+                self._replays[again] = self._capture(key, context or self.place.context)
         return again
 
     def expect(self, best_us: float) -> None:
@@ -211,18 +266,31 @@ class GpuBench:
         return self._watch.disturbance()
 
     def conditions(self) -> Mapping[str, Any]:
-        return self._watch.summary()
+        """What the clock did; and of a hot chain that does not stay in the L2, that it does not."""
+        mebibytes = self._layout.bytes / 2**20
+        spills = {"spills": f"a chain takes {mebibytes:.0f} MiB and does not stay in L2"} if self.plan.spills else {}
+        return {**self._watch.summary(), **spills}
+
+    def _checks_of(self, problem: Problem) -> DeviceCheck:
+        """What kernels are checked with that take this problem's tensors."""
+        if problem not in self._checks:
+            self._checks[problem] = self._make_check(problem)
+            self._stream.wait_for(0)  # the data was prepared on the default stream
+        return self._checks[problem]
 
     def _bind(self, loaded: _Loaded) -> Any:
         return loaded.module.bind().set(workspace=loaded.workspace_pointer)
 
-    def _capture(self, key: str) -> _Replay:
-        """A graph of as many launches as the plan says for this kernel's time.
+    def _capture(self, key: str, context: Context) -> _Replay:
+        """A graph of as many launches as the plan says.
 
         Raises KernelFaultError when the kernel is hopelessly slow.
         """
-        launch = self._launcher(self._loaded[key])
-        rough_us = self._rough_us(launch)
+        work = self._work(self._loaded[key])
+        self._refuse_hopeless(key, self._rough_us(work))
+        return self._replay(work, context)
+
+    def _refuse_hopeless(self, key: str, rough_us: float) -> None:
         if self._best_us is not None and rough_us > max(HOPELESS_FLOOR_US, HOPELESS * self._best_us):
             raise KernelFaultError(
                 f"a launch may take {HOPELESS} times the best so far, {self._best_us:.1f} µs",
@@ -230,9 +298,8 @@ class GpuBench:
                 outcome=Outcome.TIMEOUT,
                 received=f"{rough_us:.0f} µs",
             )
-        return self._replay(launch, self.plan, rough_us)
 
-    def _launcher(self, loaded: _Loaded) -> Callable[[int], None]:
+    def _work(self, loaded: _Loaded) -> Work:
         """Queues launch i, which uses set i % sets."""
         bound = self._bind(loaded).set(
             pitches={t.name: self.problem.pitch for t in self.problem.tensors if t.kind.is_elem},
@@ -241,93 +308,92 @@ class GpuBench:
             scalars=self._scalars,
         )
 
-        def launch(i: int) -> None:
+        def launch(i: int, stream: Stream) -> None:
             bound.set(pointers=self.tensors(i % self.plan.sets))
-            bound.launch(self._stream)
+            bound.launch(stream)
 
         return launch
 
-    def _replay(self, launch: Callable[[int], None], plan: Plan, rough_us: float) -> _Replay:
-        def capture(count: int) -> Graph:
-            return Graph.capture(self._stream, lambda: list(map(launch, range(count))))
+    def chain(self, context: Context) -> Chain:
+        """The chain of a context other than `alone`. Raises NormgenError where the device or the problem has none."""
+        assert self.place.context is not Context.ALONE, "the sets of a bench that times alone hold nothing for P"
+        if context not in self._chains:
+            chain = chain_of(context, self.problem, self._layout, self._sets, self._facts, self._index)
+            self._stream.wait_for(0)  # what a chain allocates was filled on the default stream
+            self._chains[context] = chain
+        return self._chains[context]
 
-        return self._sized(capture, plan, rough_us)
+    def _base(self, context: Context) -> _Replay:
+        """The chain without a kernel: its time says how many links a replay of the context has."""
+        chain = self.chain(context)
+        replay = self._sized(self._capturing(chain.without), self._rough_us(chain.without))
+        self._links[context] = replay.launches
+        return replay
 
-    def _sized(self, capture: Callable[[int], Graph], plan: Plan, rough_us: float) -> _Replay:
+    def _replay(self, work: Work, context: Context) -> _Replay:
+        if context is Context.ALONE:
+            return self._sized(self._capturing(work), self._rough_us(work))
+        chain = self.chain(context)
+
+        def link(i: int, stream: Stream) -> None:
+            chain.before(i, stream)
+            work(i, stream)
+            chain.behind(i, stream)
+
+        self._run(link, WARM_LINKS)
+        return self._captured(self._capturing(link), self._links[context])
+
+    def _sized(self, capture: Callable[[int], Graph], rough_us: float) -> _Replay:
         """Captured twice when the first, sized by separate launches from the host, turns out too short."""
-        first = self._captured(capture, plan, plan.launches(rough_us))
-        first.graph.replay_us(self._stream, self._start, self._stop)
-        us = first.graph.replay_us(self._stream, self._start, self._stop) / first.launches
-        count = plan.launches(us)
+        first = self._captured(capture, self.plan.launches(rough_us))
+        count = self._recount(first)
         if count <= 1.5 * first.launches:
             return first
         first.graph.close()
-        return self._captured(capture, plan, count)
+        return self._captured(capture, count)
 
-    def _captured(self, capture: Callable[[int], Graph], plan: Plan, count: int) -> _Replay:
+    def _recount(self, replay: _Replay) -> int:
+        """Launches that the plan asks for, now that a graph of them has been replayed."""
+        replay.graph.replay_us(self._stream, self._start, self._stop)
+        return self.plan.launches(replay.graph.replay_us(self._stream, self._start, self._stop) / replay.launches)
+
+    def _capturing(self, link: Work) -> Callable[[int], Graph]:
+        """Captures a number of links."""
+
+        def links(count: int) -> None:
+            for i in range(count):
+                link(i, self._stream)
+
+        return lambda count: Graph.capture(self._stream, lambda: links(count))
+
+    def _captured(self, capture: Callable[[int], Graph], count: int) -> _Replay:
         graph = capture(count)
         graph.upload(self._stream)
-        return _Replay(graph=graph, launches=count, flush=self._flusher if plan.flushed else None)
+        return _Replay(graph=graph, launches=count, flush=self._flusher)
 
-    def _rough_us(self, launch: Callable[[int], None]) -> float:
+    def _run(self, link: Work, count: int) -> None:
+        for i in range(count):
+            link(i, self._stream)
+        self._stream.synchronize()
+
+    def _rough_us(self, link: Work) -> float:
         """A first idea of the time of a launch, from three in a row: good enough to size a graph."""
-        launch(0)
+        self._run(link, 1)
         self._start.record(self._stream)
         for i in range(3):
-            launch(i)
+            link(i, self._stream)
         self._stop.record(self._stream)
         self._stop.synchronize()
         return self._stop.since_us(self._start) / 3
-
-    def _make_roofs(self, cache: Cache) -> None:
-        """Both copies of half the problem's bytes to the other half, on their own sets."""
-        half = -(-max(self.problem.compulsory_bytes // 2, 1) // VECTOR_BYTES) * VECTOR_BYTES
-        plan = plan_of(2 * half, l2_bytes=self._facts.l2_bytes, cache=cache, replay_us=self.plan.replay_us)
-        if plan.flushed or self.plan.flushed:
-            self._flusher = self._make_flusher()
-        self._roof_sets = [self._roof_set(i, half) for i in range(plan.sets)]
-        self._stream.wait_for(0)
-        copier = self._helper("copy_elements").set(rows=half // VECTOR_BYTES)
-
-        def by_node(i: int) -> None:
-            base = self._roof_sets[i % plan.sets].pointer
-            copy(base, base + half, half, stream=self._stream, device=self._index)
-
-        def by_kernel(i: int) -> None:
-            base = self._roof_sets[i % plan.sets].pointer
-            copier.set(pointers={"target": base, "source": base + half})
-            copier.launch(self._stream)
-
-        self._replays[COPY] = self._replay(by_node, plan, self._rough_us(by_node))
-        self._replays[ELEMENTWISE] = self._replay(by_kernel, plan, self._rough_us(by_kernel))
-
-    def _roof_set(self, i: int, half: int) -> DeviceBuffer:
-        """Source and target of one copy; the source repeats a set's first input: zeros copy faster than data."""
-        buffer = zeros(2 * half, self._index)
-        first = next(t for t in self.problem.tensors if not t.is_written)
-        start = self._sets[i % self.plan.sets].pointer + self._offsets[first.name]
-        size = max(1, self.problem.rows * self.problem.pitch * first.dtype.bytes)
-        for position in range(0, half, size):
-            copy(buffer.pointer + position, start, min(size, half - position), stream=self._stream, device=self._index)
-        self._stream.synchronize()
-        return buffer
 
     def _make_flusher(self) -> Callable[[], None]:
         """Reads 3 x L2 of memory that nothing else uses."""
         size = ROUND_OVER_L2 * self._facts.l2_bytes // VECTOR_BYTES * VECTOR_BYTES
         self._scratch = zeros(size + VECTOR_BYTES, self._index)
         base = self._scratch.pointer
-        reader = self._helper("read_elements").set(
-            rows=size // VECTOR_BYTES, pointers={"target": base + size, "source": base}
-        )
+        self._reader = Loaded(module_of("read_elements"), self._facts, self._index)
+        reader = self._reader.bound.set(rows=size // VECTOR_BYTES, pointers={"target": base + size, "source": base})
         return lambda: reader.launch(self._stream)
-
-    def _helper(self, name: str) -> Any:
-        """A bound kernel of `tuning.roof`, compiled here."""
-        module = roof_module(name)
-        loaded = LoadedModule(module, compile_module(module, self._facts.arch), device=self._index)
-        self._helpers.append(loaded)
-        return loaded.bind()
 
 
 def get_ready(index: int) -> None:

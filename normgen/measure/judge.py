@@ -7,6 +7,7 @@ Every entrant comes out with samples of an interleaved race, or with the outcome
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from normgen.codegen.module import Module
@@ -15,10 +16,13 @@ from normgen.errors import NormgenError
 from normgen.measure import timing
 from normgen.measure.isolation.bench import Patience, WorkerBench
 from normgen.measure.isolation.process import Post
-from normgen.measure.protocol import Bench, DeviceLostError, KernelFaultError
-from normgen.measure.timing import Series
+from normgen.measure.protocol import Bench, DeviceLostError, KernelFaultError, roof_family
+from normgen.measure.timing import Confirmation, Series
 from normgen.problem.problem import Problem
-from normgen.records.record import Cache, Outcome
+from normgen.records import statistics
+from normgen.records.place import Place
+from normgen.records.record import Outcome
+from normgen.records.statistics import Times
 
 BENCH = "normgen.measure.gpu:GpuBench"  # what a worker builds
 
@@ -46,15 +50,37 @@ def bench_at(
     problem: Problem,
     facts: Device,
     *,
-    cache: Cache,
+    place: Place,
     seed: int,
     note: Callable[[str], None],
     patience: Patience | None = None,
     **more: Any,
 ) -> WorkerBench:
     """A bench of the problem in the post's worker; `more` are further arguments of what the worker builds."""
-    opening = {"problem": problem, "facts": facts, "index": post.index, "cache": cache, "seed": seed, **more}
+    opening = {"problem": problem, "facts": facts, "index": post.index, "place": place, "seed": seed, **more}
     return WorkerBench(post, opening=opening, note=note, patience=patience)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roof:
+    """What the roofs cost by name, and what the chain takes without a kernel (None alone), in one run."""
+
+    roofs_us: Mapping[str, float] = field(default_factory=dict)
+    chain: Times | None = None
+
+    @property
+    def us(self) -> float | None:
+        """The best of them."""
+        return min(self.roofs_us.values(), default=None)
+
+    @property
+    def base_us(self) -> float:
+        return self.chain.median if self.chain else 0.0
+
+    @property
+    def evidence(self) -> dict[str, Any]:
+        """Fields of a record."""
+        return {"roof_us": self.us, "roofs_us": self.roofs_us, "chain_us": self.chain}
 
 
 class Judge:
@@ -62,12 +88,34 @@ class Judge:
 
     loaded     the keys that the bench holds
     not_shown  by the full check of a key: what it says nothing about, in words
+    roofs      the keys of the roofs that races have: all of the bench, or after `choose_roofs` the best of each family
     """
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
         self.loaded: set[str] = set()
         self.not_shown: dict[str, tuple[str, ...]] = {}
+        self._chosen: tuple[str, ...] | None = None
+
+    @property
+    def roofs(self) -> tuple[str, ...]:
+        return tuple(self.bench.roofs) if self._chosen is None else self._chosen
+
+    def choose_roofs(self, *, samples: int, seed: int) -> Roof:
+        """Race the roofs by themselves: from now on the best variant of each family takes part."""
+        series = self.race([], samples=samples, seed=seed)
+        best: dict[str, str] = {}
+        for key in sorted(self.roofs, key=lambda k: statistics.median(series[k])):
+            best.setdefault(roof_family(key), key)
+        self._chosen = tuple(best.values())
+        figures = timing.figures_of(series, self._chosen, self.bench.bases)
+        return _roof(figures, timing.chain_times(series, self.bench.bases))
+
+    def roof_in(self, confirmation: Confirmation) -> Roof:
+        """What the roofs cost in the run of a confirmation."""
+        costs = {key: price.median for key, price in confirmation.prices.items()}
+        costs = costs or {key: times.median for key, times in confirmation.times.items()}
+        return _roof({key: costs[key] for key in self.roofs if costs[key] > 0}, confirmation.chain)
 
     def admit(
         self, entrant: Entrant, *, full: bool = False, warm: bool = False, make: Callable[[], object] | None = None
@@ -108,13 +156,14 @@ class Judge:
         return False
 
     def race(self, entrants: list[E], *, samples: int, seed: int) -> Series:
-        """One interleaved race of the admitted entrants and the roofs; `entrants` are in the end those that were timed.
+        """One interleaved race of the admitted entrants, the roofs and the chain without a kernel.
 
+        `entrants` are in the end those that were timed.
         Raises DeviceLostError when a roof cannot be timed.
         """
 
         def run(keys: list[str]) -> Series:
-            return timing.race(self.bench, [*keys, *self.bench.roofs], samples=samples, seed=seed)
+            return timing.race(self.bench, [*keys, *self.bench.bases, *self.roofs], samples=samples, seed=seed)
 
         return self.rerun(entrants, run)
 
@@ -148,3 +197,7 @@ class Judge:
         for key in [k for k in keys if k in self.loaded]:
             self.bench.unload(key)
             self.loaded.remove(key)
+
+
+def _roof(figures: Mapping[str, float], chain: Times | None) -> Roof:
+    return Roof(roofs_us={roof_family(key): us for key, us in figures.items()}, chain=chain)

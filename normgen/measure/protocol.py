@@ -13,14 +13,32 @@ from typing import Any, Protocol
 from normgen.codegen.module import Module
 from normgen.errors import NormgenError
 from normgen.measure import timing
+from normgen.records.place import Context
 from normgen.records.record import Outcome
 
 ROOF_PREFIX = "roof: "
+BASE, BASE_AGAIN = "chain without the kernel", "chain without the kernel again"  # one graph, twice in each round
 
 
 def roof_name(key: str) -> str:
     """What records and results call a roof: `copy` of the key `roof: copy`."""
     return key.removeprefix(ROOF_PREFIX)
+
+
+def roof_family(key: str) -> str:
+    """`elementwise` of the key `roof: elementwise 16x4`."""
+    name = roof_name(key)
+    return next((family for family in ("two launches",) if name.startswith(family)), name.partition(" ")[0])
+
+
+def twin_name(key: str, context: Context | None = None) -> str:
+    """The key of a second replay of a kernel, or of a chain without one: in its bench's own context, or in another."""
+    return f"{key} again" if context is None else f"{key} in {context}"
+
+
+def twins_of(key: str) -> tuple[str, ...]:
+    """Every key that a twin of a kernel can have."""
+    return tuple(twin_name(key, context) for context in (None, *Context))
 
 
 class DeviceLostError(NormgenError):
@@ -62,7 +80,11 @@ class Bench(timing.Timer, Protocol):
 
     @property
     def roofs(self) -> Sequence[str]:
-        """Keys of the copies of the problem's bytes."""
+        """Keys of the hand-written kernels that move the problem's bytes."""
+
+    @property
+    def bases(self) -> Sequence[str]:
+        """Keys of the chain without a kernel, whose time is T0; none alone."""
 
     def load(self, key: str, module: Module, cubin: Any) -> None:
         """Make a kernel ready under `key`. Raises NormgenError when the device refuses it."""

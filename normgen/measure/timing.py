@@ -1,8 +1,9 @@
 """The protocol of timing: interleaved replays, drift against a fixed reference, a confirmation with its noise.
 
-Nothing here knows a device: a `Timer` replays one candidate once and says µs a launch. How a replay is made of
-launches (K of them in a graph, over rotating buffers) is its affair. A timer that is also `Watched` says when a round
-was disturbed, and the round is done again; one that is a `Racer` runs whole races itself, next to the device.
+Nothing here knows a device: a `Timer` replays one candidate once and says µs a link of its chain, or alone a launch.
+How a replay is made (many links in a graph, over rotating buffers) is its affair. A timer that is also `Watched` says
+when a round was disturbed, and the round is done again; one that is a `Racer` runs whole races itself, next to the
+device.
 
     race     every live candidate once a round, in shuffled order; the clearly slower ones drop out
     screen   a race of new candidates with the reference in every round, divided by the reference's drift
@@ -13,27 +14,35 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from normgen.records import statistics
-from normgen.records.statistics import Ratio, Times
+from normgen.records.place import Context
+from normgen.records.statistics import Price, Ratio, Times
 
 Series = dict[str, list[float]]
 REDO_SHARE = 1.0  # disturbed rounds that are done again, as a share of the rounds asked for
 
 
 class Timer(Protocol):
-    """Replays candidates that were loaded into it under a key."""
+    """Replays candidates that were loaded into it under a key.
+
+    bases   keys of the chain without a kernel, sampled with every race; none where kernels are timed alone
+    """
+
+    @property
+    def bases(self) -> Sequence[str]: ...
 
     def warm_up(self, key: str) -> None:
         """Run the candidate for a while, by time, untimed."""
 
     def sample(self, key: str) -> float:
-        """One replay: µs a launch."""
+        """One replay: µs a link of its chain, alone a launch."""
 
-    def twin(self, key: str) -> str:
-        """A second, separately captured replay of the same cubin, under a new key: for A/A comparisons."""
+    def twin(self, key: str, context: Context | None = None) -> str:
+        """A second, separately captured replay of the same cubin, under a new key: for A/A comparisons, or in another
+        context. Raises NormgenError where the device or the problem has no such context."""
 
 
 @runtime_checkable
@@ -63,18 +72,25 @@ class Racer(Protocol):
 
 # How kernels are checked and timed. Raise it with every change that makes an older verdict or time wrong or no longer
 # comparable: kept results of another protocol are measured again. Refactoring changes nothing here.
-PROTOCOL = "1"
+PROTOCOL = "2"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """How many samples, and when a candidate is given up. Part of what a record's figures mean."""
+    """How many samples, and when a candidate is given up. Part of what a record's figures mean.
+
+    price_spread    a confirmation goes on, `confirm_samples` rounds at a time, until the interval of the fastest one's
+                    price is narrower than this share of it
+    confirm_most    rounds, whatever the interval then is
+    """
 
     screen_samples: int = 12
     confirm_samples: int = 40
     drop_after: int = 6  # below six samples there is no 95 % interval of a median
     margin: float = 0.02
     finalists: int = 5
+    price_spread: float = 0.02
+    confirm_most: int = 160
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -83,6 +99,8 @@ class Policy:
             "drop_after": self.drop_after,
             "margin": self.margin,
             "finalists": self.finalists,
+            "price_spread": self.price_spread,
+            "confirm_most": self.confirm_most,
         }
 
 
@@ -97,13 +115,19 @@ class Screened:
 
 @dataclass(frozen=True, kw_only=True)
 class Confirmation:
-    """What a confirmation found. `ratio` is each candidate against the winner, paired; `ties` includes the winner."""
+    """What a confirmation found. `ratio` is each candidate against the winner, paired; `ties` includes the winner.
+
+    chain   times of the chain without a kernel; None alone
+    prices  of the candidates and the others; alone there are none
+    """
 
     winner: str
     times: Mapping[str, Times]
     ratio: Mapping[str, Ratio]
     noise_floor: float
     ties: tuple[str, ...]
+    chain: Times | None = None
+    prices: Mapping[str, Price] = field(default_factory=dict)
 
 
 def race(
@@ -192,26 +216,60 @@ def confirm(
     seed: int,
     others: Sequence[str] = (),
     incumbent: str | None = None,
+    settle: Callable[[str, Mapping[str, float]], str] = lambda winner, _: winner,
 ) -> Confirmation:
     """Re-time the finalists in one interleaved run and name the winner.
 
-    The noise floor is keys[0] (the leader of the search) against its twin. A candidate whose paired ratio to the
-    fastest is within the floor ties with it; the incumbent wins a tie, else the least `tie_order`. `others`
-    (the roof) are timed along and never win.
+    Candidates are ranked by the time of the whole chain: what it takes without them is common to all. The noise floor
+    is keys[0] (the leader of the search) against its twin. A candidate whose paired ratio to the fastest is within the
+    floor ties with it; the incumbent wins a tie, else the least `tie_order`. `others` (the roofs) are timed along and
+    never win. `settle` has the last word: of the winner and each candidate's price, or time where there is no chain.
     """
     if not keys:
         raise ValueError("a confirmation needs a candidate")
     twin = timer.twin(keys[0])
-    series = race(timer, [*keys, twin, *others], samples=policy.confirm_samples, seed=seed)
+    bases = tuple(timer.bases)
+    series: Series = {}
+    while True:
+        block = race(timer, [*keys, twin, *bases, *others], samples=policy.confirm_samples, seed=seed + _rounds(series))
+        series = {key: [*series.get(key, ()), *samples] for key, samples in block.items()}
+        fastest = min(keys, key=lambda k: (statistics.median(series[k]), tie_order(k)))
+        prices = prices_of(series, (*keys, *others), bases)
+        is_sure = not prices or prices[fastest].spread <= policy.price_spread
+        if is_sure or _rounds(series) + policy.confirm_samples > policy.confirm_most:
+            break
     floor = statistics.noise_floor(series[keys[0]], series[twin])
-    fastest = min(keys, key=lambda k: (statistics.median(series[k]), tie_order(k)))
     behind = {k: statistics.paired_ratio(series[k], series[fastest]) for k in keys}
     ties = sorted((k for k in keys if behind[k].median - 1 <= floor), key=tie_order)
-    winner = incumbent if incumbent in ties else ties[0]
+    cost = {k: prices[k].median if prices else statistics.median(series[k]) for k in keys}
+    winner = settle(incumbent if incumbent in ties else ties[0], cost)
     return Confirmation(
         winner=winner,
         times={k: statistics.summarise(series[k]) for k in (*keys, *others)},
         ratio={k: statistics.paired_ratio(series[k], series[winner]) for k in (*keys, *others)},
         noise_floor=floor,
         ties=tuple(ties),
+        chain=chain_times(series, bases),
+        prices=prices,
     )
+
+
+def _rounds(series: Series) -> int:
+    return max(map(len, series.values()), default=0)
+
+
+def chain_times(series: Series, bases: Sequence[str]) -> Times | None:
+    """T0: all samples of the chain without a kernel; None where there is none."""
+    return statistics.summarise([us for key in bases for us in series[key]]) if bases else None
+
+
+def prices_of(series: Series, keys: Sequence[str], bases: Sequence[str]) -> dict[str, Price]:
+    """T - T0 of each key; nothing where kernels are timed alone."""
+    return {k: statistics.price_of(series[k], [series[b] for b in bases]) for k in keys} if bases else {}
+
+
+def figures_of(series: Series, keys: Sequence[str], bases: Sequence[str]) -> dict[str, float]:
+    """What a roof of each key costs, in µs: its price, or alone its time. One that is not above 0 is no figure."""
+    if not bases:
+        return {key: statistics.median(series[key]) for key in keys}
+    return {key: price.median for key, price in prices_of(series, keys, bases).items() if price.median > 0}

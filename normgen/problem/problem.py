@@ -44,7 +44,7 @@ class Problem:
 
     tensors   every tensor of the launch in ABI order: outputs, then inputs
     pitch     distance between row starts of every elem tensor, in elements; >= cols
-    align     bytes every base pointer is a multiple of
+    align     bytes every base pointer is a multiple of; one of row values of its element's size
     any_cols  cols is a run-time argument of the kernel (the general fallback), not a constant
     accumulate  the written gradients are added to, not overwritten
     deterministic  the same bits in every run: no atomics on sums. Only set where there are column reductions; all else
@@ -389,7 +389,7 @@ def _check_layout(tensors: tuple[TensorUse, ...], cols: int, pitch: int | None, 
         raise UsageError("the pitch is at least cols, in elements", received=f"pitch {pitch}, cols {cols}")
     if max(pitch or 0, align) > LARGEST_SIZE:
         raise UsageError("the pitch and the alignment must each fit 31 bits", received=f"pitch {pitch}, align {align}")
-    largest = max(t.dtype.bytes for t in tensors)
+    largest = max(t.dtype.bytes for t in tensors if t.kind.by_col)  # row values are read one by one
     if align < largest or align & (align - 1):
         rule = f"the alignment is a power of two and at least the largest element, here {largest} bytes"
         raise UsageError(rule, received=str(align))

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import sympy as sp
 
 from normgen.errors import ProgramError, did_you_mean
-from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Store, value_kinds
+from normgen.program.ir import COLS, Column, Load, Map, Reduce, RowProgram, Store, value_kinds
 from normgen.program.monoid import LOWEST, Monoid, Recipe, symbol
 from normgen.program.ordered import Ordered, steps
 from normgen.spec.spec import Kind
@@ -44,8 +44,8 @@ def evaluate(
     with np.errstate(all="ignore"):  # inf and NaN are results like any other here
         for statement in program.statements:
             match statement:
-                case Load(name=name, kind=kind, first_of=first_of):
-                    run.values[symbol(name)] = run.first(first_of) if first_of else run.given(name, kind)
+                case Load(name=name, kind=kind, of=of, column=column):
+                    run.values[symbol(name)] = run.element(of, column) if of else run.given(name, kind)
                 case Map(name=name, expr=expr):
                     run.values[symbol(name)] = evaluate_expr(expr, run.values)
                 case Reduce():
@@ -81,10 +81,10 @@ class _Run:
     def given(self, name: str, kind: Kind) -> Array:
         return np.asarray(_find(self.inputs, name, "tensor"), self.dtype).reshape(self.shape(kind))
 
-    def first(self, name: str) -> Array:
-        """The first element of each row of a tensor, [rows, 1]."""
+    def element(self, name: str, column: Column) -> Array:
+        """One element of each row of a tensor, [rows, 1]."""
         tensor = np.atleast_2d(np.asarray(_find(self.inputs, name, "tensor"), self.dtype))
-        return np.asarray(np.broadcast_to(tensor[:, :1], (self.rows, 1)))
+        return np.asarray(np.broadcast_to(tensor[:, [column.of(self.cols)]], (self.rows, 1)))
 
     def shape(self, kind: Kind) -> tuple[int, ...]:
         return kind.broadcast_shape(self.rows, self.cols)
@@ -97,7 +97,12 @@ class _Run:
         args = [evaluate_expr(arg, self.values) for arg in statement.args]
         elems = [np.broadcast_to(arg, (self.rows, self.cols)) for arg in args]
         axis = 1 if statement.kind.by_row else 0
-        for name, result in zip(statement.names, reduce_axis(statement.monoid, elems, axis), strict=True):
+        results = reduce_axis(statement.monoid, elems, axis)
+        if guard := statement.guard:
+            is_spared = evaluate_expr(guard.margin, self.values) >= 0
+            instead = (evaluate_expr(value, self.values) for value in guard.instead)
+            results = tuple(np.where(is_spared, v, r) for v, r in zip(instead, results, strict=True))
+        for name, result in zip(statement.names, results, strict=True):
             self.values[symbol(name)] = result
 
 

@@ -1,8 +1,9 @@
 """RowProgram: SSA over rows in four statement forms.
 
     load   x : elem                              stored dtype -> float32
-    load   x_first : row = x[0]                  the first element of each row (of x: elem; of a col: element 0)
+    load   x_middle : row = x[middle]            one element of each row (of x: elem; of a col: the same in all rows)
     reduce x_sum : row = sum(x)                  over a monoid; row: elem -> row, col: elem -> col
+    reduce s : row = sum(x) unless 0 <= m, then v  rows whose m says so keep the row value v; the others are reduced
     map    y : elem = (x - mean) * rstd          any sympy expression over earlier values
     store  y                                     float32 -> stored dtype
 
@@ -13,8 +14,9 @@ argument is NaN (the clamp of a variance must not hide a NaN row). Symbols are `
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 import sympy as sp
 
@@ -26,22 +28,46 @@ from normgen.spec.spec import Kind, join
 COLS = sp.Symbol("cols", positive=True, integer=True)
 
 
+class Column(StrEnum):
+    """A column that every row has."""
+
+    FIRST = "first"
+    MIDDLE = "middle"
+    LAST = "last"
+
+    def of(self, cols: int) -> int:
+        """Its number in rows of `cols`."""
+        return {Column.FIRST: 0, Column.MIDDLE: cols // 2, Column.LAST: cols - 1}[self]
+
+
 @dataclass(frozen=True)
 class Load:
-    """The tensor's name is the value's name, unless `first_of` names the tensor.
+    """The tensor's name is the value's name, unless `of` names the tensor.
 
-    A load with `first_of` broadcasts the tensor's column 0 over its row: the pivot of a shifted variance. Its
-    kind is ROW, also for a col tensor, and it belongs to stage 0.
+    A load with `of` broadcasts one column of the tensor over its row: what the pivot of a shifted variance is chosen
+    from. Its kind is ROW, also for a col tensor, and it belongs to stage 0.
     """
 
     name: str
     kind: Kind
-    first_of: str = ""
+    of: str = ""
+    column: Column = Column.FIRST
 
     @property
     def tensor(self) -> str:
         """The tensor that is read."""
-        return self.first_of or self.name
+        return self.of or self.name
+
+
+@dataclass(frozen=True)
+class Guard:
+    """What spares a row a reduction: where 0 <= margin its values are `instead`. A margin that is NaN spares nothing.
+
+    Both are row values, so that all threads of a row decide alike.
+    """
+
+    margin: sp.Expr
+    instead: tuple[sp.Expr, ...]
 
 
 @dataclass(frozen=True)
@@ -52,6 +78,7 @@ class Reduce:
     kind: Kind  # ROW: over the columns of a row; COL: over all rows
     monoid: Monoid
     args: tuple[sp.Expr, ...]
+    guard: Guard | None = None
 
 
 @dataclass(frozen=True)
@@ -132,8 +159,8 @@ def used_exprs(statement: Statement) -> tuple[sp.Expr, ...]:
             return ()
         case Map(expr=expr):
             return (expr,)
-        case Reduce(args=args):
-            return args
+        case Reduce(args=args, guard=guard):
+            return (*args, guard.margin, *guard.instead) if guard else args
         case Store(value=value):
             return (symbol(value),)
 
@@ -189,7 +216,7 @@ def check(program: RowProgram) -> RowProgram:
             if name not in kinds:
                 raise ProgramError("a value must be defined before it is used", received=f"{name} in: {text}")
         read = join(kinds[n] for n in used_names(statement))
-        for rule in _broken_rules(statement, read):
+        for rule in (*_broken_rules(statement, read), *_broken_guard(statement, kinds)):
             raise ProgramError(rule, received=text)
         for name in defined_names(statement):
             if name in kinds or name == COLS.name:
@@ -227,18 +254,30 @@ def _broken_rules(statement: Statement, read: Kind) -> Iterator[str]:
         case Load(kind=kind):
             if kind is Kind.SCALAR:
                 yield "scalars are not loaded; they are arguments"
-            if statement.first_of and not kind.is_row:
-                yield "the first element of a row is a row value"
+            if statement.of and not kind.is_row:
+                yield "one element of a row is a row value"
+
+
+def _broken_guard(statement: Statement, kinds: Mapping[str, Kind]) -> Iterator[str]:
+    if not isinstance(statement, Reduce) or statement.guard is None:
+        return
+    guard = statement.guard
+    if len(guard.instead) != len(statement.names):
+        yield "a guard has a value for each that is reduced"
+    if not statement.kind.by_row or any(kinds[n].by_col for e in (guard.margin, *guard.instead) for n in names_of(e)):
+        yield "a guard is made of row values, and spares rows"
 
 
 def show_statement(statement: Statement) -> str:
     match statement:
-        case Load(name=name, kind=kind, first_of=first_of):
-            return f"  load   {name} : {kind}" + (f" = {first_of}[0]" if first_of else "")
-        case Reduce(names=names, kind=kind, monoid=monoid, args=args):
+        case Load(name=name, kind=kind, of=of, column=column):
+            return f"  load   {name} : {kind}" + (f" = {of}[{column}]" if of else "")
+        case Reduce(names=names, kind=kind, monoid=monoid, args=args, guard=guard):
             suffix = "" if kind.by_row else "_rows"
             listed = ", ".join(map(show_expr, args))
-            return f"  reduce {', '.join(names)} : {kind} = {monoid.name}{suffix}({listed})"
+            spared = f" unless 0 <= {show_expr(guard.margin)}, then " if guard else ""
+            spared += ", ".join(map(show_expr, guard.instead)) if guard else ""
+            return f"  reduce {', '.join(names)} : {kind} = {monoid.name}{suffix}({listed}){spared}"
         case Map(name=name, kind=kind, expr=expr):
             return f"  map    {name} : {kind} = {show_expr(expr)}"
         case Store(tensor=tensor, value=value, accumulate=accumulate):

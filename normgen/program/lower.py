@@ -4,6 +4,10 @@ The author's order of operations is part of the accuracy contract, but sympy sor
 `x - m - l` may come back as `x - l - m`, `2*(x - m)` as `2*x - 2*m`, `(x/m)*(x/m)` as `x**2/m**2`. Wherever
 that could change rounding or overflow, the inner term becomes a value of its own (`y_part`), which no rebuild
 of an expression can take apart. Products and quotients keep their order and their brackets as `Ordered` ones.
+
+Real numbers are neither NaN nor infinite, so sympy folds `x - x` to 0, `0*x` to 0, `log(exp(x))` to x and drops one
+side of a maximum. An operation that is not there any more once sympy has built it is built again over values of
+their own: `y_part - x`.
 """
 
 from __future__ import annotations
@@ -21,6 +25,15 @@ from normgen.program.ordered import is_product, opened, product, quotient, settl
 from normgen.spec.formula import REDUCTIONS, Binary, Call, Expression, Name, Number, Power, names_in, parse_formula
 from normgen.spec.spec import Formula, Kind, Spec, Tensor, join
 
+_FUNCTIONS = {
+    "exp": sp.exp,
+    "log": sp.log,
+    "abs": sp.Abs,
+    "tanh": sp.tanh,
+    "erf": sp.erf,
+    "minimum": sp.Min,
+    "maximum": sp.Max,
+}
 _MONOIDS = {name: SUM if name == "mean" else MONOIDS[name] for name in REDUCTIONS}
 
 
@@ -156,8 +169,10 @@ class _Lowering:
 
     def part(self, owner: str, expr: sp.Expr) -> sp.Expr:
         """`expr` as a value of its own, so that sympy cannot merge it with what surrounds it."""
-        if not expr.args or expr.is_number:
-            return expr
+        return expr if not expr.args or expr.is_number else self.own(owner, expr)
+
+    def own(self, owner: str, expr: sp.Expr) -> sp.Expr:
+        """As `part`, under a second name where `expr` is a name or a number."""
         expr = settled(expr)
         key = ("part", expr)
         if key not in self.shared:
@@ -168,8 +183,8 @@ class _Lowering:
         """The value of a part of a formula; SpecError where it is a constant that no float32 holds."""
         found = self.raw(owner, tree)
         if found.is_number and not _is_float32(found):
-            raise self.error(owner, f"a constant must fit float32, but {found} stands")
-        return found
+            raise self.error(owner, f"a constant must fit float32, but {found!s} stands")
+        return sp.Float(float(found)) if found.is_number and not found.is_Rational else found
 
     def raw(self, owner: str, tree: Expression) -> sp.Expr:
         match tree:
@@ -190,11 +205,19 @@ class _Lowering:
 
     def sum(self, owner: str, operator: str, a: sp.Expr, b: sp.Expr) -> sp.Expr:
         a, b = (self.part(owner, e) if e.is_Add and other != 0 else e for e, other in ((a, b), (b, a)))
+        found = a + b if operator == "+" else a - b
+        if (found.is_Add and len(found.args) == 2) or 0 in (a, b) or (a.is_number and b.is_number):
+            return found
+        a = self.own(owner, a)
         return a + b if operator == "+" else a - b
 
     def product(self, owner: str, operator: str, a: sp.Expr, b: sp.Expr) -> sp.Expr:
         if operator == "/" and b == 0:
             raise self.error(owner, "division by 0")
+        if operator == "/" and b.is_Pow and b.exp < 0:
+            b = self.part(owner, b)
+        if not (a.is_number and b.is_number):
+            a, b = (self.own(owner, e) if e == 0 else e for e in (a, b))  # 0 times NaN is NaN
         if _merges(a, b):
             a, b = (self.part(owner, e) if len(_bases(e)) > 1 else e for e in (a, b))
         for number, other in ((a, b), (b, a)):
@@ -205,29 +228,22 @@ class _Lowering:
     def power(self, owner: str, base: sp.Expr, exponent: sp.Rational) -> sp.Expr:
         if base == 0 and exponent < 0:
             raise self.error(owner, "division by 0")
-        return (self.part(owner, base) if is_product(base) or base.is_Pow else base) ** exponent
+        if is_product(base) or base.is_Pow:
+            base = self.part(owner, base)
+        found = base**exponent
+        is_kept = found.is_Pow and found.args == (base, exponent)
+        return found if is_kept or exponent in (0, 1) else self.part(owner, base) ** exponent
 
     def function(self, owner: str, function: str, args: list[sp.Expr]) -> sp.Expr:
-        first = args[0]
         match function:
-            case "exp":  # sympy turns exp(x - log(s)) into exp(x)/s, which overflows
-                return sp.exp(self.part(owner, first) if first.has(sp.log) else first)
-            case "log":
-                return sp.log(first)
             case "sqrt" | "rsqrt":
-                return self.power(owner, first, sp.Rational(1 if function == "sqrt" else -1, 2))
-            case "abs":
-                return sp.Abs(first)
+                return self.power(owner, args[0], sp.Rational(1 if function == "sqrt" else -1, 2))
             case "sigmoid":
-                return 1 / (1 + sp.exp(-first))
-            case "tanh":
-                return sp.tanh(first)
-            case "erf":
-                return sp.erf(first)
-            case "minimum":
-                return sp.Min(*args)
-            case _:
-                return sp.Max(*args)
+                return 1 / (1 + self.function(owner, "exp", [-args[0]]))
+        make = _FUNCTIONS[function]
+        found = make(*args)
+        is_kept = found.func is make and set(found.args) == set(args)
+        return found if is_kept else make(*(self.part(owner, arg) for arg in args))
 
     def reduction(self, owner: str, call: Call, wish: str | None = None) -> sp.Expr:
         """The symbol of a row reduction's result (for `mean`: over cols); equal reductions are one."""
@@ -236,12 +252,21 @@ class _Lowering:
         if kind.by_col and not kind.by_row:
             raise self.error(owner, f"{call.function} reduces a row, so it reads a row input")
         if not kind.by_col:
-            return _of_constant(call.function, arg)
+            return self.of_constant(owner, call.function, arg)
         key = (monoid.name, arg)
         if key not in self.shared:
             self.shared[key] = self.reduce(self.reduction_name(owner, arg, monoid, wish), monoid, arg)
         total = self.shared[key]
         return quotient(total, COLS) if call.function == "mean" else total
+
+    def of_constant(self, owner: str, function: str, value: sp.Expr) -> sp.Expr:
+        """The reduction of a value that is the same in every column."""
+        match function:
+            case "sum":
+                return self.product(owner, "*", COLS, value)
+            case "absmax":
+                return self.function(owner, "abs", [value])
+        return value
 
     def reduction_name(self, owner: str, arg: sp.Expr, monoid: Monoid, wish: str | None) -> str:
         if wish is not None:
@@ -265,15 +290,6 @@ def _is_float32(number: sp.Expr) -> bool:
 def _is_reduction(tree: Expression) -> bool:
     """Is the whole formula one reduction, without a factor?"""
     return isinstance(tree, Call) and tree.function in REDUCTIONS - {"mean"}
-
-
-def _of_constant(function: str, value: sp.Expr) -> sp.Expr:
-    """The reduction of a value that is the same in every column."""
-    if function == "mean":
-        return value
-    monoid = _MONOIDS[function]
-    one = monoid.lift.results[0].subs(symbol(monoid.args[0]), value)
-    return one if monoid.is_idempotent else COLS * one
 
 
 def _bases(expr: sp.Expr) -> frozenset[sp.Expr]:

@@ -29,8 +29,7 @@ class Ordered(sp.Expr):  # type: ignore[misc]  # sympy has no types
     def __new__(cls, *factors: sp.Expr) -> sp.Expr:
         return sp.Mul(*factors) if all(f.is_number for f in factors) else super().__new__(cls, *factors)
 
-    def _eval_is_real(self) -> bool | None:
-        return all(factor.is_real for factor in self.args) or None
+    is_extended_real = True  # else sympy writes |exp(x/x)| with the real part of x/x
 
     def could_extract_minus_sign(self) -> bool:
         return False
@@ -78,7 +77,9 @@ def _settled(expr: sp.Expr, *, is_bracket: bool) -> sp.Expr:
         return expr
     args = [_settled(arg, is_bracket=isinstance(expr, Ordered | sp.Pow)) for arg in expr.args]
     if not isinstance(expr, Ordered):
-        return expr.func(*args)
+        found = expr.func(*args)
+        is_kept = found.func is expr.func and len(found.args) == len(expr.args)
+        return found if expr.is_Mul or is_kept else expr  # x*y - y*x stays: it is not 0 where x*y is infinite
     if len(args) == 1:
         return args[0]
     is_pair = len(args) == 2 and all(map(_is_single, args)) and not all(map(_divides, args))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from functools import cache
 from typing import Unpack
 
@@ -29,6 +30,28 @@ def written_program(problem: Problem) -> RowProgram:
     computed = {t.name for t in (*spec.outputs, *spec.statistics)}
     saved = tuple(t.name for t in problem.tensors if t.name in computed and not t.is_written)
     return differentiate(forward, wrt=wrt, saved=saved, accumulate=problem.accumulate, unread=unread)
+
+
+@cache
+def kernel_problem(problem: Problem) -> Problem:
+    """The problem whose kernel answers this one: as asked, with the absent statistics that cost a kernel nothing.
+
+    The caller may pass a statistic as null, and the kernel then does not store it. So one kernel, and one record,
+    serves callers with and without it, unless the statistic needs a reduction or an input of its own.
+    """
+    there = [t.name for t in problem.spec.statistics if t.name in problem.absent and t.optional]
+    for name in there if problem.direction is Direction.FORWARD else ():
+        without = tuple(n for n in problem.absent if n != name)
+        fuller = problem_for(problem.spec, **replace(problem.question, without=without).arguments())
+        if _row_work(fuller) == _row_work(problem):
+            problem = fuller
+    return problem
+
+
+def _row_work(problem: Problem) -> tuple[frozenset[str], frozenset[str]]:
+    """What a row's statistics are made of: the tensors read and the values reduced."""
+    program = written_program(problem)
+    return frozenset(ld.name for ld in program.loads), frozenset(n for r in program.row_reduces for n in r.names)
 
 
 @cache

@@ -29,6 +29,33 @@ class Placed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reach:
+    """The bytes of an array: `rows` runs of `width` bytes, `pitch` bytes from start to start."""
+
+    rows: int
+    pitch: int
+    width: int
+
+    @property
+    def bytes(self) -> int:
+        """From the first byte to behind the last."""
+        return (self.rows - 1) * self.pitch + self.width if self.rows else 0
+
+    def meets(self, other: Reach, apart: int) -> bool:
+        """Whether the two share a byte, `other` starting `apart` bytes behind this one.
+
+        Rows of one pitch may lie side by side; of two pitches, one array must end before the other begins.
+        """
+        if not (self.bytes and other.bytes) or apart >= self.bytes or -apart >= other.bytes:
+            return False
+        pitches = {reach.pitch for reach in (self, other) if reach.rows > 1}
+        if len(pitches) != 1:
+            return True
+        (pitch,) = pitches
+        return apart % pitch < self.width or -apart % pitch < other.width
+
+
+@dataclass(frozen=True, kw_only=True)
 class Expectation:
     """What the kernel needs of one tensor.
 
@@ -41,6 +68,14 @@ class Expectation:
     pitch: int
     alignment: int
     fixed_pitch: int | None
+
+    def reach(self, placed: Placed) -> Reach:
+        """The bytes of an array that fits."""
+        size, kind = self.tensor.dtype.bytes, self.tensor.kind
+        if kind.is_elem:
+            return Reach(rows=placed.rows or 0, pitch=placed.pitch * size, width=self.cols * size)
+        width = (self.cols if kind.by_col else placed.rows or 0) * size
+        return Reach(rows=1 if width else 0, pitch=width, width=width)
 
     def place(self, view: ArrayView, *, device: int) -> Placed:
         """Check one array. Raises UsageError with what was expected and what came."""

@@ -9,6 +9,7 @@ The same on numpy arrays, slowly and with every access checked: normgen.kernel("
 
 from __future__ import annotations
 
+import itertools
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -23,7 +24,7 @@ from normgen.errors import NothingValidError, UsageError, did_you_mean
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem, TensorUse
 from normgen.program.source import problem_for
-from normgen.python.arguments import Placed, device_name, expectations, misfit
+from normgen.python.arguments import Placed, Reach, device_name, expectations, misfit
 from normgen.python.executor import Executor, Memory, executor_for
 from normgen.records.winners import lookup
 from normgen.schedule.default import default_schedule
@@ -40,6 +41,7 @@ class _Plan:
 
     rows: int
     pitches: Mapping[str, int]
+    reaches: Mapping[str, Reach]
     workspace_bytes: int
     misfit: str
 
@@ -154,6 +156,7 @@ class Kernel:
                 rows=rows,
                 workspace_bytes=self.module.workspace_bytes(rows=rows, sm_count=sm_count),
                 pitches={name: place.pitch for name, place in placed.items()},
+                reaches={name: self._expected[name].reach(place) for name, place in placed.items()},
                 misfit=misfit(self.problem, self.schedule, views, placed),
             )
             if len(self._plans) > 256:  # shapes that never repeat must not fill the memory
@@ -171,20 +174,18 @@ class Kernel:
             raise UsageError("rows must fit 31 bits", received=str(rows))
         return rows
 
-    def _check_overlap(self, views: Mapping[str, ArrayView]) -> None:
-        """Refuse an output that starts where another tensor starts: the kernel's pointers are restricted."""
-        if len({facts.pointer for facts in views.values()}) == len(views):
+    def _check_overlap(self, views: Mapping[str, ArrayView], reaches: Mapping[str, Reach]) -> None:
+        """Refuse an output that shares a byte with another tensor: the kernel's pointers are restricted."""
+        starts = sorted((view.pointer, name) for name, view in views.items())
+        if all(a + reaches[name].bytes <= b for (a, name), (b, _) in itertools.pairwise(starts)):
             return
         for tensor in self._writes:
-            mine = views.get(tensor.name)
-            shared = [
-                n for n, v in views.items() if mine and mine.pointer and n != tensor.name and v.pointer == mine.pointer
-            ]
-            if shared:
-                raise UsageError(
-                    "an output must not share memory with another tensor",
-                    received=f"'{tensor.name}' and '{shared[0]}' at one address",
-                )
+            for other in views if tensor.name in views else ():
+                apart = views[other].pointer - views[tensor.name].pointer
+                if other != tensor.name and reaches[tensor.name].meets(reaches[other], apart):
+                    where = f"{abs(apart)} bytes apart" if apart else "at one address"
+                    received = f"'{tensor.name}' and '{other}' {where}"
+                    raise UsageError("an output must not share memory with another tensor", received=received)
 
     def _check_outputs(self, given: Mapping[str, object]) -> None:
         missing = [t.name for t in self._writes if t.name not in given and not t.nullable]
@@ -211,7 +212,7 @@ class Kernel:
 
     def _run(self, views: Mapping[str, ArrayView], scalars: Mapping[str, float], queue: int) -> None:
         plan = self._plan(views)
-        self._check_overlap(views)
+        self._check_overlap(views, plan.reaches)
         if plan.misfit:
             self._general_kernel(plan.misfit)._run(views, scalars, queue)
             return

@@ -11,7 +11,7 @@ from typing import Any
 
 from normgen.files.private import cache_root
 from normgen.records.results import environment_of
-from normgen.records.winners import read
+from normgen.records.winners import kept
 
 KINDS = {
     "cubin": "compiled kernels",
@@ -43,7 +43,7 @@ class Inspection:
 
 @dataclass(frozen=True, kw_only=True)
 class ResultsEntry:
-    """One problem on one GPU model: `environments` differ in versions, policy, cache objective or spec text."""
+    """One problem on one GPU model: `environments` differ in versions, policy, place or spec text."""
 
     file: str
     gpu: str
@@ -71,7 +71,7 @@ def list_results(root: Path | None = None) -> list[ResultsEntry]:
     folder = (root or cache_root()) / "results"
     found = []
     for path in sorted(folder.glob("*/*.jsonl")):
-        records = read(path).records
+        records = kept(path)
         if not records:
             continue
         key = records[0].problem

@@ -1,7 +1,11 @@
-"""Two sets of results against each other: faster, slower or the same, by the intervals of their medians."""
+"""Two sets of results against each other: faster, slower or the same, by the intervals of their prices.
+
+What was timed alone has no price: there it is the times. Results of different places are of different problems.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,21 +13,25 @@ from typing import Any
 
 from normgen.errors import UsageError
 from normgen.files.decoded import parse_json
-from normgen.records.record import Record, from_dict
-from normgen.records.winners import read_whole
+from normgen.records.record import Record
+from normgen.records.winners import kept_of
 
 FASTER, SLOWER, SAME, UNMEASURED = "FASTER", "SLOWER", "SAME", "UNMEASURED"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """One problem in both files; `ratio` is after over before, of medians."""
+    """One problem in both files: µs and `ratio`, after over before, are of prices (alone, of times).
+
+    chain_ratio   the same of T; None alone
+    """
 
     problem: str
     verdict: str
     before_us: float
     after_us: float
     ratio: float
+    chain_ratio: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +59,7 @@ def compare_files(before: Path, after: Path) -> Comparison:
     shared = [key for key in first if key in second]
     if not shared:
         received = f"{len(first)} problems in {before}, {len(second)} in {after}"
-        hint = "operation, shape, dtypes, layout, cache objective and GPU model must agree"
+        hint = "operation, shape, dtypes, layout, place and GPU model must agree"
         raise UsageError("the files share no problem", received=received, hint=hint)
     return Comparison(
         pairs=tuple(judge(key, first[key], second[key]) for key in shared),
@@ -62,17 +70,25 @@ def compare_files(before: Path, after: Path) -> Comparison:
 
 def judge(problem: str, before: Record, after: Record) -> Pair:
     """FASTER or SLOWER where the 95 % intervals do not meet, else SAME; UNMEASURED without two measurements."""
-    assert before.us is not None
-    assert after.us is not None
-    old, new = before.times_us, after.times_us
+    old, new = before.cost_interval, after.cost_interval
+    old_us, new_us = before.cost_us, after.cost_us
+    assert old_us is not None
+    assert new_us is not None
     if old is None or new is None:
         verdict = UNMEASURED
-    elif new.high < old.low:
+    elif new[1] < old[0]:
         verdict = FASTER
     else:
-        verdict = SLOWER if new.low > old.high else SAME
-    ratio = after.us / before.us
-    return Pair(problem=problem, verdict=verdict, before_us=before.us, after_us=after.us, ratio=round(ratio, 4))
+        verdict = SLOWER if new[0] > old[1] else SAME
+    chains = before.chain_us and after.chain_us and before.us and after.us
+    return Pair(
+        problem=problem,
+        verdict=verdict,
+        before_us=old_us,
+        after_us=new_us,
+        ratio=round(new_us / old_us, 4),
+        chain_ratio=round(after.us / before.us, 4) if chains and before.us and after.us else None,
+    )
 
 
 def read_results(path: Path) -> list[Record]:
@@ -82,20 +98,18 @@ def read_results(path: Path) -> list[Record]:
     except ValueError:  # several lines are no JSON text
         data = None
     if not isinstance(data, dict) or "schema" in data:
-        return list(read_whole(path))
-    try:
-        found = [data, *data.get("jobs", [])]
-        return [from_dict(part["best"]) for part in found if part.get("best")]
-    except (ValueError, AttributeError, TypeError) as error:
-        hint = "a file of records, or what `normgen tune --json` printed"
-        raise UsageError("not a file of results", received=f"{path}: {error}", hint=hint) from None
+        return list(kept_of(path))
+    jobs = data.get("jobs")
+    parts = [data, *(jobs if isinstance(jobs, list) else ())]
+    best = [part["best"] for part in parts if isinstance(part, dict) and part.get("best")]
+    return list(kept_of(path, lines="\n".join(map(json.dumps, best)).encode()))
 
 
 def _best(records: Iterable[Record], path: Path) -> Mapping[str, Record]:
     """The fastest usable record of each problem, measured ones first."""
     best: dict[str, Record] = {}
     for record in records:
-        if record.us is None or not record.outcome.is_usable:
+        if record.cost_us is None or not record.outcome.is_usable:
             continue
         name = _problem_name(record)
         old = best.get(name)
@@ -107,7 +121,7 @@ def _best(records: Iterable[Record], path: Path) -> Mapping[str, Record]:
 
 
 def _rank(record: Record) -> tuple[bool, float]:
-    return not record.measured, record.us or float("inf")
+    return not record.measured, record.cost_us or float("inf")
 
 
 def _problem_name(record: Record) -> str:
@@ -120,4 +134,4 @@ def _problem_name(record: Record) -> str:
     layout += ["deterministic"] if key.deterministic else []
     layout += ["stable parameters"] if key.stable_parameters else []
     head = f"{key.op} {key.direction} {key.rows}x{key.cols} {tensors}"
-    return " ".join([head, *layout, record.cache.value, "on", str(record.device.get("name", "?"))])
+    return " ".join([head, *layout, str(record.place), "on", str(record.device.get("name", "?"))])

@@ -1,8 +1,8 @@
 """Files of lines that several processes append to and that outlive any of them.
 
 A line is appended whole: a process that dies leaves at most the file's last line torn, and the next one to write closes
-that off, so that it costs only itself. A line that cannot be read is set aside in `<name>.damaged`, not lost. A file is
-replaced by one rename.
+that off, so that it costs only itself. A line that cannot be read is left out by every reader, which says so once a
+process (`told`); who writes the file anew moves it to `<name>.damaged`. A file is replaced by one rename.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from normgen.files.decoded import unpacked
-from normgen.files.private import write_atomically
+from normgen.files.private import to_stderr, write_atomically
 
 T = TypeVar("T")
+_TOLD: set[str] = set()  # what this process has said about damaged lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +98,16 @@ def read(path: Path, parse: Callable[[str], T]) -> Lines[T]:
         why = f"cannot be read: {getattr(error, 'strerror', None) or error}"
         return Lines(found=(), damaged=(Damaged(path=path, line=0, why=why, text=b""),))
     return parsed(data, parse, path=path)
+
+
+def told(damaged: Sequence[Damaged], *, report: Callable[[str], None] = to_stderr) -> None:
+    """Say of a file's damaged lines, in one line and once a process, how many there are and what is wrong with one."""
+    if not damaged:
+        return
+    message = str(damaged[0]) + (f"; {len(damaged)} lines in all" if len(damaged) > 1 else "")
+    if message not in _TOLD:
+        _TOLD.add(message)
+        report(message)
 
 
 def aside_of(path: Path) -> Path:

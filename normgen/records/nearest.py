@@ -21,9 +21,10 @@ from dataclasses import dataclass, replace
 from normgen.cost.model import predicted_us
 from normgen.device import Device
 from normgen.problem.problem import Problem
-from normgen.records.record import Cache, ProblemKey, Record
+from normgen.records.place import DEFAULT_PLACE, Context, Place
+from normgen.records.record import ProblemKey, Record
 from normgen.schedule.default import default_schedule
-from normgen.schedule.knobs import KNOBS, Variance
+from normgen.schedule.knobs import KNOBS, Statistics, Variance
 from normgen.schedule.legality import refusal
 from normgen.schedule.policy import spare_late_parameters
 from normgen.schedule.schedule import Schedule
@@ -32,7 +33,7 @@ from normgen.schedule.space import DEFAULT_KNOBS
 OCTAVE_OF_COLS = 4.0
 WIDER = 2.0  # tuned for wider accesses than these rows allow: peeled or masked they mostly stay
 NARROWER = 5.0  # tuned for narrower ones than these rows allow: they would stay narrow
-OTHER_CACHE = 1.0
+OTHER_SETTING = 1.0  # hot, and not
 OTHER_STATISTICS = 0.25
 OTHER_PROMISE = 0.25  # stable parameters: a launch may begin earlier
 FARTHEST = 6.0  # 2.8 x the cols, 64 x the rows: the default schedule knows as much
@@ -50,35 +51,60 @@ class Neighbour:
     schedule: Schedule
 
 
-def nearest(problem: Problem, device: Device, records: Iterable[Record], *, cache: Cache) -> Neighbour | None:
+def nearest(problem: Problem, device: Device, records: Iterable[Record], *, place: Place) -> Neighbour | None:
     """The nearest usable record whose schedule fits and is trusted; None when there is none.
 
     The problem's own record is not its neighbour: this says what the others make of it.
     """
-    found = neighbours(problem, device, records, cache=cache)
-    return next((near for near in found if is_trusted(near, problem, device, cache=cache)), None)
+    found = neighbours(problem, device, records, place=place)
+    return next((near for near in found if is_trusted(near, problem, device, place=place)), None)
 
 
-def neighbours(problem: Problem, device: Device, records: Iterable[Record], *, cache: Cache) -> Iterator[Neighbour]:
-    """Usable records whose schedules fit, the nearest first; measured ones come before predicted ones."""
+def neighbours(problem: Problem, device: Device, records: Iterable[Record], *, place: Place) -> Iterator[Neighbour]:
+    """Usable records whose schedules fit, the nearest first.
+
+    Measured ones come before predicted ones, what was measured in place before what was measured alone.
+    """
     own = ProblemKey.of(problem)
     near = [
-        (distance(r.problem, problem) + (OTHER_CACHE if r.cache is not cache else 0.0), r)
+        (distance(r.problem, problem) + (OTHER_SETTING if r.place.is_hot != place.is_hot else 0.0), r)
         for r in records
-        if r.outcome.is_usable and r.problem != own and is_same_kind(r.problem, problem)
+        if r.outcome.is_usable
+        and r.problem != own
+        and is_same_kind(r.problem, problem)
+        and place_rank(r.place, place) is not None
     ]
-    near.sort(key=lambda found: (not found[1].measured, found[0], found[1].us or math.inf, found[1].schedule.key))
+    near.sort(
+        key=lambda found: (
+            not found[1].measured,
+            found[1].is_alone,
+            found[0],
+            found[1].us or math.inf,
+            found[1].schedule.key,
+        )
+    )
     for far, record in near:
         schedule = fitted(record, problem, device) if far <= FARTHEST else None
         if schedule is not None:
             yield Neighbour(record=record, distance=far, schedule=schedule)
 
 
-def is_trusted(near: Neighbour, problem: Problem, device: Device, *, cache: Cache) -> bool:
+def is_trusted(near: Neighbour, problem: Problem, device: Device, *, place: Place) -> bool:
     """Whether the cost model does not find a neighbour's schedule too slow for its distance."""
-    hot = cache is Cache.HOT
+    hot = place.is_hot
     ours = predicted_us(problem, near.schedule, device, hot=hot)
     return ours <= _default_us(problem, device, hot=hot) * (1 + WORTH - WORTH_LOST * near.distance)
+
+
+def place_rank(place: Place, asked: Place) -> int | None:
+    """How soon a record of a place serves one who asks for another; None: not at all."""
+    if place == asked:
+        return 0
+    if place == DEFAULT_PLACE:
+        return 1
+    if place.context is Context.ALONE:
+        return 2 if place.is_hot == asked.is_hot else 3
+    return None
 
 
 @functools.cache
@@ -111,7 +137,8 @@ def distance(tuned: ProblemKey, problem: Problem) -> float:
 
 def fitted(record: Record, problem: Problem, device: Device) -> Schedule | None:
     """The record's schedule for another shape, with as few changes as make it legal; None when that is not enough."""
-    own = searched_today(record.schedule, problem)
+    # Whether leaving statistics out pays was found at the record's shape alone.
+    own = replace(searched_today(record.schedule, problem), statistics=Statistics.NULLABLE)
     for schedule in _variants(own, problem.cols / record.problem.cols):
         if refusal(problem, schedule, device) is None:
             return spare_late_parameters(schedule, own, problem)

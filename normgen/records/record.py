@@ -3,16 +3,21 @@
 schema         2-digit layout version; a reader refuses others
 op, spec_sha256, direction, rows, cols, dtypes, pitch, align, any_cols, accumulate      the problem
 deterministic  the same bits in every run, stable_parameters: promises; there only when true
-cache          cold: every launch finds its data in DRAM; hot: in L2
+context, setting  where it was timed (`records.place`); older lines have `cache` instead: alone, cold or hot
 schedule       every knob
 text           the identity of the emitted text and the compile options (`cuda.compiler.identity_of`); absent where
                nothing was emitted, and from older records
 outcome        ok | illegal | compile_error | launch_error | timeout | wrong_result | worker_died | predicted
 measured       false: no GPU ran this, `predicted_us` is the cost model's word
-times_us       n, median, p05, p95, low, high (95 % interval of the median) in µs a launch
-roof_us        a copy of the same number of bytes, best of two ways, in the same run
-roofs_us       each of the two, copy (a memcpy node) and elementwise (a kernel); absent from older records
-bytes, gb_per_s, percent_of_roof, default_us (the default schedule, same run)
+times_us       n, median, p05, p95, low, high (95 % interval of the median) in µs: of the chain with the kernel, T;
+               alone of a launch
+chain_us       the same of the chain without it, T0, in the same run; absent alone
+price_us       T - T0: median, low, high (bootstrapped 95 % interval); absent alone, and where a search went no further
+               than to rank by T
+alone_us       of a finalist timed in place: the median of a launch behind itself
+roof_us        what the best hand-written kernel that moves the bytes costs in the same run: its price, alone its time
+roofs_us       the best of each family: copy (a memcpy node), elementwise, reduction, two launches
+bytes, gb_per_s, percent_of_roof (by prices), default_us (the default schedule's T, same run)
 error          largest error per written tensor, as a fraction of its bound
 resources      per kernel: registers, spill_bytes, static_shared_bytes, ...
 device, versions, search, command, seed, created, reason
@@ -33,7 +38,8 @@ from normgen.errors import NormgenError
 from normgen.files.decoded import parse_json
 from normgen.files.names import Part, name_part
 from normgen.problem.problem import Problem
-from normgen.records.statistics import Times
+from normgen.records.place import DEFAULT_PLACE, Context, Place, Setting
+from normgen.records.statistics import Price, Times
 from normgen.records.validity import check_record
 from normgen.schedule.schedule import Schedule, schedule_from
 
@@ -54,13 +60,6 @@ class Outcome(StrEnum):
     def is_usable(self) -> bool:
         """The kernel may be shipped: measured, or honestly predicted."""
         return self in (Outcome.OK, Outcome.PREDICTED)
-
-
-class Cache(StrEnum):
-    """Where a launch finds its data."""
-
-    COLD = "cold"
-    HOT = "hot"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,12 +131,15 @@ class Record:
     """One result with all its evidence; see the module's docstring for the fields."""
 
     problem: ProblemKey
-    cache: Cache = Cache.COLD
+    place: Place = DEFAULT_PLACE
     schedule: Schedule
     text: str = ""
     outcome: Outcome
     measured: bool
     times_us: Times | None = None
+    chain_us: Times | None = None
+    price_us: Price | None = None
+    alone_us: float | None = None
     predicted_us: float | None = None
     roof_us: float | None = None
     roofs_us: Mapping[str, float] = field(default_factory=dict, hash=False)
@@ -156,24 +158,57 @@ class Record:
 
     @property
     def us(self) -> float | None:
-        """The measured median; the prediction of a record that is one; None for a failure."""
+        """What candidates of one run are ranked by: the measured median of T, or alone of a launch; the prediction of a
+        record that is one; None for a failure."""
         if self.times_us is not None:
             return self.times_us.median
         return self.predicted_us if self.outcome is Outcome.PREDICTED else None
 
     @property
+    def is_alone(self) -> bool:
+        """Measured without a chain: there is no price."""
+        return self.measured and self.place.context is Context.ALONE
+
+    @property
+    def cost_us(self) -> float | None:
+        """What a table shows first: the price; alone, or predicted, the time itself. None where it is not above 0."""
+        if self.price_us is not None:
+            us: float | None = self.price_us.median
+        elif self.times_us is not None and self.chain_us is not None:
+            us = self.times_us.median - self.chain_us.median
+        else:
+            us = self.us
+        return us if us is not None and us > 0 else None
+
+    @property
+    def cost_interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of `cost_us`: the price's; without one that of T, less T0; None if it was not measured."""
+        if self.price_us is not None:
+            return self.price_us.low, self.price_us.high
+        base_us = self.chain_us.median if self.chain_us else 0.0
+        return (self.times_us.low - base_us, self.times_us.high - base_us) if self.times_us else None
+
+    @property
+    def default_cost_us(self) -> float | None:
+        """The default schedule's `cost_us` in the same run."""
+        if self.default_us is None:
+            return None
+        us = self.default_us - (self.chain_us.median if self.chain_us else 0.0)
+        return us if us > 0 else None
+
+    @property
     def gb_per_s(self) -> float | None:
-        return self.bytes / self.us / 1e3 if self.us else None
+        return self.bytes / self.cost_us / 1e3 if self.cost_us else None
 
     @property
     def percent_of_roof(self) -> float | None:
-        return 100.0 * self.roof_us / self.us if self.us and self.roof_us else None
+        return 100.0 * self.roof_us / self.cost_us if self.cost_us and self.roof_us else None
 
     @property
     def to_copy(self) -> float | None:
-        """The time over that of a memcpy node of the same bytes; None where the run did not keep it."""
+        """The cost over that of a memcpy node of the same bytes; None where the run did not keep it."""
         copy_us = self.roofs_us.get("copy")
-        return self.us / copy_us if self.us and copy_us else None
+        return self.cost_us / copy_us if self.cost_us and copy_us else None
 
     def serves(self, key: ProblemKey) -> bool:
         """Whether the record is one of this problem.
@@ -189,6 +224,9 @@ class Record:
         key = self.problem.as_dict()
         figures: dict[str, Any] = {
             "times_us": asdict(self.times_us) if self.times_us else None,
+            **({"chain_us": asdict(self.chain_us)} if self.chain_us else {}),
+            **({"price_us": asdict(self.price_us)} if self.price_us else {}),
+            **({"alone_us": self.alone_us} if self.alone_us else {}),
             "predicted_us": self.predicted_us,
             "roof_us": self.roof_us,
             **({"roofs_us": dict(self.roofs_us)} if self.roofs_us else {}),
@@ -209,7 +247,7 @@ class Record:
             "reason": self.reason,
             **({"spec": self.spec} if self.spec else {}),
         }
-        head = {"schema": SCHEMA, **key, "cache": self.cache.value, "schedule": self.schedule.as_dict()}
+        head = {"schema": SCHEMA, **key, **self.place.as_dict(), "schedule": self.schedule.as_dict()}
         head |= {"text": self.text} if self.text else {}
         verdict = {"outcome": self.outcome.value, "measured": self.measured}
         rounded = _rounded({**head, **verdict, **figures, **evidence})
@@ -223,7 +261,7 @@ class Record:
 
 _PROBLEM_FIELDS = ("op", "spec_sha256", "direction", "rows", "cols", "pitch", "align", "any_cols", "accumulate")
 _PROMISES = ("deterministic", "stable_parameters")  # fields of the problem that a line may leave out: not promised
-_OPTIONAL = ("roofs_us", "text", "spec")  # younger than the first records
+_OPTIONAL = ("roofs_us", "alone_us", "text", "spec")  # not in every line
 _PLAIN = (
     *("measured", "predicted_us", "roof_us", "bytes", "default_us", "error", "device"),
     *("versions", "search", "command", "seed", "created", "reason"),
@@ -241,11 +279,23 @@ def key_of(data: Mapping[str, Any]) -> ProblemKey:
     return ProblemKey(dtypes=tuple(dict(data["dtypes"]).items()), **fields)
 
 
+def place_of(data: Mapping[str, Any]) -> Place:
+    """Where the figures of a parsed line, or of a sweep's header, come from."""
+    if "cache" in data:
+        return Place(context=Context.ALONE, setting=Setting(data["cache"]))
+    return Place(context=Context(data["context"]), setting=Setting(data["setting"]))
+
+
 def from_dict(data: Any) -> Record:
     """The record of a parsed line. Raises ValueError for what `schema.json` refuses, and for figures at odds."""
     if isinstance(data, dict) and data.get("schema", SCHEMA) != SCHEMA:
         raise ValueError(f"schema {data['schema']!r}, this version reads {SCHEMA}")
     check_record(data)
+    missing = sorted({"context", "setting"} - set(data))
+    if missing and ("cache" not in data or len(missing) == 1):
+        raise ValueError(f"the line has missing keys: {missing}")
+    if not missing and "cache" in data:
+        raise ValueError("the line has context and setting, and cache, which stood for both")
     try:
         name_part(Part.OP, data["op"])
         if data["device"]:
@@ -255,16 +305,23 @@ def from_dict(data: Any) -> Record:
         raise ValueError(": ".join(part for part in (error.rule, error.received) if part)) from None
     record = Record(
         problem=key_of(data),
-        cache=Cache(data["cache"]),
+        place=place_of(data),
         schedule=schedule,
         outcome=Outcome(data["outcome"]),
         times_us=Times(**data["times_us"]) if data["times_us"] else None,
+        chain_us=Times(**data["chain_us"]) if data.get("chain_us") else None,
+        price_us=Price(**data["price_us"]) if data.get("price_us") else None,
         resources=tuple(data["resources"]),
         **{name: data[name] for name in (*_PLAIN, *_OPTIONAL) if name in data},
     )
-    times = record.times_us
-    if times and not times.low <= times.median <= times.high:
-        raise ValueError(f"times_us.median must lie from low to high: {times}")
+    for name in ("times_us", "chain_us", "price_us"):
+        found = getattr(record, name)
+        if found and not found.low <= found.median <= found.high:
+            raise ValueError(f"{name}.median must lie from low to high: {found}")
+    if record.place.context is Context.ALONE and (record.chain_us or record.price_us):
+        raise ValueError("a kernel that is timed alone has no chain and no price")
+    if record.price_us and not (record.times_us and record.chain_us):
+        raise ValueError("a price comes with the times of the chain, with the kernel and without")
     if record.outcome.is_usable and record.us is None:
         raise ValueError(f"outcome {record.outcome} must come with a time")
     return record
@@ -282,7 +339,7 @@ def _rounded(value: Any) -> Any:
 
 
 def is_better(new: Record, old: Record | None, *, text_now: Callable[[Schedule], str] | None = None) -> bool:
-    """Whether `new` replaces `old` in a file of winners.
+    """Whether `new` replaces `old` in a file of winners. Raises ValueError for records of different places.
 
     Measured beats predicted; a record of another text of the spec, or whose schedule is emitted as another text today
     (`text_now`, where the caller can emit), cannot be compared and gives way; otherwise the shorter time wins, beyond
@@ -290,6 +347,8 @@ def is_better(new: Record, old: Record | None, *, text_now: Callable[[Schedule],
     """
     if old is None:
         return new.outcome.is_usable
+    if new.place != old.place:
+        raise ValueError(f"times {new.place} and {old.place} are not comparable")
     if not new.outcome.is_usable or (old.measured and not new.measured):
         return False
     stale = old.problem.spec_sha256 != new.problem.spec_sha256

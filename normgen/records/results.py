@@ -3,7 +3,7 @@
 <cache folder>/results/<gpu>/<problem>.jsonl     records, appended; every environment keeps its own lines
 
 A line answers for a schedule only where its whole environment is the asker's (spec text, GPU model, NVRTC release,
-the protocol of checks and times, its policy, the cache objective), and where the schedule is emitted as the same text
+the protocol of checks and times, its policy, the place), and where the schedule is emitted as the same text
 today. Any other line is a miss with its reason. What can pass by itself (a timeout, a launch that failed) is never an
 answer.
 """
@@ -36,7 +36,7 @@ class Environment:
     gpu: str
     nvrtc: str
     protocol: str  # of checks and times: `measure.PROTOCOL`
-    cache: str
+    place: str
     policy: str  # canonical JSON of how it was measured
 
     def difference(self, here: Environment) -> str:
@@ -51,7 +51,7 @@ def environment_of(record: Record) -> Environment:
         gpu=str(record.device.get("name", "")),
         nvrtc=record.versions.get("nvrtc", ""),
         protocol=record.versions.get("protocol", ""),
-        cache=record.cache.value,
+        place=str(record.place),
         policy=canonical(record.search.get("policy") or {}),
     )
 

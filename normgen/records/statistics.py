@@ -1,7 +1,9 @@
-"""Medians, their distribution-free intervals, and what counts as a difference. No device, no randomness.
+"""Medians, their intervals, and what counts as a difference. No device; what is random has a fixed seed.
 
-Times of replays are skewed and drift, so everything here is order statistics: medians, and intervals whose
-ends are samples themselves (David and Nagaraja, Order Statistics, 3rd ed., 7.1).
+Times of replays are skewed and drift, so everything here is order statistics: medians, and for a median of samples an
+interval whose ends are samples themselves (David and Nagaraja, Order Statistics, 3rd ed., 7.1). A price is a
+difference of samples of two chains: its interval, and that of a ratio of two prices, is bootstrapped over the rounds
+(Efron and Tibshirani, An Introduction to the Bootstrap, 13.3: percentiles).
 """
 
 from __future__ import annotations
@@ -10,10 +12,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+RESAMPLES = 2000
+BOOTSTRAP_SEED = 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """Samples of one kernel in µs a launch; `low`..`high` holds the median with 95 % confidence."""
+    """Samples of one kernel in µs a link of its chain, alone a launch.
+
+    `low`..`high` holds the median with 95 % confidence.
+    """
 
     n: int
     median: float
@@ -40,8 +51,22 @@ class Times:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Price:
+    """What a kernel adds to a chain, in µs: the median over rounds, and its bootstrapped 95 % interval."""
+
+    median: float
+    low: float
+    high: float
+
+    @property
+    def spread(self) -> float:
+        """The width of the interval as a share of the median; infinite where that is not above 0."""
+        return (self.high - self.low) / self.median if self.median > 0 else math.inf
+
+
+@dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """Median of paired ratios a[i] / b[i], and the 95 % interval of that median."""
+    """Median of paired ratios, and the 95 % interval of that median."""
 
     median: float
     low: float
@@ -101,6 +126,44 @@ def paired_ratio(a: Sequence[float], b: Sequence[float]) -> Ratio:
     ratios = [x / y for x, y in zip(a, b, strict=False)]
     low, high = median_interval(ratios)
     return Ratio(median=median(ratios), low=low, high=high)
+
+
+def price_of(chain: Sequence[float], bases: Sequence[Sequence[float]]) -> Price:
+    """T - T0 over the rounds; `bases` are the samples of the chain without the kernel, of which a round has several."""
+    base = np.mean([list(b) for b in bases], axis=0)
+    n = min(len(chain), len(base))
+    found = _bootstrapped(np.asarray(chain, dtype=np.float64)[:n] - base[:n])
+    assert found is not None, "differences of times are finite"
+    return Price(median=found[0], low=found[1], high=found[2])
+
+
+def price_ratio(
+    a: Sequence[float], b: Sequence[float], *, a_base: Sequence[float], b_base: Sequence[float]
+) -> Ratio | None:
+    """The price of a over that of b, round by round; None where the prices are too small to be told from 0.
+
+    Each has a sample of the chain without a kernel of its own: with one for both, its noise would move the two prices
+    of a round in the same direction, and the interval would be narrower than it is.
+    """
+    n = min(map(len, (a, b, a_base, b_base)))
+    tops = np.asarray(a[:n], dtype=np.float64) - np.asarray(a_base[:n])
+    bottoms = np.asarray(b[:n], dtype=np.float64) - np.asarray(b_base[:n])
+    ratios = np.divide(tops, bottoms, out=np.full(n, np.inf), where=bottoms > 0)
+    found = _bootstrapped(ratios)
+    return Ratio(median=found[0], low=found[1], high=found[2]) if found is not None and found[1] > 0 else None
+
+
+def _bootstrapped(values: NDArray[np.float64]) -> tuple[float, float, float] | None:
+    """The median, and the 2.5 % and 97.5 % percentiles of medians of resampled rounds; None if one is not finite."""
+    n = len(values)
+    if n == 0:
+        raise ValueError("an interval needs at least one round")
+    chosen = np.random.default_rng(BOOTSTRAP_SEED).integers(0, n, size=(RESAMPLES, n))
+    # Percentiles that are medians themselves: interpolation between a number and infinity is none.
+    low, high = np.quantile(np.median(values[chosen], axis=1), (0.025, 0.975), method="inverted_cdf")
+    middle = float(np.median(values))
+    found = middle, min(float(low), middle), max(float(high), middle)
+    return found if all(math.isfinite(value) for value in found) else None
 
 
 def noise_floor(first: Sequence[float], second: Sequence[float]) -> float:

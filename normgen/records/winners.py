@@ -18,11 +18,16 @@ from normgen.errors import UsageError, needed
 from normgen.files.names import Part, name_part
 from normgen.files.private import write_atomically
 from normgen.files.shipped import shipped
+from normgen.pipeline import answered
 from normgen.problem.problem import Problem
-from normgen.records.lines import Damaged, keep_aside, locked
+from normgen.problem.question import Direction
+from normgen.program.source import kernel_problem
+from normgen.records.lines import Damaged, keep_aside, locked, parsed, told
 from normgen.records.lines import read as read_lines
-from normgen.records.nearest import Neighbour, nearest, searched_today
-from normgen.records.record import Cache, ProblemKey, Record, is_better, parse_line
+from normgen.records.nearest import Neighbour, nearest, place_rank, searched_today
+from normgen.records.place import DEFAULT_PLACE, Context, Place
+from normgen.records.questions import problem_of
+from normgen.records.record import ProblemKey, Record, is_better, parse_line
 from normgen.schedule.schedule import Schedule
 
 
@@ -86,12 +91,24 @@ def read(path: Path) -> Reading:
     return Reading(records=lines.found, damaged=lines.damaged)
 
 
-def read_whole(path: Path) -> tuple[Record, ...]:
-    """Every record of a file that somebody named: a damaged line raises UsageError instead of being set aside."""
+def kept(path: Path) -> tuple[Record, ...]:
+    """Every record of a file; stderr hears of damaged lines, once."""
     reading = read(path)
-    if reading.damaged:
-        raise UsageError("every line of a record file must be a record", received=str(reading.damaged[0]))
+    told(reading.damaged)
     return reading.records
+
+
+def kept_of(path: Path, *, lines: bytes | None = None) -> tuple[Record, ...]:
+    """As `kept`, of a file that somebody named: raises UsageError where damaged lines are all that it has.
+
+    lines   the records one a line, where the file has them in another form
+    """
+    found = read_lines(path, parse_line) if lines is None else parsed(lines, parse_line, path=path)
+    if found.damaged and not found.found:
+        hint = "a run's winner.jsonl or candidates.jsonl is a file of records"
+        raise UsageError("a file of records has at least one", received=str(found.damaged[0]), hint=hint)
+    told(found.damaged)
+    return found.found
 
 
 def adopt(
@@ -102,10 +119,10 @@ def adopt(
     force: bool = False,
     text_now: Callable[[Schedule], str] | None = None,
 ) -> bool:
-    """Put a winner into `folder/<gpu>.jsonl`, one line per problem and cache policy, lines sorted.
+    """Put a winner into `folder/<gpu>.jsonl`, one line per problem and place, lines sorted.
 
     Replaces an older line only when the new one is better (`is_better`, `text_now` as there) or with `force`; says
-    whether it did.
+    whether it did. A winner of the default place also takes the place of lines that were timed alone.
     Damaged lines of the old file move to `<gpu>.jsonl.damaged`.
     """
     path = folder / f"{gpu_slug(device)}.jsonl"
@@ -116,38 +133,64 @@ def adopt(
         old = slots.get(_slot(record))
         if not (force or is_better(record, old, text_now=text_now)):
             return False
+        if record.place == DEFAULT_PLACE and record.measured:
+            slots = {
+                slot: r for slot, r in slots.items() if not (r.is_alone and r.problem.slot() == record.problem.slot())
+            }
         slots[_slot(record)] = record
+        told(reading.damaged)
         keep_aside(path, reading.damaged)
         write_atomically(path, "".join(slots[slot].line() for slot in sorted(slots)))
     return True
 
 
 def lookup(
-    problem: Problem, device: Device, *, cache: Cache = Cache.COLD, folders: Sequence[Path] | None = None
+    problem: Problem, device: Device, *, place: Place = DEFAULT_PLACE, folders: Sequence[Path] | None = None
 ) -> Lookup:
     """The best record for a problem on a GPU model.
 
-    First the exact problem, then the nearest one in rows and cols whose schedule is worth taking (`tuning.nearest`).
-    Measured records come before predicted ones, the asked cache policy before the other. A problem that promises
+    First the exact problem; then the same one with other statistics, where one kernel serves both (`kernel_problem`);
+    then the nearest one in rows and cols whose schedule is worth taking (`records.nearest`).
+    Measured records come before predicted ones, those of the asked place before those of the default one, and these
+    before what was timed alone; records of other places serve only who names their place. A problem that promises
     stable parameters takes records without the promise when there are none with it. A record of another text of the
     spec is a miss, with that reason.
     """
     key = ProblemKey.of(problem)
-    found = list(_records(device, record_folders() if folders is None else folders))
-    exact = _of_problem(key, found) or _of_problem(replace(key, stable_parameters=False), found)
+    known = _records(device, record_folders() if folders is None else folders)
+    found = [r for r in known if place_rank(r.place, place) is not None]
+    keys = (key, replace(key, stable_parameters=False))
+    exact = next(filter(None, (_of_problem(k, found) or _of_same_kernel(problem, k, found) for k in keys)), [])
 
-    def order(record: Record) -> tuple[bool, bool, float]:
-        return not record.measured, record.cache is not cache, record.us or float("inf")
+    def order(record: Record) -> tuple[bool, int, float]:
+        return not record.measured, place_rank(record.place, place) or 0, record.us or float("inf")
 
     if exact:
         best = min(exact, key=order)
         schedule = searched_today(best.schedule, problem)
-        reason = "tuned for this problem" + ("" if schedule == best.schedule else ", with two passes for its variance")
+        reason = "tuned for this problem" + _other_statistics(key, best.problem) + _where(best, place)
+        reason += "" if schedule == best.schedule else ", with two passes for its variance"
         return Lookup(record=best, schedule=schedule, exact=True, reason=reason)
-    near = nearest(problem, device, found, cache=cache)
+    near = nearest(problem, device, found, place=place)
     if near is not None:
-        return Lookup(record=near.record, schedule=near.schedule, exact=False, reason=_why_near(near, key))
+        return Lookup(record=near.record, schedule=near.schedule, exact=False, reason=_why_near(near, key, place))
     return Lookup(record=None, schedule=None, exact=False, reason=_why_missing(key, found, device))
+
+
+def _of_same_kernel(problem: Problem, key: ProblemKey, records: Iterable[Record]) -> list[Record]:
+    """Records of this problem with more or fewer statistics, whose kernel is that of this one."""
+    if problem.direction is not Direction.FORWARD:
+        return []
+    kernel = ProblemKey.of(kernel_problem(problem))
+    alike = [r for r in records if r.outcome.is_usable and r.serves(replace(key, dtypes=r.problem.dtypes))]
+    answers = [(r, answered(problem_of(r.problem, problem.spec), r.schedule)) for r in alike]
+    return [r for r, its in answers if ProblemKey.of(its) == kernel]
+
+
+def _other_statistics(asked: ProblemKey, tuned: ProblemKey) -> str:
+    more, fewer = tuned.present - asked.present, asked.present - tuned.present
+    said = {"with": sorted(more), "without": sorted(fewer)}
+    return "".join(f", {word} {' and '.join(names)}" for word, names in said.items() if names)
 
 
 def _of_problem(key: ProblemKey, records: Iterable[Record]) -> list[Record]:
@@ -155,19 +198,28 @@ def _of_problem(key: ProblemKey, records: Iterable[Record]) -> list[Record]:
 
 
 def _slot(record: Record) -> tuple[object, ...]:
-    return (*record.problem.slot(), record.cache.value)
+    return (*record.problem.slot(), str(record.place))
 
 
-def _why_near(near: Neighbour, key: ProblemKey) -> str:
+def _where(record: Record, asked: Place) -> str:
+    """`, alone`: the place of a record that is not the one asked for."""
+    if record.place == asked or not record.measured:
+        return ""
+    return f", {record.place}" + (" (no record is in place yet)" if record.place.context is Context.ALONE else "")
+
+
+def _why_near(near: Neighbour, key: ProblemKey, place: Place) -> str:
     """`tuned for 4096x4096, the nearest to 5000x4000`, and whether the schedule had to be fitted."""
     tuned = near.record.problem
     fitted = "" if near.schedule == near.record.schedule else ", fitted"
-    return f"tuned for {tuned.rows}x{tuned.cols}, the nearest to {key.rows}x{key.cols}{fitted}"
+    return (
+        f"tuned for {tuned.rows}x{tuned.cols}, the nearest to {key.rows}x{key.cols}{fitted}{_where(near.record, place)}"
+    )
 
 
 def _records(device: Device, folders: Iterable[Path]) -> Iterator[Record]:
     for folder in folders:
-        yield from read(folder / f"{gpu_slug(device)}.jsonl").records
+        yield from kept(folder / f"{gpu_slug(device)}.jsonl")
 
 
 def _why_missing(key: ProblemKey, found: Sequence[Record], device: Device) -> str:

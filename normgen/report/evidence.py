@@ -1,7 +1,7 @@
 """What files of records and sweeps hold, as a report needs it: candidates in order, and final records.
 
 A record with a `search` summary is a final one: the winner a run ended with. All others are candidates; those of
-one file, problem, cache policy, device, seed and command form a series, in the order of the file. A sweep
+one file, problem, place, device, seed and command form a series, in the order of the file. A sweep
 is a series too, whose order means nothing.
 """
 
@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from normgen.errors import NothingValidError, UsageError
-from normgen.records.record import Cache, Outcome, ProblemKey, Record, key_of
+from normgen.records.lines import told
+from normgen.records.place import Place
+from normgen.records.record import Outcome, ProblemKey, Record, key_of
 from normgen.records.winners import read as read_records
 from normgen.records.winners import record_folders, state_folder
 from normgen.schedule.schedule import Schedule
@@ -40,10 +42,13 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """The candidates of one search in the order of evaluation, or the points of a sweep."""
+    """The candidates of one search in the order of evaluation, or the points of a sweep.
+
+    Every µs is a cost: the price of what was timed in place, the time of what was timed alone or predicted.
+    """
 
     problem: ProblemKey
-    cache: Cache
+    place: Place
     device: Mapping[str, Any] = field(hash=False)
     versions: Mapping[str, str] = field(hash=False)
     trials: tuple[Trial, ...] = field(repr=False)
@@ -120,6 +125,7 @@ def gather(files: Sequence[Path]) -> Evidence:
         if files and not reading.records:
             why = str(reading.damaged[0]) if reading.damaged else f"{path}: empty"
             raise UsageError("a report is made from files of records", received=why)
+        told(reading.damaged)
         candidates = [r for r in reading.records if not is_final(r)]
         finals += [r for r in reading.records if is_final(r)]
         series += series_of(candidates, source=str(path))
@@ -153,7 +159,7 @@ def _series(records: Sequence[Record], source: str) -> Series:
     roofs = [r.roof_us for r in records if r.roof_us is not None]
     return Series(
         problem=first.problem,
-        cache=first.cache,
+        place=first.place,
         device=first.device,
         versions=first.versions,
         trials=tuple(map(trial_of, records)),
@@ -169,13 +175,14 @@ def _series(records: Sequence[Record], source: str) -> Series:
 def series_of_sweep(sweep: Sweep, *, source: str) -> Series:
     """The points of a sweep; the default's time is that of its point."""
     header = sweep.header
+    base_us = header.chain_us or 0.0
     problem = dict(header.problem)
     trials = tuple(
         Trial(
             schedule=point.schedule,
             outcome=point.outcome,
             measured=point.us is not None,
-            us=point.us,
+            us=point.us - base_us if point.us is not None and point.us > base_us else None,
             registers=point.registers,
             spill_bytes=point.spill_bytes,
             reason=f"same code as {point.twin}" if point.twin else "",
@@ -184,7 +191,7 @@ def series_of_sweep(sweep: Sweep, *, source: str) -> Series:
     )
     return Series(
         problem=key_of(problem),
-        cache=Cache(header.cache),
+        place=header.place,
         device=header.device,
         versions=header.versions,
         trials=trials,
@@ -203,9 +210,9 @@ def trial_of(record: Record) -> Trial:
         schedule=record.schedule,
         outcome=record.outcome,
         measured=record.measured,
-        us=record.us,
-        low=record.times_us.low if record.times_us else None,
-        high=record.times_us.high if record.times_us else None,
+        us=record.cost_us,
+        low=record.cost_interval[0] if record.cost_interval else None,
+        high=record.cost_interval[1] if record.cost_interval else None,
         registers=max((int(r.get("registers", 0)) for r in record.resources), default=0),
         spill_bytes=sum(int(r.get("spill_bytes", 0)) for r in record.resources),
         worst_error=max((e for e in record.error.values() if e is not None), default=None),
@@ -218,10 +225,10 @@ def _with_default(series: Series, finals: Sequence[Record]) -> Series:
     if series.kind != SEARCH:
         return series
     for record in finals:
-        if record.default_us is not None and _run_key(record) == _run_key(series):
-            return replace(series, default_us=record.default_us)
+        if record.default_cost_us is not None and _run_key(record) == _run_key(series):
+            return replace(series, default_us=record.default_cost_us)
     return series
 
 
 def _run_key(one: Record | Series) -> tuple[Any, ...]:
-    return one.problem, one.cache, one.device.get("name"), one.seed
+    return one.problem, one.place, one.device.get("name"), one.seed

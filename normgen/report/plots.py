@@ -30,7 +30,7 @@ STYLE = {
 
 
 class Looks:
-    """A colour for each op, direction, dtype and cache policy, the same in every plot; a dash for each run of one."""
+    """A colour for each op, direction, dtype and place, the same in every plot; a dash for each run of one."""
 
     def __init__(self, evidence: Evidence) -> None:
         self._families = families_of(evidence)
@@ -116,14 +116,14 @@ def _progress(figure_of: Any, runs: Sequence[tuple[str, Series]], looks: Looks) 
 
 
 def _roof(figure_of: Any, lines: Sequence[RoofLine], looks: Looks) -> Any:
-    """% of roof over cols, one line per op, direction, dtype, cache policy and device."""
+    """% of roof over cols, one line per op, direction, dtype, place and device."""
     if not lines:
         return None
     figure = figure_of(9, 4.5)
     axes = figure.subplots()
     devices = sorted({line.device for line in lines})
     for line in lines:
-        colour = looks.colour((line.op, line.direction, line.dtype, line.cache))
+        colour = looks.colour((line.op, line.direction, line.dtype, line.place))
         dash = DASHES[devices.index(line.device) % len(DASHES)]
         label = f"{line.label}, {line.device}" if len(devices) > 1 else line.label
         axes.plot(

@@ -20,7 +20,7 @@ from normgen.files.private import write_output
 from normgen.pipeline import emit
 from normgen.program.source import problem_for
 from normgen.records.record import Record
-from normgen.records.winners import read
+from normgen.records.winners import kept
 from normgen.report.techniques import markdown_table, techniques_part
 from normgen.schedule.default import default_schedule
 from normgen.schedule.knobs import TABLE
@@ -51,28 +51,37 @@ def specs_part(_: Path) -> str:
 def results_part(root: Path) -> str:
     """One line for every shipped record, measured ones and predictions apart."""
     files = sorted((root / "generated" / "records").glob("*.jsonl"))
-    records = [(file.stem, record) for file in files for record in read(file).records]
+    records = [(file.stem, record) for file in files for record in kept(file)]
     if not records:
         return "No results are shipped yet.\n"
-    head = ("GPU", "op", "shape", "dtype", "cache", "µs", "GB/s", "x roof", "x copy", "kernel")
-    return markdown_table(head, [_result(gpu, record) for gpu, record in records])
+    timed = ("price µs", "chain µs", "GB/s", "x roof", "x copy")
+    head = ("GPU", "op", "shape", "dtype", "place", *timed, "kernel", "alone µs")
+    lines = markdown_table(head, [_result(gpu, record) for gpu, record in records])
+    alone = sum(record.is_alone for _, record in records)
+    if not alone:
+        return lines
+    return f"{lines}\n{alone} of {len(records)} were timed alone, behind themselves: their ratios are of such times.\n"
 
 
 def _result(gpu: str, record: Record) -> tuple[str, ...]:
     key = record.problem
-    roof = f"{record.us / record.roof_us:.2f}" if record.us and record.roof_us else ""
-    us = f"{record.us:.4g}" if record.us else ""
+    cost_us, alone_us = record.cost_us, record.us if record.is_alone else record.alone_us
+    roof = f"{cost_us / record.roof_us:.2f}" if cost_us and record.roof_us else ""
+    price = f"{cost_us:.4g}" if cost_us and not record.is_alone else ""
+    chain = f"{record.us:.4g} / {record.chain_us.median:.4g}" if record.us and record.chain_us else ""
     return (
         gpu,
         f"{key.op} {key.direction}",
         f"{key.rows}x{key.cols}",
         "/".join(dict.fromkeys(dtype for _, dtype in key.dtypes)),
-        record.cache.value,
-        us if record.measured else f"{us} (predicted, not measured)",
+        str(record.place),
+        price if record.measured else f"{price} (predicted, not measured)",
+        chain,
         f"{record.gb_per_s:.0f}" if record.gb_per_s else "",
         roof,
         f"{record.to_copy:.2f}" if record.to_copy else "",
         record.schedule.strategy,
+        f"{alone_us:.4g}" if alone_us else "",
     )
 
 

@@ -35,7 +35,7 @@ def search_page(found: Sequence[tuple[Path, Header, Landscape, Sequence[Report]]
 def _section(path: Path, header: Header, land: Landscape, reports: Sequence[Report]) -> str:
     key = header.problem
     dtypes = "/".join(dict.fromkeys(key["dtypes"].values()))
-    title = f"{key['op']} {key['direction']} {key['rows']}x{key['cols']} {dtypes} {header.cache}"
+    title = f"{key['op']} {key['direction']} {key['rows']}x{key['cols']} {dtypes} {header.place}"
     share = "all" if len(land.legal) >= header.legal else f"a stratified sample of {len(land.legal)} of"
     facts = f"`{path.name}`, {header.device['name']}: {share} {header.legal} legal schedules"
     facts += f", optimum {land.optimum_us:.4g} µs"

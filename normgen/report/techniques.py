@@ -18,7 +18,7 @@ from normgen.problem.question import Direction
 from normgen.program.source import problem_for
 from normgen.records.questions import problem_of
 from normgen.records.record import Record
-from normgen.records.winners import read
+from normgen.records.winners import kept
 from normgen.schedule.schedule import Schedule, changed
 from normgen.spec.reader import load
 from normgen.studies.techniques import all_techniques, changes
@@ -34,7 +34,7 @@ def techniques_part(root: Path) -> str:
 
 
 def _of_gpu(records: Path, evidence: Path) -> str:
-    counts, total = usage(read(records).records)
+    counts, total = usage(kept(records))
     lines, misfiled = _lines(evidence)
     head = ("technique", "what it is", "winners", "shape", "with, µs", "without, µs", "gain", "without it")
     rows = [row for name in counts if counts[name] for row in _rows(name, f"{counts[name]} of {total}", lines)]

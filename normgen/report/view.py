@@ -9,13 +9,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from normgen.files.shipped import VERSION
+from normgen.records.place import DEFAULT_PLACE
 from normgen.records.record import Outcome, ProblemKey, Record
 from normgen.records.statistics import median
 from normgen.report.evidence import SEARCH, Evidence, Series, Trial
 from normgen.report.importance import KnobShare, knob_shares
 from normgen.schedule.schedule import Schedule
 
-ROOF_FIELDS = ("op", "direction", "dtype", "cache", "device")
+ROOF_FIELDS = ("op", "direction", "dtype", "place", "device")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,18 +34,20 @@ class RoofPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class RoofLine:
-    """% of roof over cols of one op, direction, dtype, cache policy and device, by cols then rows."""
+    """% of roof over cols of one op, direction, dtype, place and device, by cols then rows."""
 
     op: str
     direction: str
     dtype: str
-    cache: str
+    place: str
     device: str
     points: tuple[RoofPoint, ...]
 
     @property
     def label(self) -> str:
-        return f"{self.op} {self.direction} {self.dtype}" + (" hot" if self.cache == "hot" else "")
+        return f"{self.op} {self.direction} {self.dtype}" + (
+            f" {self.place}" if self.place != str(DEFAULT_PLACE) else ""
+        )
 
     def middle(self) -> tuple[tuple[int, float], ...]:
         """(cols, median % of roof over the rows measured there)."""
@@ -67,20 +70,20 @@ def problem_facts(key: ProblemKey) -> dict[str, Any]:
 
 
 def families_of(evidence: Evidence) -> list[tuple[str, str, str, str]]:
-    """What has a colour of its own: each (op, direction, dtype, cache policy), sorted."""
+    """What has a colour of its own: each (op, direction, dtype, place), sorted."""
     of_series = {family_of(s) for s in evidence.series}
-    return sorted(of_series | {(line.op, line.direction, line.dtype, line.cache) for line in roof_lines(evidence)})
+    return sorted(of_series | {(line.op, line.direction, line.dtype, line.place) for line in roof_lines(evidence)})
 
 
 def family_of(series: Series) -> tuple[str, str, str, str]:
-    return series.problem.op, series.problem.direction, dtype_of(series.problem), series.cache.value
+    return series.problem.op, series.problem.direction, dtype_of(series.problem), str(series.place)
 
 
 def label_of(series: Series) -> str:
     """A series in words: op, direction, dtype, shape, and what is not usual about it."""
     key = series.problem
     words = [key.op, key.direction, dtype_of(key), f"{key.rows}×{key.cols}"]
-    words += ["hot"] if series.cache.value == "hot" else []
+    words += [str(series.place)] if series.place != DEFAULT_PLACE else []
     words += [f"seed {series.seed}"] if series.seed else []
     words += [] if series.kind == SEARCH else [f"({series.kind})"]
     return " ".join(words)
@@ -98,7 +101,7 @@ def labels_of(series: Sequence[Series]) -> list[str]:
 
 
 def roof_lines(evidence: Evidence) -> tuple[RoofLine, ...]:
-    """One line per op, direction, dtype, cache policy and device.
+    """One line per op, direction, dtype, place and device.
 
     A shape's point is its fastest measured final record; without one, the best measured candidate.
     """
@@ -118,9 +121,10 @@ def roof_lines(evidence: Evidence) -> tuple[RoofLine, ...]:
 def page_data(evidence: Evidence) -> dict[str, Any]:
     """The object the page embeds.
 
-    series: {label, kind, op .. align, cache, device, roof_us, default_us, bytes, measured, best (so far, per trial),
+    series: {label, kind, op .. align, place, device, roof_us, default_us, bytes, measured, best (so far, per trial),
     knobs (values of those that vary), shares, trials}; a trial's `codes` count into `knobs`.
-    finals: records as in their files, with label fields; roof: lines; environments; measures; sources.
+    finals: records as in their files, with label fields, `us` a cost (`Record.cost_us`) and `chain` [T, T0];
+    roof: lines; environments; measures; sources.
     """
     labels = labels_of(evidence.series)
     data: dict[str, Any] = _finite(
@@ -146,7 +150,7 @@ def _series(series: Series, label: str) -> dict[str, Any]:
     return problem_facts(series.problem) | {
         "label": label,
         "kind": series.kind,
-        "cache": series.cache.value,
+        "place": str(series.place),
         "device": str(series.device.get("name", "unknown device")),
         "roof_us": series.roof_us,
         "default_us": series.default_us,
@@ -187,17 +191,19 @@ def _share(share: KnobShare) -> dict[str, Any]:
 
 def _final(record: Record) -> dict[str, Any]:
     return problem_facts(record.problem) | {
-        "cache": record.cache.value,
+        "place": str(record.place),
         "device": str(record.device.get("name", "unknown device")),
         "schedule": str(record.schedule),
         "outcome": record.outcome.value,
         "measured": record.measured,
-        "us": record.us,
-        "low": record.times_us.low if record.times_us else None,
-        "high": record.times_us.high if record.times_us else None,
+        "us": record.cost_us,
+        "low": record.cost_interval[0] if record.cost_interval else None,
+        "high": record.cost_interval[1] if record.cost_interval else None,
+        "chain": [record.us, record.chain_us.median] if record.chain_us else None,
+        "alone_us": record.alone_us,
         "bytes": record.bytes,
         "roof_us": record.roof_us,
-        "default_us": record.default_us,
+        "default_us": record.default_cost_us,
         "noise": record.search.get("noise_floor"),
         "error": max((e for e in record.error.values() if e is not None), default=None),
         "registers": max((int(r.get("registers", 0)) for r in record.resources), default=0),
@@ -217,7 +223,7 @@ def _line(line: RoofLine) -> dict[str, Any]:
 
 def _final_points(finals: Iterable[Record]) -> Iterable[tuple[tuple[Any, ...], tuple[Any, ...], RoofPoint]]:
     for record in finals:
-        us, gb_per_s, percent = record.us, record.gb_per_s, record.percent_of_roof
+        us, gb_per_s, percent = record.cost_us, record.gb_per_s, record.percent_of_roof
         if not record.measured or us is None or gb_per_s is None or percent is None:
             continue
         key, device = record.problem, str(record.device.get("name", "unknown device"))
@@ -230,7 +236,7 @@ def _final_points(finals: Iterable[Record]) -> Iterable[tuple[tuple[Any, ...], t
             confirmed=True,
             schedule=str(record.schedule),
         )
-        yield key.slot(), (key.op, key.direction, dtype_of(key), record.cache.value, device), point
+        yield key.slot(), (key.op, key.direction, dtype_of(key), str(record.place), device), point
 
 
 def _series_points(series: Iterable[Series]) -> Iterable[tuple[tuple[Any, ...], tuple[Any, ...], RoofPoint]]:
@@ -248,7 +254,7 @@ def _series_points(series: Iterable[Series]) -> Iterable[tuple[tuple[Any, ...], 
             confirmed=False,
             schedule=str(schedule),
         )
-        yield key.slot(), (key.op, key.direction, dtype_of(key), one.cache.value, device), point
+        yield key.slot(), (key.op, key.direction, dtype_of(key), str(one.place), device), point
 
 
 def _environments(evidence: Evidence) -> list[dict[str, Any]]:

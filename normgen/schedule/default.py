@@ -39,6 +39,7 @@ from normgen.schedule.space import is_approximate
 
 L1_ALONE = 28 << 10  # of an SM's L1, what shared memory cannot have (compute capability 8.0 to 9.0)
 EARLY_BYTES = 128  # of parameters a thread may hold beside its row
+EARLY_START_BYTES = 48 << 20  # a launch that moves less loses by starting early between plain kernels (H200)
 
 
 def default_schedule(problem: Problem, device: Device) -> Schedule:
@@ -137,11 +138,12 @@ def _copied(problem: Problem, wanted: Schedule, *, bulk: bool) -> Iterator[Sched
 def _without_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
     """Defaults of programs whose rows have nothing to do with each other.
 
-    Of many rows the inputs are last to leave L2: up to 4 % faster from memory, and the next kernel finds as much of the
-    outputs there as after default loads, where streaming stores would leave it less (see docs/techniques.md).
-    With an early start parameters are read early; without one, late wins for fewer rows than SMs but in clusters.
-    Holding f32 parameters in registers costs occupancy: with 64 of them a thread, 8192x4096 bf16 takes 36 % longer than
-    with parameters read late.
+    Many rows are read past L1: 12 % faster between plain kernels (4096x4096 bf16, its input just written; 3 % at
+    8192x768), where lines that are last to leave L2 only pay behind a kernel's own copy, and streaming stores take the
+    outputs from the kernel that reads them. An early start gains 5 % of such a launch, but costs a short one: 0.6 of 2
+    us at 16x4096, 0.4 of 6.6 at 8192x768. With an early start parameters are read early; without one, late wins for
+    fewer rows than SMs but in clusters. Holding f32 parameters in registers costs occupancy: with 64 of them a thread,
+    8192x4096 bf16 takes 36 % longer than with parameters read late.
     Clusters that walk many long rows, the next one on its way, hide their exchanges (2048x65536 to 2048x262144: 3 to
     7 % ahead of one cluster a row).
     """
@@ -151,10 +153,11 @@ def _without_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
         for cut in _cut(problem, hold, cluster, few=few):
             if hold is Hold.REGISTERS and _crowded(problem, cut, more=len(clusters) > 1):
                 continue
-            chained = device.arch >= 90 and hold is Hold.REGISTERS and problem.compulsory_bytes < CHAINED_BYTES
+            is_long = EARLY_START_BYTES <= problem.compulsory_bytes < CHAINED_BYTES
+            chained = device.arch >= 90 and hold is Hold.REGISTERS and is_long
             hinted = replace(
                 cut,
-                load=Load.DEFAULT if few else Load.EVICT_LAST if device.arch >= 80 else Load.STREAMING,
+                load=Load.DEFAULT if few else Load.NO_ALLOCATE if device.arch >= 80 else Load.STREAMING,
                 store=Store.STREAMING if device.arch < 80 and not few else Store.DEFAULT,
                 dependent_launch=DependentLaunch.LOADS if chained else DependentLaunch.OFF,
             )
@@ -207,6 +210,7 @@ def _with_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
     """
     kept = Params.KEPT if _has_parameters(problem) else Params.LATE
     dependent = DependentLaunch.END if device.arch >= 90 else DependentLaunch.OFF
+    load = Load.NO_ALLOCATE if device.arch >= 80 else Load.DEFAULT  # 4 % (layernorm 8192x768 bf16, dy just written)
     clusters = (1, 2, 4, 8, 16) if device.arch >= 90 else (1,)
     for cut in itertools.chain.from_iterable(_cut(problem, Hold.REGISTERS, cluster) for cluster in clusters):
         if held_bytes_per_thread(problem, cut) <= 256:
@@ -214,7 +218,8 @@ def _with_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
             block, per_sm = (128, 384) if many_sums else (256, 512)
             side_by_side = max(1, block // cut.threads_per_row) if cut.cluster == 1 and cut.threads_per_row < 128 else 1
             cut = replace(cut, rows_per_block=_at_most("rows_per_block", side_by_side))
-            sums = replace(cut, persistent=_at_most("persistent", per_sm // cut.threads), dependent_launch=dependent)
+            walking = replace(cut, persistent=_at_most("persistent", per_sm // cut.threads), load=load)
+            sums = replace(walking, dependent_launch=dependent)
             yield replace(sums, params=kept, stages=2)
             yield replace(sums, params=kept)
             yield sums
@@ -225,15 +230,22 @@ def _with_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
         yield from (replace(cut, columns=Columns.ATOMIC) for cut in _cut(problem, hold, 1))
 
 
-def fallback_schedule(problem: Problem) -> Schedule:
-    """The schedule of an exported header's general kernel: any cols, any row pitch and any alignment; never tuned.
+def fallback_schedules(problem: Problem) -> tuple[Schedule, ...]:
+    """The schedules of an exported header's general kernel: any cols and any row pitch; never tuned.
 
-    A block owns a row, reads it once a look and element by element; formulas as written. Where sums of columns must be
-    deterministic, that one block walks all rows.
+    A block owns a row and reads it once a look; formulas as written. The last one takes any alignment, element by
+    element. The one before it, where there is one, reads vectors of 16 bytes with what is left at both ends, and asks
+    that the rows of all tensors shift alike; both are one text. Where sums of columns must be deterministic, one block
+    walks all rows.
     """
     writes_columns = any(t.is_row_sum for t in problem.tensors)
     columns = Columns.ATOMIC if writes_columns else Schedule().columns
-    return Schedule(threads_per_row=256, vector=1, hold=Hold.RELOAD, columns=columns)
+    single = Schedule(threads_per_row=256, vector=1, hold=Hold.RELOAD, columns=columns)
+    sizes = {t.dtype.bytes for t in problem.elem_tensors}
+    if len(sizes) > 1:
+        return (single,)
+    peeled = replace(single, edges=Edges.PEEL)
+    return replace(peeled, vector=16 // sizes.pop()), peeled
 
 
 def _thread_preference(problem: Problem, vector: int, cluster: int, *, few: bool) -> list[int]:
@@ -241,7 +253,8 @@ def _thread_preference(problem: Problem, vector: int, cluster: int, *, few: bool
 
     With column sums about two of 16 bytes a thread, which take registers too, and few idle lanes. Else about four of
     16 bytes, in blocks of 128 rather than more (4096x6144 bf16: 128 threads 20 % ahead of 256) and of 1024 only where
-    nothing else is left; 512 in a cluster, whose blocks start together; 256 where blocks are fewer than SMs.
+    nothing else is left; 512 in a cluster, whose blocks start together, and where blocks are fewer than SMs (16x4096
+    bf16 with its weights in DRAM: 9 % ahead of 256).
     """
     aim = 2 if problem.column_outputs else 4
     width = min(16, vector * problem.dtype.bytes) / 16
@@ -252,8 +265,9 @@ def _thread_preference(problem: Problem, vector: int, cluster: int, *, few: bool
             idle = threads * cluster * steps * vector / problem.cols - 1
             return ((abs(steps * width - aim) if steps >= 2 else 1.5) + 4 * idle + 8 * (threads == 1024), threads)
         if few or cluster > 1:
-            usual, most = (512, 16) if not few else (256 if cluster == 1 else 128, 4 if width >= 0.5 else 8)
-            return (abs(math.log2(threads / usual)) + 2 * (steps > most or steps < 2), threads)
+            usual, most = (512, 16) if not few else (512 if cluster == 1 else 128, 4 if width >= 0.5 else 8)
+            is_short = steps < 2 and not (few and cluster == 1)
+            return (abs(math.log2(threads / usual)) + 2 * (steps > most or is_short), threads)
         off = abs(math.log2(max(steps, 0.75) * width / aim))
         return (off + {256: 0.2, 512: 0.2, 1024: 1.1}.get(threads, 0.0), threads)
 

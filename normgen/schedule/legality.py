@@ -10,8 +10,22 @@ from collections.abc import Callable
 
 from normgen.device import Device
 from normgen.problem.problem import Problem, TensorUse
-from normgen.schedule.knobs import KNOBS, Columns, Copy, DependentLaunch, Edges, Hold, Load, Params, ReduceWith
+from normgen.program.source import kernel_problem
+from normgen.schedule.knobs import (
+    KNOBS,
+    Columns,
+    Copy,
+    DependentLaunch,
+    Edges,
+    Hold,
+    Load,
+    Params,
+    ReduceWith,
+    Statistics,
+    Variance,
+)
 from normgen.schedule.plan import (
+    has_row_barriers,
     held_bytes_per_thread,
     held_register_limit,
     param_bytes_per_thread,
@@ -72,7 +86,7 @@ def _edges(problem: Problem, s: Schedule, _: Device) -> str | None:
     if edge > s.threads_per_row * s.row_blocks:
         return f"up to {edge} elements outside of the whole vectors need a lane each"
     if s.edges is Edges.PEEL:
-        if s.vector == 1:
+        if s.vector == 1 and not problem.any_cols:
             return "vectors of one element need no peeled head"
         if aligned and divides:
             return "rows are aligned and whole vectors: nothing to peel"
@@ -270,6 +284,22 @@ def _columns(problem: Problem, s: Schedule, _: Device) -> str | None:
     return None
 
 
+def _guarded(_: Problem, s: Schedule, __: Device) -> str | None:
+    """A branch that a whole row takes has barriers that only its threads may share."""
+    if s.variance is not Variance.GUARDED:
+        return None
+    if s.row_blocks > 1 and s.persistent:
+        return "clusters that walk rows count every exchange: a row that is spared its second look would miss one"
+    by_block = s.threads_per_row > 1 if s.reduce_with is ReduceWith.SHARED_TREE else s.threads_per_row > 32
+    alone = has_row_barriers(s) and s.reduce_with is not ReduceWith.SHARED_TREE
+    if s.rows_per_block > 1 and by_block and not alone:
+        return (
+            "rows that share a block's barriers look as often as each other: variance = guarded takes one row a block, "
+            "or shuffles of at most 32 or at least 256 threads a row"
+        )
+    return None
+
+
 def _reduce_with(_: Problem, s: Schedule, __: Device) -> str | None:
     if s.threads_per_row == 1 and s.reduce_with is not ReduceWith.SHUFFLE:
         return "a thread that owns a row combines with nobody"
@@ -283,9 +313,10 @@ def unroll(problem: Problem, s: Schedule, _: Device) -> str | None:
         return None
     if problem.any_cols:
         return "a run-time number of steps is not unrolled completely" if s.unroll == 0 else None
-    steps = steps_per_lane(problem, s) - (register_steps(problem, s) if s.hold is Hold.HYBRID else 0)
-    if s.unroll > max(1, steps):
-        return f"unroll {s.unroll} exceeds the {steps} steps of a thread"
+    in_registers = register_steps(problem, s) if s.hold is Hold.HYBRID else 0
+    steps = max(1, steps_per_lane(problem, s) - in_registers)
+    if s.unroll > steps:
+        return f"unroll {s.unroll} exceeds the {steps} step{'s' if steps > 1 else ''} of a thread"
     if s.unroll == 0 and steps > 16:
         return f"{steps} steps are too many to unroll completely"
     if s.unroll == 0 and steps in (1, 2, 4, 8) and not problem.column_outputs:
@@ -298,6 +329,12 @@ def _launch_bound(_: Problem, s: Schedule, device: Device) -> str | None:
         return f"{s.blocks_per_sm} blocks of {s.threads} threads exceed the {device.threads_per_sm} threads of an SM"
     if s.blocks_per_sm > device.blocks_per_sm:
         return f"an SM holds at most {device.blocks_per_sm} blocks"
+    return None
+
+
+def statistics(problem: Problem, s: Schedule, _: Device) -> str | None:
+    if s.statistics is Statistics.LEFT_OUT and kernel_problem(problem) == problem:
+        return "there is no statistic to leave out"
     return None
 
 
@@ -333,10 +370,12 @@ FREE: tuple[Rule, ...] = (
     _hold,
     persistent,
     _reduce_with,
+    _guarded,
     _cluster,
     unroll,
     _launch_bound,
     hints,
+    statistics,
 )
 
 

@@ -59,6 +59,15 @@ def register_steps(problem: Problem, s: Schedule) -> int:
     return max(0, spare // max(1, s.vector * problem.row_input_bytes // 4))
 
 
+def has_row_barriers(s: Schedule) -> bool:
+    """Rows side by side synchronise by a named barrier each, where rows are wide.
+
+    On an H200 that takes 2 % off the backward pass of 4096x4096 (2 rows of 256 threads) and adds 25 % to
+    8192x768 (2 rows of 64 threads): a barrier whose number the hardware learns at run time is a slow one.
+    """
+    return s.rows_per_block > 1 and s.threads_per_row >= 256
+
+
 def vectors_per_row(problem: Problem, s: Schedule) -> int:
     """The most whole vectors a row has; what is left of it, its edge, is owned element by element."""
     return problem.cols // s.vector
@@ -129,6 +138,11 @@ def slot_bytes(problem: Problem, s: Schedule) -> int:
     return tile * s.stages if s.copy is not Copy.DIRECT else tile
 
 
+def is_spared(look: tuple[Reduce, ...]) -> bool:
+    """Whether rows may be spared this look: each of its reductions is guarded."""
+    return all(reduce.guard for reduce in look)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cut:
     """How a row is cut: whole vectors, lanes that share them, steps a lane takes; the edge that is left over.
@@ -138,16 +152,9 @@ class Cut:
     """
 
     vector: int
-    lanes: int
-    vectors: int  # the most whole vectors a row has
     steps: int
     shifted: bool  # rows may start between two aligned vectors (edges = peel)
     edged: bool  # a row may have an edge
-
-    @property
-    def ragged(self) -> bool:
-        """Some lanes have no vector in the last step."""
-        return self.steps * self.lanes != self.vectors
 
 
 class Exchange(StrEnum):
@@ -264,7 +271,7 @@ class Plan:
     @cached_property
     def fetched_rows(self) -> tuple[Load, ...]:
         """Row values that are read with their row."""
-        return tuple(ld for ld in self.program.loads if not ld.kind.by_col and not ld.first_of)
+        return tuple(ld for ld in self.program.loads if not ld.kind.by_col and not ld.of)
 
     # ---- the row among threads ---------------------------------------------------------------------------------
 
@@ -273,8 +280,6 @@ class Plan:
         s = self.schedule
         return Cut(
             vector=s.vector,
-            lanes=s.threads_per_row * s.row_blocks,
-            vectors=vectors_per_row(self.problem, s),
             steps=steps_per_lane(self.problem, s),
             shifted=s.edges is Edges.PEEL,
             edged=s.edges is not Edges.EXACT,
@@ -332,12 +337,8 @@ class Plan:
 
     @property
     def row_barriers(self) -> bool:
-        """Rows side by side synchronise by a named barrier each, where rows are wide.
-
-        On an H200 that takes 2 % off the backward pass of 4096x4096 (2 rows of 256 threads) and adds 25 % to
-        8192x768 (2 rows of 64 threads): a barrier whose number the hardware learns at run time is a slow one.
-        """
-        return self.schedule.rows_per_block > 1 and self.schedule.threads_per_row >= 256
+        """Whether rows side by side synchronise by a named barrier each."""
+        return has_row_barriers(self.schedule)
 
     @property
     def waits_by_row(self) -> bool:
@@ -348,7 +349,7 @@ class Plan:
     def double_slots(self) -> bool:
         """With a single barrier per row, a fast warp could overwrite slots a slow warp still reads: alternate them."""
         waits = self.exchange in (Exchange.BLOCK, Exchange.COOPERATIVE_BLOCK)
-        return waits and self.loops_rows and len(self.looks) == 1
+        return waits and self.loops_rows and sum(not is_spared(look) for look in self.looks) == 1
 
     # ---- rows in flight ----------------------------------------------------------------------------------------
 
@@ -366,11 +367,6 @@ class Plan:
     def packs_params(self) -> bool:
         """Whether column parameters wait as they are stored."""
         return self.schedule.params is Params.PACKED
-
-    @property
-    def copies_by_threads(self) -> bool:
-        """Whether each thread copies its own vectors."""
-        return self.schedule.copy.is_by_threads
 
     @property
     def copies_ahead(self) -> bool:

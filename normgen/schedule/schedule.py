@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -22,6 +23,7 @@ from normgen.schedule.knobs import (
     Params,
     ReduceWith,
     Softmax,
+    Statistics,
     Store,
     Variance,
 )
@@ -37,7 +39,8 @@ class Schedule:
                      cluster_partials they walk rows of their own, and share their column sums
     reduce_with      shuffle | cooperative_groups | shared_tree: how the threads of a row combine
     vector           elements of one access to the first row input (bytes: vector * element size)
-    variance         two_pass | sum_of_squares | shifted | welford: the rewrite of a variance
+    variance         two_pass | corrected_two_pass | sum_of_squares | shifted | welford | guarded: the rewrite of a
+                     variance
     softmax          two_pass | online: the rewrite of a softmax denominator
     hold             registers | shared | hybrid | reload: where a row waits between looks; hybrid: as much of it in
                      registers as they take, the rest in shared memory
@@ -57,6 +60,8 @@ class Schedule:
                      kernel starts while its first one ends; the others: every kernel starts while the one in front
                      of it in the stream ends, and lets the next one start when it starts, has asked for its row, or
                      ends
+    statistics       nullable | left_out: a kernel of a problem without some statistics has them all the same and takes
+                     null pointers for them, so that it serves callers with them too, or it leaves them out
     """
 
     threads_per_row: int = 256
@@ -79,6 +84,7 @@ class Schedule:
     columns: Columns = Columns.PARTIALS_TWO_KERNELS
     dependent_launch: DependentLaunch = DependentLaunch.OFF
     arithmetic: Arithmetic = Arithmetic.EXACT
+    statistics: Statistics = Statistics.NULLABLE
 
     def __post_init__(self) -> None:
         for name, known in _KNOWN:
@@ -144,6 +150,9 @@ class Schedule:
 _KNOWN: tuple[tuple[str, dict[Any, Any]], ...] = tuple((k.name, {v: v for v in k.values}) for k in TABLE)
 
 
+_WHOLE = re.compile(r"0|[1-9][0-9]{0,9}")  # 04, ４ and 5,000 digits are no value of a knob
+
+
 def _unknown(name: str, value: Any) -> UsageError:
     known = [str(v) for v in KNOBS[name].values]
     rule = f"knob '{name}' takes one of: {', '.join(known)}"
@@ -161,5 +170,5 @@ def schedule_from(values: Mapping[str, Any]) -> Schedule:
 def changed(schedule: Schedule, knobs: str) -> Schedule:
     """The schedule with the knobs of a text such as `vector=4 hold=shared` changed; `default` stands for no change."""
     pairs = [pair.partition("=") for pair in knobs.split() if pair != "default"]
-    values = {name: int(value) if value.isdecimal() else value for name, _, value in pairs}
+    values = {name: int(value) if _WHOLE.fullmatch(value) else value for name, _, value in pairs}
     return schedule_from(schedule.as_dict() | values)

@@ -40,7 +40,6 @@ DEFAULT_KNOBS: dict[str, tuple[Any, ...]] = {k.name: k.forward for k in TABLE if
 # Backward programs with column reductions: a persistent grid that keeps column sums in registers.
 BACKWARD_KNOBS: dict[str, tuple[Any, ...]] = {k.name: k.backward for k in TABLE if k.backward}
 CUT_KNOBS, PLACE_KNOBS = names_of(Group.CUT), names_of(Group.PLACE)
-STRUCTURAL_KNOBS = (*CUT_KNOBS, *PLACE_KNOBS)
 METHOD_KNOBS, FREE_KNOBS = names_of(Group.METHOD), names_of(Group.FREE)
 
 

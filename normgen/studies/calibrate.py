@@ -21,7 +21,7 @@ from normgen.cuda.launch import LoadedModule
 from normgen.cuda.memory import DeviceBuffer
 from normgen.cuda.stream import Event, Graph, Stream
 from normgen.device import Device
-from normgen.measure.roof import VECTOR_BYTES, roof_module
+from normgen.measure.chains.roofs import Streams, elementwise_roofs
 
 LINE = 128
 REPLAYS = 9
@@ -139,10 +139,10 @@ class _Probes:
         buffer = DeviceBuffer(size, device=self._index)
         buffer.fill(1)
         self._stream.wait_for(0)
-        module = roof_module("copy_elements")
-        loaded = LoadedModule(module, compile_module(module, self._facts.arch), device=self._index)
-        pointers = {"target": buffer.pointer, "source": buffer.pointer + half}
-        bound = loaded.bind().set(rows=half // VECTOR_BYTES, pointers=pointers)
+        roof = next(r for r in elementwise_roofs(Streams(read=half, written=half)) if r.name.endswith(" cs"))
+        loaded = LoadedModule(roof.module, compile_module(roof.module, self._facts.arch), device=self._index)
+        pointers = {"target": buffer.pointer, "source": buffer.pointer + half, "extra": buffer.pointer}
+        bound = loaded.bind().set(rows=roof.rows, pointers=pointers, pitches=dict(roof.vectors))
         return size / self._median(lambda: bound.launch(self._stream), 16) / 1e3
 
     def chase_us(self, size: int) -> float:

@@ -24,7 +24,7 @@ class Choice:
     """
 
     problem: str
-    cache: str
+    place: str
     schedules: int
     first: Schedule
     first_us: float
@@ -43,17 +43,17 @@ class Choice:
 
 def first_choice(measured: Measured, constants: Constants | None = None) -> Choice:
     """The model's first choice, of equal predictions the plainest. Constants: those that ship for the GPU."""
-    stages = stages_of(measured.problem)
+    stages, hot = stages_of(measured.problem), measured.place.is_hot
 
     def told_us(s: Schedule) -> float:
-        return predict(measured.problem, s, measured.device, stages=stages, hot=measured.hot, constants=constants).us
+        return predict(measured.problem, s, measured.device, stages=stages, hot=hot, constants=constants).us
 
     told = [told_us(s) for s, _ in measured.points]
     at = min(range(len(told)), key=lambda i: (told[i], len(str(measured.points[i][0])), i))
     best = min(range(len(told)), key=lambda i: measured.points[i][1])
     return Choice(
         problem=str(measured.problem),
-        cache="hot" if measured.hot else "cold",
+        place=str(measured.place),
         schedules=len(told),
         first=measured.points[at][0],
         first_us=measured.points[at][1],
@@ -76,7 +76,7 @@ def lines(choices: Sequence[Choice]) -> list[str]:
     shown = []
     for c in choices:
         head = (
-            f"{c.ratio:.3f} x  {c.problem} {c.cache}: first choice {c.first_us:.4g} us (predicted {c.predicted_us:.4g})"
+            f"{c.ratio:.3f} x  {c.problem} {c.place}: first choice {c.first_us:.4g} us (predicted {c.predicted_us:.4g})"
         )
         shown += [f"{head}, optimum {c.optimum_us:.4g} us, number {c.rank + 1} of {c.schedules}", f"         {c.first}"]
     found = summary(choices)

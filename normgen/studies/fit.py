@@ -22,8 +22,8 @@ from normgen.device import Device
 from normgen.errors import UsageError
 from normgen.problem.problem import Problem
 from normgen.program.source import stages_of
-from normgen.records.record import Cache
-from normgen.records.winners import read
+from normgen.records.place import DEFAULT_PLACE, Place
+from normgen.records.winners import kept
 from normgen.schedule.knobs import Hold, Load, Store
 from normgen.schedule.schedule import Schedule
 from normgen.studies.replay import swept_problem
@@ -55,22 +55,22 @@ class Measured:
 
     problem: Problem
     device: Device
-    hot: bool = False
+    place: Place = DEFAULT_PLACE
     points: tuple[tuple[Schedule, float], ...]
 
 
 def read_measured(paths: Sequence[Path], *, thinned: bool = True) -> list[Measured]:
     """Problems and their timed schedules from sweeps and files of records; `thinned`: as many as a fit needs."""
-    found: dict[str, tuple[Problem, Device, bool, dict[Schedule, float]]] = {}
+    found: dict[str, tuple[Problem, Device, Place, dict[Schedule, float]]] = {}
 
-    def add(key: Mapping[str, object], cache: str, device: Mapping[str, object], s: Schedule, us: float) -> None:
-        name = json.dumps([key, cache, device["name"]], sort_keys=True)
+    def add(key: Mapping[str, object], place: Place, device: Mapping[str, object], s: Schedule, us: float) -> None:
+        name = json.dumps([key, str(place), device["name"]], sort_keys=True)
         if name not in found:
             header = Header(
-                problem=key, cache=cache, device=device, versions={}, roof_us=None, noise_floor=None, bytes=0,
+                problem=key, place=place, device=device, versions={}, roof_us=None, noise_floor=None, bytes=0,
                 legal=0, seed=0, default=s, knobs={},
             )  # fmt: skip
-            found[name] = swept_problem(header), Device(**dict(device)), cache == Cache.HOT, {}  # type: ignore[arg-type]
+            found[name] = swept_problem(header), Device(**dict(device)), place, {}  # type: ignore[arg-type]
         found[name][3][s] = us
 
     for path in paths:
@@ -78,18 +78,19 @@ def read_measured(paths: Sequence[Path], *, thinned: bool = True) -> list[Measur
             sweep = read_sweep(path)
             for point in sweep.points:
                 if point.us is not None:
-                    add(sweep.header.problem, sweep.header.cache, sweep.header.device, point.schedule, point.us)
+                    us = point.us - (sweep.header.chain_us or 0.0)  # the model predicts prices
+                    add(sweep.header.problem, sweep.header.place, sweep.header.device, point.schedule, us)
         else:
-            for record in read(path).records:
-                if record.times_us is not None:
+            for record in kept(path):
+                if record.measured and record.cost_us is not None:
                     key = {**record.as_dict(), "dtypes": dict(record.problem.dtypes)}
                     names = ("op", "direction", "rows", "cols", "dtypes", "pitch", "align", "stable_parameters")
                     key = {name: key[name] for name in names if name in key}
-                    add(key, record.cache.value, record.device, record.schedule, record.times_us.median)
+                    add(key, record.place, record.device, record.schedule, record.cost_us)
     if not found:
         raise UsageError("a fit needs measured schedules", received=", ".join(map(str, paths)))
     chosen = _thinned if thinned else lambda us: list(us.items())
-    return [Measured(problem=p, device=d, hot=hot, points=tuple(chosen(us))) for p, d, hot, us in found.values()]
+    return [Measured(problem=p, device=d, place=place, points=tuple(chosen(us))) for p, d, place, us in found.values()]
 
 
 def _thinned(us: Mapping[Schedule, float]) -> list[tuple[Schedule, float]]:
@@ -115,7 +116,7 @@ def _loss_of(one: Measured, constants: Constants) -> float:
     stages = stages_of(one.problem)
 
     def told_us(s: Schedule) -> float:
-        return predict(one.problem, s, one.device, stages=stages, hot=one.hot, constants=constants).us
+        return predict(one.problem, s, one.device, stages=stages, hot=one.place.is_hot, constants=constants).us
 
     told = np.array([told_us(s) for s, _ in one.points])
     us = np.array([us for _, us in one.points])
@@ -163,7 +164,7 @@ def paired_factors(measured: Sequence[Measured]) -> dict[str, float]:
     for one in measured:
         us = dict(one.points)
         limit = PAIRED_NEAR * min(us.values())
-        for s, with_us in us.items() if not one.hot else ():
+        for s, with_us in us.items() if not one.place.is_hot else ():
             for knob, plain in (("load", replace(s, load=Load.DEFAULT)), ("store", replace(s, store=Store.DEFAULT))):
                 without = us.get(plain)
                 name = _hint_constant(one.problem, s, knob)

@@ -27,7 +27,7 @@ from normgen.measure.protocol import Bench
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.records import statistics
-from normgen.records.record import Cache
+from normgen.records.place import Place
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule, schedule_from
 from normgen.studies.replay import swept_problem
@@ -56,8 +56,9 @@ class Tuned:
 
 @dataclass(frozen=True, kw_only=True)
 class Repeat:
-    """What tunes found: µs of every schedule in one run; `best`: the fastest of the sweep's in that run.
+    """What tunes found: the price (alone, the time) of every schedule in one run.
 
+    best         the cheapest of the sweep's in that run
     noise_floor  of that run: the first schedule against itself
     """
 
@@ -121,7 +122,10 @@ def tune_apart(arguments: Sequence[str], *, seed: int) -> Tuned:
 def time_together(
     bench: Bench, builder: Builder, schedules: Sequence[Schedule], *, seed: int
 ) -> tuple[dict[Schedule, float], float]:
-    """(median µs of each schedule, noise floor) of one interleaved run; what cannot be timed is an error."""
+    """(price of each schedule, noise floor of T) of one interleaved run; what cannot be timed is an error.
+
+    Alone the price is the median time.
+    """
     candidates = [Candidate(schedule=s) for s in dict.fromkeys(schedules)]
     for candidate in candidates:
         builder.begin(candidate)
@@ -138,22 +142,26 @@ def time_together(
     first = next(iter(loaded.values()))
     bench.warm_up(first)
     again = bench.twin(first)
-    series = timing.race(bench, [*dict.fromkeys(loaded.values()), again], samples=SAMPLES, seed=seed)
+    keys = list(dict.fromkeys(loaded.values()))
+    series = timing.race(bench, [*keys, again, *bench.bases], samples=SAMPLES, seed=seed)
     floor = statistics.noise_floor(series[first], series[again])
-    return {s: statistics.median(series[key]) for s, key in loaded.items()}, floor
+    figures = timing.figures_of(series, keys, bench.bases)
+    if missing := [str(s) for s, key in loaded.items() if key not in figures]:
+        raise NothingValidError("a schedule must cost something to be compared", received=", ".join(missing))
+    return {s: figures[key] for s, key in loaded.items()}, floor
 
 
-def fastest_of(sweep: Sweep | None, problem: Problem, cache: Cache, device: Device) -> tuple[Schedule, ...]:
+def fastest_of(sweep: Sweep | None, problem: Problem, place: Place, device: Device) -> tuple[Schedule, ...]:
     """The first few of a sweep. Raises UsageError when it is a sweep of something else."""
     if sweep is None:
         return ()
     header = sweep.header
-    same = swept_problem(header) == problem and header.cache == cache.value and header.device["name"] == device.name
+    same = swept_problem(header) == problem and header.place == place and header.device["name"] == device.name
     if not same:
-        asked = f"{problem} {cache.value} on {device.name}"
-        swept = f"{swept_problem(header)} {header.cache} on {header.device['name']}"
+        asked = f"{problem} {place} on {device.name}"
+        swept = f"{swept_problem(header)} {header.place} on {header.device['name']}"
         raise UsageError(
-            "the sweep must be of the problem, cache and GPU model that is tuned", received=f"{swept}; {asked}"
+            "the sweep must be of the problem, place and GPU model that is tuned", received=f"{swept}; {asked}"
         )
     timed = sorted((p for p in sweep.points if p.us is not None and p.twin is None), key=lambda p: p.us or 0.0)
     return tuple(p.schedule for p in timed[:SWEPT])
@@ -163,7 +171,7 @@ def repeat_on_gpu(
     problem: Problem,
     arguments: Sequence[str],
     *,
-    cache: Cache,
+    place: Place,
     seeds: int,
     against: Sweep | None = None,
     index: int = 0,
@@ -176,20 +184,20 @@ def repeat_on_gpu(
     found = find_gpu(index)
     assert found is not None, "a GPU that is asked for by number is there or an error"
     facts = found[1]
-    swept = fastest_of(against, problem, cache, facts)
+    swept = fastest_of(against, problem, place, facts)
     tunes = []
     for seed in range(seeds):
         tunes.append(tune_apart([*arguments, "--device", str(index)], seed=seed))
         tell(tunes[-1])
     schedules = [*swept, *(t.winner for t in tunes), default_schedule(problem, facts)]
-    us, floor = _time_on_gpu(problem, facts, schedules, cache=cache, index=index)
+    us, floor = _time_on_gpu(problem, facts, schedules, place=place, index=index)
     return Repeat(tunes=tuple(tunes), us=us, swept=swept, noise_floor=floor)
 
 
 def _time_on_gpu(
-    problem: Problem, facts: Device, schedules: Sequence[Schedule], *, cache: Cache, index: int
+    problem: Problem, facts: Device, schedules: Sequence[Schedule], *, place: Place, index: int
 ) -> tuple[dict[Schedule, float], float]:
     with processes(index) as using:
-        bench = bench_at(using.post, problem, facts, cache=cache, seed=0, note=to_stderr)
+        bench = bench_at(using.post, problem, facts, place=place, seed=0, note=to_stderr)
         builder = Builder(problem, emit=emit, submit=lambda m: using.pool.submit(m, facts.arch))
         return time_together(bench, builder, schedules, seed=0)

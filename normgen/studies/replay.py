@@ -28,7 +28,7 @@ from normgen.device import device_from
 from normgen.errors import UsageError, did_you_mean
 from normgen.problem.problem import Problem
 from normgen.records.questions import problem_of
-from normgen.records.record import Cache, Outcome, key_of
+from normgen.records.record import Outcome, key_of
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from normgen.studies.sweep_file import Header, Sweep
@@ -71,7 +71,7 @@ class Report:
 
 def landscape_of(sweep: Sweep) -> Landscape:
     """The landscape of a sweep, with today's cost model."""
-    hot = sweep.header.cache == Cache.HOT
+    hot, base_us = sweep.header.place.is_hot, sweep.header.chain_us or 0.0
     problem, device = swept_problem(sweep.header), device_from(sweep.header.device)
     legal = tuple(p.schedule for p in sweep.points)
     sweep.optimum  # noqa: B018  raises when there is no time at all
@@ -79,7 +79,7 @@ def landscape_of(sweep: Sweep) -> Landscape:
         legal=legal,
         us=tuple(p.us for p in sweep.points),
         wrong=tuple(p.outcome is Outcome.WRONG_RESULT for p in sweep.points),
-        predicted_us=tuple(predicted_us(problem, s, device, hot=hot) for s in legal),
+        predicted_us=tuple(base_us + predicted_us(problem, s, device, hot=hot) for s in legal),
         default=sweep.header.default,
     )
 

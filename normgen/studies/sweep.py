@@ -27,7 +27,8 @@ from normgen.measure.timing import Policy
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.records import statistics
-from normgen.records.record import Cache, Outcome, ProblemKey
+from normgen.records.place import Place
+from normgen.records.record import Outcome, ProblemKey
 from normgen.records.statistics import Times
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
@@ -83,6 +84,15 @@ class Progress:
     best_us: float | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """What a sweep's times are held against, all of one run: see `sweep_file.Header`."""
+
+    roof_us: float | None
+    noise_floor: float
+    chain_us: float | None
+
+
 class Sweeper:
     """Measures points on a bench, batch by batch, in the order given."""
 
@@ -103,8 +113,8 @@ class Sweeper:
         self._batches = 0
         self._points: dict[str, Point] = {}
 
-    def start(self) -> tuple[float | None, float]:
-        """Load the default schedule, the drift's reference: (roof_us, noise floor).
+    def start(self) -> Base:
+        """Load the default schedule, the drift's reference, and race it with the roofs.
 
         Raises NothingValidError when the default does not compile or is wrong: without it nothing is comparable.
         """
@@ -116,11 +126,16 @@ class Sweeper:
             raise NothingValidError("the default schedule must compile and be right", received=candidate.reason)
         self._bench.warm_up(REFERENCE)
         twin = self._bench.twin(REFERENCE)
-        keys = [REFERENCE, twin, *self._bench.roofs]
+        bases, roofs = self._bench.bases, self._bench.roofs
+        keys = [REFERENCE, twin, *bases, *roofs]
         series = timing.race(self._bench, keys, samples=REFERENCE_SAMPLES, seed=self._seed)
         self._baseline_us = statistics.median(series[REFERENCE])
-        roof = min((statistics.median(series[k]) for k in self._bench.roofs), default=None)
-        return roof, statistics.noise_floor(series[REFERENCE], series[twin])
+        chain = timing.chain_times(series, bases)
+        return Base(
+            roof_us=min(timing.figures_of(series, roofs, bases).values(), default=None),
+            noise_floor=statistics.noise_floor(series[REFERENCE], series[twin]),
+            chain_us=chain.median if chain else None,
+        )
 
     def run(self, schedules: Sequence[Schedule], writer: SweepWriter) -> None:
         """Measure and append all points; a lost device ends it, with what was measured written."""
@@ -229,16 +244,15 @@ def sweep(
     path: Path,
     limit: int | None,
     seed: int,
-    header: Callable[[float | None, float], Header],
+    header: Callable[[Base], Header],
     first: Sequence[Schedule] = (),
 ) -> Sweep:
     """Measure what `path` does not hold yet of the legal set, or of `first` and a sample of `limit`; the whole sweep.
 
-    `header(roof_us, noise_floor)` describes a new file. Raises UsageError when the file is of another problem,
-    device, cache policy or protocol, or when the default schedule is emitted as another text today.
+    `header(base)` describes a new file. Raises UsageError when the file is of another problem,
+    device, place or protocol, or when the default schedule is emitted as another text today.
     """
-    roof_us, noise_floor = sweeper.start()
-    fresh, before = header(roof_us, noise_floor), resumed(path)
+    fresh, before = header(sweeper.start()), resumed(path)
     if before is not None:
         _check_same(before.header, fresh, path)
     wanted = list(dict.fromkeys([*first, *sample_of(legal, limit, seed=seed)]))
@@ -264,7 +278,7 @@ def sweep(
 
 def _check_same(old: Header, new: Header, path: Path) -> None:
     """Refuse to mix what cannot be compared."""
-    for name in ("problem", "cache", "device", "knobs"):
+    for name in ("problem", "place", "device", "knobs"):
         if getattr(old, name) != getattr(new, name):
             raise UsageError(f"{path} is a sweep of another {name}", hint="write to another file with --out")
     for name, what in (("protocol", "another protocol"), ("default_text", "another text of the default schedule")):
@@ -273,10 +287,10 @@ def _check_same(old: Header, new: Header, path: Path) -> None:
 
 
 def called_fastest(
-    problem: Problem, legal: Sequence[Schedule], facts: Device, cache: Cache, *, count: int
+    problem: Problem, legal: Sequence[Schedule], facts: Device, place: Place, *, count: int
 ) -> list[Schedule]:
     """The first `count` by the cost model, of equal predictions the plainer ones first."""
-    hot = cache is Cache.HOT
+    hot = place.is_hot
     keys = {s: (predicted_us(problem, s, facts, hot=hot), len(str(s)), s.key) for s in legal} if count else {}
     return sorted(keys, key=lambda s: keys[s])[:count]
 
@@ -284,7 +298,7 @@ def called_fastest(
 def sweep_on_gpu(
     problem: Problem,
     *,
-    cache: Cache,
+    place: Place,
     path: Path,
     limit: int | None = None,
     best: int = 0,
@@ -301,7 +315,7 @@ def sweep_on_gpu(
     legal = with_default(space(problem, facts).legal, default)
     with processes(index) as using:
         sweeper = Sweeper(
-            bench=bench_at(using.post, problem, facts, cache=cache, seed=seed, note=to_stderr),
+            bench=bench_at(using.post, problem, facts, place=place, seed=seed, note=to_stderr),
             make_builder=lambda: Builder(
                 problem,
                 emit=emit,
@@ -312,29 +326,30 @@ def sweep_on_gpu(
             seed=seed,
             tell=tell,
         )
-        header = _header_maker(problem, legal, default, facts, cache=cache, seed=seed)
-        first = called_fastest(problem, legal, facts, cache, count=best)
+        header = _header_maker(problem, legal, default, facts, place=place, seed=seed)
+        first = called_fastest(problem, legal, facts, place, count=best)
         return sweep(sweeper, legal, path=path, limit=limit, seed=seed, header=header, first=first)
 
 
 def _header_maker(
-    problem: Problem, legal: Sequence[Schedule], default: Schedule, facts: Device, *, cache: Cache, seed: int
-) -> Callable[[float | None, float], Header]:
-    """What makes the header of a sweep on a GPU, once its roof and its noise are known."""
+    problem: Problem, legal: Sequence[Schedule], default: Schedule, facts: Device, *, place: Place, seed: int
+) -> Callable[[Base], Header]:
+    """What makes the header of a sweep on a GPU, once its base is known."""
 
-    def header(roof_us: float | None, noise_floor: float) -> Header:
+    def header(base: Base) -> Header:
         return header_of(
             legal,
             default=default,
             problem=asdict(ProblemKey.of(problem)) | {"dtypes": {t.name: t.dtype.name for t in problem.tensors}},
-            cache=cache.value,
+            place=place,
             device=facts.as_dict(),
             versions={
                 **environment(measured=True),
                 "default_text": text_of(problem, default, emit),
             },
-            roof_us=roof_us,
-            noise_floor=noise_floor,
+            roof_us=base.roof_us,
+            noise_floor=base.noise_floor,
+            chain_us=base.chain_us,
             bytes=problem.compulsory_bytes,
             seed=seed,
         )

@@ -2,7 +2,8 @@
 
 JSON lines, compressed with xz when the sweep is complete (FILE), plain while it grows (FILE.part, append-only):
 
-    first line   {schema, problem, cache, device, versions, roof_us, noise_floor, bytes, legal, seed, default, knobs}
+    first line   {schema, problem, context, setting, device, versions, roof_us, chain_us, noise_floor, bytes, legal,
+                 seed, default, knobs}
     every other  [[code of each knob], outcome, us or null, registers, spill bytes a thread, number of its twin or -1]
 
 `knobs` lists the values a code counts into, for the knobs that vary; the other knobs have their value there alone.
@@ -26,7 +27,8 @@ from normgen.device import device_from
 from normgen.errors import NormgenError, UsageError
 from normgen.files.decoded import XZ_MAGIC, parse_json, unpacked
 from normgen.files.private import write_atomically
-from normgen.records.record import Outcome, key_of
+from normgen.records.place import Place
+from normgen.records.record import Outcome, key_of, place_of
 from normgen.records.validity import check_fields
 from normgen.schedule.schedule import Schedule, schedule_from
 
@@ -55,12 +57,14 @@ class Header:
     """What was swept, where, and how exactly; `legal` counts the whole legal set, of which the file may hold a sample.
 
     problem, device   plain values, as in a record
-    roof_us           a copy of the problem's bytes, same run
+    place             context and setting of a line; older ones have `cache`: alone
+    roof_us           what the best hand-written kernel that moves the problem's bytes costs, same run
+    chain_us          what the chain takes without a kernel, same run; None alone
     noise_floor       the default schedule against itself: a relative difference below it is a tie
     """
 
     problem: Mapping[str, Any] = field(hash=False)
-    cache: str
+    place: Place
     device: Mapping[str, Any] = field(hash=False)
     versions: Mapping[str, str] = field(hash=False)
     roof_us: float | None
@@ -70,9 +74,11 @@ class Header:
     seed: int
     default: Schedule
     knobs: Mapping[str, tuple[Any, ...]] = field(hash=False)
+    chain_us: float | None = None
 
     def line(self) -> str:
         plain = {f.name: getattr(self, f.name) for f in fields(self)}
+        plain |= plain.pop("place").as_dict()
         plain |= {"default": self.default.as_dict(), "knobs": {n: list(v) for n, v in self.knobs.items()}}
         return json.dumps({"schema": SCHEMA, **plain}, allow_nan=False) + "\n"
 
@@ -169,8 +175,10 @@ def _header(path: Path, line: str) -> Header:
         if plain.pop("schema") != SCHEMA:
             raise ValueError("another schema")
         knobs = {name: tuple(values) for name, values in plain.pop("knobs").items()}
-        header = Header(default=schedule_from(plain.pop("default")), knobs=knobs, **plain)
-        same = {name: getattr(header, name) for name in ("cache", "device", "versions", "roof_us", "bytes", "seed")}
+        where = {name: plain.pop(name) for name in ("cache", "context", "setting") if name in plain}
+        check_fields(where)
+        header = Header(default=schedule_from(plain.pop("default")), knobs=knobs, place=place_of(where), **plain)
+        same = {name: getattr(header, name) for name in ("device", "versions", "roof_us", "bytes", "seed")}
         check_fields({**header.problem, **same, "search": {"noise_floor": header.noise_floor}})
         key_of({"spec_sha256": "", **header.problem})
         device_from(header.device)
@@ -220,7 +228,6 @@ class SweepWriter:
 def resumed(path: Path) -> Sweep | None:
     """What a file holds so far: the growing part if there is one, else the complete file, else None."""
     part = path.with_name(path.name + ".part")
-    for candidate in (part, path):
-        if candidate.exists() and b"\n" in candidate.read_bytes():
-            return read_sweep(candidate)
-    return None
+    if part.exists() and b"\n" in part.read_bytes():
+        return read_sweep(part)
+    return read_sweep(path) if path.exists() else None

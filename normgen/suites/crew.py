@@ -22,7 +22,7 @@ from normgen.files.private import make_private, to_stderr
 from normgen.files.shipped import VERSION
 from normgen.measure.timing import PROTOCOL
 from normgen.problem.problem import Problem
-from normgen.records.record import Cache, Record, parse_line
+from normgen.records.record import Record, parse_line
 from normgen.records.winners import adopt, gpu_slug, needs_state, state_folder
 from normgen.suites.jobs import STALE_S, Job, JobStore, StorageError
 from normgen.suites.shared_study import delete_studies
@@ -38,8 +38,6 @@ class Entry(Protocol):
     def arguments(self) -> dict[str, Any]: ...
     @property
     def problem(self) -> Problem: ...
-    @property
-    def cache(self) -> Cache: ...
     @property
     def label(self) -> str: ...
 

@@ -3,8 +3,9 @@
 name = "forward_h200"
 summary = "..."
 
-[defaults]                      # what an entry does not say; without it f32, cold, forward
-cache = "cold"
+[defaults]                      # what an entry does not say; without it f32, fresh, between, forward
+setting = "fresh"               # or cold, hot
+context = "between"             # or chain, matmul, alone
 
 [[entry]]                       # one problem, or one for each shape of a list
 op = "rmsnorm"
@@ -30,36 +31,40 @@ from normgen.files.names import is_plain
 from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
 from normgen.program.source import problem_for
-from normgen.records.record import Cache
+from normgen.records.place import Context, Place, Setting, place_named
 from normgen.spec.reader import builtin_folder, load
 from normgen.spec.toml_lines import array_lines, key_lines, parse_toml, read_text
 
 _TOP_KEYS = ("name", "summary", "defaults", "entry")
-_DEFAULT_KEYS = ("dtype", "cache", "direction", "without", "stable_parameters")
-_ENTRY_KEYS = ("op", "shape", "dtype", "cache", "direction", "pitch", "align", "dtypes", "without", "stable_parameters")
-_CHOICES: dict[str, tuple[str, ...]] = {"cache": tuple(Cache), "direction": tuple(Direction)}
+_DEFAULT_KEYS = ("dtype", "setting", "context", "direction", "without", "stable_parameters")
+_ENTRY_KEYS = (*_DEFAULT_KEYS, "op", "shape", "pitch", "align", "dtypes")
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "setting": tuple(Setting),
+    "context": tuple(Context),
+    "direction": tuple(Direction),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One problem of a suite and where its data lies when a launch begins."""
+    """One problem of a suite and where it is timed."""
 
     op: str
     shape: str
     problem: Problem
-    cache: Cache
+    place: Place
     dtypes: tuple[tuple[str, str], ...] = ()  # as the suite says them
     line: int = 0
 
     def arguments(self) -> dict[str, Any]:
         """What `tune` is asked for the entry, as plain values."""
-        return {"op": self.op, **self.problem.question.arguments(), "cache": self.cache.value}
+        return {"op": self.op, **self.problem.question.arguments(), **self.place.as_dict()}
 
     @property
     def label(self) -> str:
-        """`rmsnorm fwd 4096x4096 bf16 cold`, with whatever is unusual behind it: what --only is matched against."""
+        """`rmsnorm fwd 4096x4096 bf16 fresh`, with whatever is unusual behind it: what --only is matched against."""
         problem = self.problem
-        words = [problem.spec.name, problem.direction.short, self.shape, problem.dtype.name, self.cache.value]
+        words = [problem.spec.name, problem.direction.short, self.shape, problem.dtype.name, str(self.place)]
         odd = {
             t.name: t.dtype.name for t in problem.tensors if t.dtype != problem.dtype and not _is_statistic(problem, t)
         }
@@ -98,6 +103,14 @@ class Suite:
         if not chosen:
             raise UsageError(f"every entry of suite '{self.name}' matches the pattern to skip", received=pattern)
         return replace(self, entries=chosen)
+
+    def at(self, *, setting: str | None = None, context: str | None = None) -> Suite:
+        """The same entries in another setting or context. Raises UsageError for an unknown one."""
+
+        def moved(place: Place) -> Place:
+            return place_named(setting or place.setting, context or place.context)
+
+        return replace(self, entries=tuple(replace(e, place=moved(e.place)) for e in self.entries))
 
 
 def _matches(entry: Entry, pattern: str) -> bool:
@@ -218,9 +231,9 @@ class _Reader:
             raise self.error(error.rule, line_of(""), received=error.received, hint=error.hint) from None
         if problem.rows == 0:
             raise self.error("a shape without rows has nothing to time", line_of("shape"), received=shape)
-        cache = Cache(fields.get("cache", "cold"))
+        place = place_named(fields.get("setting", Setting.FRESH), fields.get("context", Context.BETWEEN))
         dtypes = tuple(fields.get("dtypes", {}).items())
-        return Entry(op=fields["op"], shape=shape, problem=problem, cache=cache, dtypes=dtypes, line=line_of(""))
+        return Entry(op=fields["op"], shape=shape, problem=problem, place=place, dtypes=dtypes, line=line_of(""))
 
 
 def _form(key: str, value: Any) -> tuple[str, bool]:

@@ -98,7 +98,7 @@ def do_job(job: Job, store: JobStore, configuration: Configuration, events: Even
     if is_mine() and store.finish(job, result.record.line().strip()):
         seconds, measured = time.monotonic() - began, result.measured
         facts = {"percent_of_roof": result.record.percent_of_roof, "header": str(result.header_path or "")}
-        events.send("done", us=result.record.us, measured=measured, seconds=seconds, **facts)
+        events.send("done", us=result.record.cost_us, measured=measured, seconds=seconds, **facts)
     else:
         events.send("note", text="another worker took the job over meanwhile: this result is dropped")
 

@@ -9,19 +9,22 @@ A kernel that faults is out: it is recorded with the cause, whatever it was part
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from normgen.errors import NothingValidError
 from normgen.measure import timing
-from normgen.measure.judge import Judge
-from normgen.measure.protocol import Bench, DeviceLostError, KernelFaultError, roof_name
+from normgen.measure.elsewhere import Elsewhere, Trial
+from normgen.measure.judge import Judge, Roof
+from normgen.measure.protocol import Bench, DeviceLostError, KernelFaultError
 from normgen.measure.timing import Confirmation, Policy
-from normgen.records import statistics
 from normgen.records.memory import reference_us
 from normgen.records.record import Outcome, Record
+from normgen.schedule.knobs import Statistics
+from normgen.schedule.legality import statistics
 from normgen.schedule.policy import costs_to_others
 from normgen.schedule.schedule import Schedule
 from normgen.tuning.compile import Builder
@@ -30,6 +33,7 @@ from normgen.tuning.run import Candidate, Run, brief
 from normgen.tuning.search import Search
 
 BATCH = 8  # two are in flight: small enough that the seeds are told before the surrogate is asked
+LEFT_OUT_PAYS = 0.01  # of its price, which a kernel that cannot store a statistic must gain over one that can
 CONFIRM_RESERVE = 0.15  # share of the budget kept for the confirmation
 
 
@@ -40,18 +44,28 @@ class Finish:
     winner: Candidate
     candidates: tuple[Candidate, ...]  # the finalists, fastest first, the default among them
     confirmation: Confirmation | None
-    roof_us: float | None
-    roofs_us: Mapping[str, float]
+    roof: Roof
     default_us: float | None
     interrupted: bool
+    matmul: Mapping[str, Any] = field(default_factory=dict)  # by schedule's key, see `measure.elsewhere`
 
 
 class Campaign:
     """Runs the search on a bench; every candidate is recorded when its outcome is known."""
 
     def __init__(
-        self, run: Run, *, search: Search, builder: Builder, bench: Bench, default: Schedule, policy: Policy
+        self,
+        run: Run,
+        *,
+        search: Search,
+        builder: Builder,
+        bench: Bench,
+        default: Schedule,
+        policy: Policy,
+        incumbent: Schedule | None = None,
+        turn: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
+        """incumbent: of the records, confirmed along; turn: held while the device is used, one process at a time."""
         self.run = run
         self.search = search
         self.builder = builder
@@ -59,14 +73,13 @@ class Campaign:
         self.judge = Judge(bench)
         self.default = default
         self.policy = policy
-        self.incumbent: Schedule | None = None
-        self.turn: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        self.incumbent = incumbent
+        self.turn = turn
         self._usable: dict[str, Candidate] = {}
         self._reference: Candidate | None = None
         self._default_text = builder.text_of(default)
         self._baseline_us = run.memory.baseline_us(self._default_text)
-        self._roof_us: float | None = None
-        self._roofs_us: Mapping[str, float] = {}
+        self._roof = Roof()
         self._batches = 0
         self._has_said_wrong = False
         self.conditions: Mapping[str, Any] = {}  # of the device during the confirmation
@@ -98,21 +111,16 @@ class Campaign:
             winner=ranked[0],
             candidates=tuple(ranked[: self.policy.finalists]),
             confirmation=None,
-            roof_us=self._roof_us,
-            roofs_us=self._roofs_us,
+            roof=self._roof,
             default_us=self._us_of(self.default),
             interrupted=isinstance(end, KeyboardInterrupt),
         )
 
     def _measure_roof(self) -> None:
-        """The copies alone, so that progress can show % of roof; the confirmation times them again."""
+        """The roofs alone, so that progress can show % of roof; the confirmation times the best of them again."""
         with self.run.clock.phase("roof"), self.turn():
-            series = self.judge.race([], samples=self.policy.screen_samples, seed=self.run.seed)
-        self._keep_roofs({key: statistics.median(samples) for key, samples in series.items()})
-
-    def _keep_roofs(self, roofs_us: Mapping[str, float]) -> None:
-        self._roofs_us = {roof_name(key): us for key, us in roofs_us.items()}
-        self._roof_us = min(roofs_us.values(), default=None)
+            self._roof = self.judge.choose_roofs(samples=self.policy.screen_samples, seed=self.run.seed)
+        self.search.in_chain(self._roof.base_us)
 
     def _search(self) -> None:
         """Two batches are in flight: one on the GPU, one in the compiler."""
@@ -122,7 +130,8 @@ class Campaign:
             self.run.note("the budget ended before the search began: only the default was compiled")
             waiting.append(self._ask(1))
         while True:
-            settled = self.search.is_settled(self._roof_us)
+            roof_us = self._roof.us
+            settled = self.search.is_settled(None if roof_us is None else roof_us + self._roof.base_us)
             while len(waiting) < 2 and asked < self.run.trials and self._has_time() and not settled:
                 batch = self._ask(min(BATCH, self.run.trials - asked))
                 if not batch:
@@ -247,14 +256,20 @@ class Campaign:
     def _drop(self, fault: KernelFaultError) -> bool:
         """Whether a candidate faulted; one that was recorded as usable is recorded again."""
         was_reference = self._reference is not None and self._reference.key == fault.key
-        if was_reference:
-            self._reference = None
-        known = self._usable.pop(fault.key, None)
+        known = self._out(fault.key)
         if known is not None:
-            known.times_us = None
             known.fail(fault.outcome, str(fault))
             self.run.keep(known, search=self._conditions())
         return was_reference or known is not None
+
+    def _out(self, key: str) -> Candidate | None:
+        """Neither usable any more nor the reference: the candidate, if it was one, without its times."""
+        if self._reference is not None and self._reference.key == key:
+            self._reference = None
+        known = self._usable.pop(key, None)
+        if known is not None:
+            known.times_us = None
+        return known
 
     def _best_us(self) -> float:
         return min(c.times_us.median for c in self._usable.values() if c.times_us)
@@ -270,7 +285,7 @@ class Campaign:
                 if candidate is not known and candidate.times_us is not None:
                     self._baseline_us = candidate.times_us.median
                 return candidate
-            self._usable.pop(candidate.key, None)
+            self._out(candidate.key)
         self._baseline_us = None
         return good[0]
 
@@ -289,7 +304,7 @@ class Campaign:
             candidate.module, candidate.cubin = twin.module, twin.cubin
             candidate.reason = f"same code as {twin.schedule}"
             self.run.counts["same_code"] += 1
-        self.run.keep(candidate, roof_us=self._roof_us, roofs_us=self._roofs_us, search=self._conditions())
+        self.run.keep(candidate, **self._roof.evidence, search=self._conditions())
         us = candidate.times_us.rounded if candidate.outcome is Outcome.OK and candidate.times_us else None
         self.search.tell(number, us, reason=candidate.reason, is_wrong=candidate.outcome is Outcome.WRONG_RESULT)
 
@@ -321,22 +336,47 @@ class Campaign:
         self.run.progress.phase("confirm")
         with self.turn():
             finalists, confirmation = self._confirmed()
-        by_key = {c.key: c for c in finalists}
-        for key, candidate in by_key.items():
-            candidate.times_us = confirmation.times[key]
-        self._keep_roofs({key: confirmation.times[key].median for key in self.bench.roofs})
-        for said in self.judge.not_shown.get(confirmation.winner, ()):
+            with self.run.clock.phase("elsewhere"):
+                found = self._elsewhere(finalists, confirmation)
+        for candidate in finalists:
+            candidate.times_us = confirmation.times[candidate.key]
+            candidate.price_us = confirmation.prices.get(candidate.key)
+            candidate.alone_us = found.alone_us.get(candidate.key)
+        self._roof = self.judge.roof_in(confirmation)
+        for said in self.judge.not_shown.get(found.winner.key, ()):
             self.run.note(f"not shown: {said}")
-        ranked = sorted(finalists, key=lambda c: (c.key != confirmation.winner, confirmation.times[c.key].median))
+        ranked = sorted(finalists, key=lambda c: (c is not found.winner, confirmation.times[c.key].median))
         return Finish(
-            winner=by_key[confirmation.winner],
+            winner=found.winner,
             candidates=tuple(ranked),
             confirmation=confirmation,
-            roof_us=self._roof_us,
-            roofs_us=self._roofs_us,
+            roof=self._roof,
             default_us=self._us_of(self.default),
             interrupted=False,
+            matmul=found.matmul,
         )
+
+    def _elsewhere(self, finalists: list[Candidate], confirmation: Confirmation) -> Elsewhere[Candidate]:
+        """The winner that does not lose between matrix products, and what the finalists take alone."""
+        found = Trial(
+            self.judge,
+            finalists,
+            confirmation,
+            default=next((c for c in finalists if c.schedule == self.default), None),
+            place=self.run.place,
+            policy=self.policy,
+            seed=self.run.seed,
+            dropped=self._drop,
+        ).held()
+        for candidate in found.passed_over:
+            self.run.note(f"passed over, it loses to the default between matrix products: {candidate.schedule}")
+        if found.refused:
+            self.run.note(f"not compared between matrix products: {found.refused}")
+        price = confirmation.prices.get(found.winner.key)
+        if price is not None and price.spread > self.policy.price_spread:
+            rounds = confirmation.times[found.winner.key].n
+            self.run.note(f"the price's interval is {100 * price.spread:.1f} % wide after {rounds} rounds")
+        return found
 
     def _confirmation(self, finalists: list[Candidate]) -> Confirmation:
         """The finalists' last race; one that faults is taken out of `finalists` and the others race again."""
@@ -350,32 +390,47 @@ class Campaign:
                 tie_order=_order_among({c.key: c for c in finalists}),
                 policy=self.policy,
                 seed=self.run.seed,
-                others=self.bench.roofs,
+                others=self.judge.roofs,
                 incumbent=next((c.key for c in finalists if c.schedule == self.incumbent), None),
+                settle=lambda winner, us: _settled(finalists, winner, us),
             )
 
         confirmation = self.judge.rerun(finalists, run, dropped=self._drop)
         self.conditions = self.bench.conditions()
+        if spills := self.conditions.get("spills"):
+            self.run.note(f"not hot: {spills}")
         return confirmation
 
     def _finalists(self) -> list[Candidate]:
         """The fastest that pass the full check, then the default and the incumbent where usable."""
         chosen: list[Candidate] = []
-        places = self.policy.finalists
         for candidate in self._ranked():
-            if places == 0 and not self._is_guest(candidate):
+            if len(chosen) >= self.policy.finalists and not self._is_guest(candidate):
                 continue
-            if not self._admit(candidate, full=True):
-                del self._usable[candidate.key]
-                candidate.times_us = None
+            if self._admit(candidate, full=True):
+                chosen.append(candidate)
+            else:
+                self._out(candidate.key)
                 self.run.keep(candidate, search=self._conditions())
-                self._reference = None if self._reference is candidate else self._reference
-                continue
-            chosen.append(candidate)
-            places -= places > 0
         if not chosen:
             raise NothingValidError("every candidate failed the full check", received=self.run.counted)
-        return chosen
+        return [*chosen, *self._counterpart(chosen)]
+
+    def _counterpart(self, chosen: Sequence[Candidate]) -> list[Candidate]:
+        """The leader without code for statistics that nobody asked for, where it has some; or with it."""
+        leader = chosen[0].schedule
+        other = Statistics.NULLABLE if leader.statistics is Statistics.LEFT_OUT else Statistics.LEFT_OUT
+        schedule = replace(leader, statistics=other)
+        if statistics(self.run.problem, schedule, self.run.device) is not None or not self._has_time():
+            return []
+        if any(c.schedule == schedule for c in chosen):
+            return []
+        candidate = Candidate(schedule=schedule, predicted_us=chosen[0].predicted_us)
+        if not self._admit(candidate, full=True):
+            self.run.keep(candidate, search=self._conditions())
+            return []
+        candidate.outcome = Outcome.OK
+        return [candidate]
 
     def _us_of(self, schedule: Schedule) -> float | None:
         times = [c.times_us for c in self._usable.values() if c.schedule == schedule]
@@ -388,8 +443,8 @@ class Campaign:
                 trials=self.search.trials,
                 trials_max=self.run.trials,
                 best=str(best[0]) if best else "",
-                best_us=best[1] if best else None,
-                roof_us=self._roof_us,
+                best_us=best[1] - self._roof.base_us if best else None,
+                roof_us=self._roof.us,
                 bytes=self.run.problem.compulsory_bytes,
                 left_s=max(0.0, self.run.clock.left_s),
             )
@@ -408,6 +463,7 @@ def search_summary(campaign: Campaign, finish: Finish) -> dict[str, Any]:
         "elapsed_s": round(campaign.run.clock.elapsed_s, 2),
         "noise_floor": confirmation.noise_floor if confirmation else None,
         "ties": len(confirmation.ties) if confirmation else None,
+        "matmul": dict(finish.matmul),
         "policy": campaign.policy.as_dict(),
         "conditions": dict(campaign.conditions),
         # Its line is replaced only by a winner of the same interleaved run, which was faster beyond the noise.
@@ -418,13 +474,19 @@ def search_summary(campaign: Campaign, finish: Finish) -> dict[str, Any]:
 def finalist_records(campaign: Campaign, finish: Finish) -> tuple[Record, ...]:
     """The finalists' records, the winner first."""
     evidence = {
-        "roof_us": finish.roof_us,
-        "roofs_us": finish.roofs_us,
+        **finish.roof.evidence,
         "default_us": finish.default_us,
         "search": search_summary(campaign, finish),
     }
     winner_first = [finish.winner, *(c for c in finish.candidates if c is not finish.winner)]
     return tuple(campaign.run.record(c, **evidence) for c in winner_first)
+
+
+def _settled(finalists: Sequence[Candidate], winner: str, us: Mapping[str, float]) -> str:
+    """The winner; where it only gains little by leaving statistics out, the kernel that serves all callers."""
+    schedule = next(c.schedule for c in finalists if c.key == winner)
+    full = replace(schedule, statistics=Statistics.NULLABLE).key
+    return full if us.get(full, math.inf) * (1 - LEFT_OUT_PAYS) <= us[winner] else winner
 
 
 def _tie_order(candidate: Candidate) -> tuple[Any, ...]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from normgen.cost.model import predicted_us
 from normgen.cuda.cache import CubinCache
+from normgen.cuda.nvrtc import leave_interrupts
 from normgen.cuda.pool import CompilePool
 from normgen.device import Device
 from normgen.files.private import to_stderr
@@ -23,7 +24,8 @@ from normgen.measure.timing import Policy
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.records.memory import Memory
-from normgen.records.record import Cache, ProblemKey, Record
+from normgen.records.place import Place
+from normgen.records.record import ProblemKey, Record
 from normgen.records.results import Environment, Results, canonical, results_path
 from normgen.records.winners import lookup, state_folder
 from normgen.schedule.default import default_schedule
@@ -52,7 +54,7 @@ def processes(index: int) -> Iterator[Processes]:
         post.worker()
         with CompilePool(cache=CubinCache()) as pool:
             pool.warm()
-            emitter = ThreadPoolExecutor(1, thread_name_prefix="normgen-emit")
+            emitter = ThreadPoolExecutor(1, thread_name_prefix="normgen-emit", initializer=leave_interrupts)
             try:
                 yield Processes(pool=pool, emitter=emitter, post=post)
             finally:
@@ -67,7 +69,7 @@ def measure_on_gpu(run: Run, using: Processes) -> tuple[tuple[Record, ...], bool
     arch = run.device.arch
     policy = Policy()
     run.memory = memory_of(run, policy)
-    bench = judge.bench_at(using.post, run.problem, run.device, cache=run.cache, seed=run.seed, note=run.note)
+    bench = judge.bench_at(using.post, run.problem, run.device, place=run.place, seed=run.seed, note=run.note)
     run.progress.phase("enumerate")
     with run.clock.phase("enumerate"):
         copy = study_copy(run)
@@ -87,11 +89,11 @@ def measure_on_gpu(run: Run, using: Processes) -> tuple[tuple[Record, ...], bool
         bench=bench,
         default=default,
         policy=policy,
+        incumbent=incumbent,
+        turn=lambda: turn(
+            device_name(using.post.index), state_folder() / "turns", patience_s=lambda: run.clock.left_s, warn=run.note
+        ),
     )
-    campaign.turn = lambda: turn(
-        device_name(using.post.index), state_folder() / "turns", patience_s=lambda: run.clock.left_s, warn=run.note
-    )
-    campaign.incumbent = incumbent
     run.progress.phase("search")
     finish = campaign.finish()
     if copy is not None and copy.lost:
@@ -101,14 +103,14 @@ def measure_on_gpu(run: Run, using: Processes) -> tuple[tuple[Record, ...], bool
 
 def memory_of(run: Run, policy: Policy) -> Memory:
     """What the run's own file says when it was resumed, and the results of other runs unless they are not wanted."""
-    results = results_here(run.problem, run.device, run.cache, run.versions, policy=policy, report=run.note)
+    results = results_here(run.problem, run.device, run.place, run.versions, policy=policy, report=run.note)
     return Memory(own=run.recorded, results=results, reuse=run.reuse)
 
 
 def results_here(
     problem: Problem,
     device: Device,
-    cache: Cache,
+    place: Place,
     versions: Mapping[str, str],
     *,
     policy: Policy | None = None,
@@ -120,7 +122,7 @@ def results_here(
         gpu=device.name,
         nvrtc=versions.get("nvrtc", ""),
         protocol=versions.get("protocol", ""),
-        cache=cache.value,
+        place=str(place),
         policy=canonical((policy or Policy()).as_dict()),
     )
     return Results(results_path(ProblemKey.of(problem), device), here, report=report)
@@ -131,7 +133,7 @@ def study_copy(run: Run) -> StudyCopy | None:
     if run.storage is None:
         return None
     copy = StudyCopy(run.storage, run.folder.name)
-    copy.describe(problem=str(run.problem), device=run.device.name, cache=run.cache.value, command=run.command)
+    copy.describe(problem=str(run.problem), device=run.device.name, place=str(run.place), command=run.command)
     return copy
 
 
@@ -139,9 +141,9 @@ def prepare(run: Run, *, copy: StudyCopy | None = None) -> tuple[Search, Schedul
     """The search over the legal set ordered by the cost model, the default, and the incumbent if there is one."""
     default = default_schedule(run.problem, run.device)
     legal = with_default(space(run.problem, run.device).legal, default)
-    found = lookup(run.problem, run.device, cache=run.cache)
+    found = lookup(run.problem, run.device, place=run.place)
     known = [found.schedule] if found.schedule else []
-    predicted = [predicted_us(run.problem, s, run.device, hot=run.cache is Cache.HOT) for s in legal]
+    predicted = [predicted_us(run.problem, s, run.device, hot=run.place.is_hot) for s in legal]
     search = Search(
         legal,
         predicted=predicted,
@@ -150,7 +152,8 @@ def prepare(run: Run, *, copy: StudyCopy | None = None) -> tuple[Search, Schedul
         study_name=study_name(run.problem),
         copy=copy,
     )
-    incumbent = known[0] if found.record and found.exact and found.record.measured else None
+    is_here = found.record is not None and found.record.measured and found.record.place == run.place
+    incumbent = known[0] if known and found.exact and is_here else None
     return search, default, incumbent
 
 

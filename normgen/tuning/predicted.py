@@ -10,7 +10,7 @@ from normgen.cuda.pool import CompilePool
 from normgen.errors import NormgenError, NothingValidError
 from normgen.measure import cpu_check
 from normgen.pipeline import emit
-from normgen.records.record import Cache, Outcome, Record
+from normgen.records.record import Outcome, Record
 from normgen.schedule.schedule import Schedule
 from normgen.tuning.compile import Builder
 from normgen.tuning.measured import prepare
@@ -95,7 +95,7 @@ def rank(run: Run, candidates: list[Candidate]) -> list[Candidate]:
     fit = [c for c in candidates if c.outcome is None and c.cubin is not None]
     for candidate in fit:
         candidate.predicted_us = predicted_us(
-            run.problem, candidate.schedule, run.device, candidate.resources[0], hot=run.cache is Cache.HOT
+            run.problem, candidate.schedule, run.device, candidate.resources[0], hot=run.place.is_hot
         )
         candidate.outcome = Outcome.PREDICTED
         if local := local_bytes(candidate.resources):

@@ -50,8 +50,8 @@ class Result:
         """The object `normgen tune --json` prints.
 
         problem, rows, cols, device: the question; measured; best, default (records, see `tuning.records`);
-        finalists: list of {schedule, us, low, high, gb_per_s, percent_of_roof}; counts; phases_s; paths:
-        candidates, record, header; adopted; interrupted; notes.
+        finalists: list of {schedule, price_us, us (T), low, high, alone_us, gb_per_s, percent_of_roof}; counts;
+        phases_s; paths: candidates, record, header; adopted; interrupted; notes.
         """
         return {
             "problem": self.problem.name,
@@ -78,9 +78,11 @@ class Result:
 def _short(record: Record) -> dict[str, Any]:
     return {
         "schedule": str(record.schedule),
+        "price_us": record.price_us.median if record.price_us else None,
         "us": record.us,
         "low": record.times_us.low if record.times_us else None,
         "high": record.times_us.high if record.times_us else None,
+        "alone_us": record.alone_us,
         "gb_per_s": record.gb_per_s,
         "percent_of_roof": record.percent_of_roof,
     }

@@ -23,8 +23,9 @@ from normgen.files.shipped import VERSION
 from normgen.problem.problem import Problem
 from normgen.records.lines import append
 from normgen.records.memory import Memory
-from normgen.records.record import Cache, Outcome, ProblemKey, Record
-from normgen.records.statistics import Times
+from normgen.records.place import Place
+from normgen.records.record import Outcome, ProblemKey, Record
+from normgen.records.statistics import Price, Times
 from normgen.records.winners import gpu_slug, needs_state, state_folder
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import is_built_in
@@ -53,6 +54,8 @@ class Candidate:
     outcome: Outcome | None = None
     reason: str = ""
     times_us: Times | None = None
+    price_us: Price | None = None  # of a finalist
+    alone_us: float | None = None  # of a finalist
     error: Mapping[str, float] = field(default_factory=dict)
     known: Record | None = None  # taken over from an earlier run instead of measured
 
@@ -121,7 +124,7 @@ class Run:
 
     problem: Problem
     device: Device
-    cache: Cache
+    place: Place
     seed: int
     trials: int
     clock: Clock
@@ -164,12 +167,14 @@ class Run:
         assert candidate.outcome is not None, "a candidate is recorded when its outcome is known"
         return Record(
             problem=ProblemKey.of(self.problem),
-            cache=self.cache,
+            place=self.place,
             schedule=candidate.schedule,
             text=candidate.text,
             outcome=candidate.outcome,
             measured=candidate.times_us is not None,
             times_us=candidate.times_us,
+            price_us=candidate.price_us,
+            alone_us=candidate.alone_us,
             predicted_us=candidate.predicted_us,
             bytes=self.problem.compulsory_bytes,
             error=candidate.error,
@@ -262,7 +267,7 @@ class Run:
             "problem": ProblemKey.of(self.problem).as_dict(),
             "space": {name: list(values) for name, values in self.problem.searched_knobs.items()},
             "device": self.device.name,
-            "cache": self.cache.value,
+            **self.place.as_dict(),
             "seed": self.seed,
             "measured": self.measured,
             "nvrtc": self.versions.get("nvrtc"),
@@ -275,7 +280,7 @@ def open_run(
     problem: Problem,
     device: Device,
     *,
-    cache: Cache,
+    place: Place,
     seed: int,
     trials: int,
     budget_s: float,
@@ -300,7 +305,7 @@ def open_run(
     run = Run(
         problem=problem,
         device=device,
-        cache=cache,
+        place=place,
         seed=seed,
         trials=trials,
         clock=clock or Clock(budget_s),

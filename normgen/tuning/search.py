@@ -92,6 +92,10 @@ class Search:
         self._best: tuple[Schedule, float] | None = None
         self._told = 0
 
+    def in_chain(self, base_us: float) -> None:
+        """Before the first is asked for: what is told are times of a chain that takes `base_us` without the kernel."""
+        self._strategy.log_cost = np.log(self._predicted + base_us)
+
     def ask(self, count: int) -> list[Proposal]:
         """Up to `count` points nobody has been asked for; fewer, or none, when the set runs out."""
         return [self._proposal(i) for i in self._strategy.ask(count)]

@@ -75,7 +75,7 @@ class Surrogate:
         seed: int = 0,
     ) -> None:
         self._legal = legal
-        self._log_cost = log_cost
+        self.log_cost = log_cost
         self._random = np.random.default_rng(seed)
         self._features = surrogate.features_of(legal)
         self._codes = codes_of(legal)
@@ -190,8 +190,8 @@ class Surrogate:
 
     def _belief(self, pool: NDArray[np.intp]) -> surrogate.Belief:
         told, log_us = self._observed()
-        posterior = surrogate.fit(self._features[told], log_us, self._log_cost[told])
-        return posterior.over(self._features[pool], self._log_cost[pool])
+        posterior = surrogate.fit(self._features[told], log_us, self.log_cost[told])
+        return posterior.over(self._features[pool], self.log_cost[pool])
 
     def _spread(self, pool: NDArray[np.intp], count: int) -> list[int]:
         """The best of the pool one after another, each believed at its mean before the next is chosen."""

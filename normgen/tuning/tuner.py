@@ -23,7 +23,8 @@ from normgen.pipeline import emit
 from normgen.problem.problem import Problem, said_dtypes
 from normgen.problem.question import Asked
 from normgen.program.source import problem_for
-from normgen.records.record import Cache, Record
+from normgen.records.place import Context, Place, Setting, place_named
+from normgen.records.record import Record
 from normgen.records.winners import adopt, gpu_slug, state_folder
 from normgen.schedule.default import default_schedule
 from normgen.spec.reader import load
@@ -44,7 +45,7 @@ class _Terms:
     Raises UsageError for a number that is out of range.
     """
 
-    cache: Cache
+    place: Place
     trials: int
     budget_s: float
     seed: int
@@ -70,7 +71,8 @@ def tune(
     shape: str | tuple[int, ...],
     device: int | str | None = None,
     target: str = "h200",
-    cache: str = "cold",
+    setting: str = Setting.FRESH,
+    context: str = Context.BETWEEN,
     trials: int | None = None,
     budget_s: float = 60.0,
     seed: int = 0,
@@ -86,7 +88,8 @@ def tune(
 
     op        a built-in spec's name, or the path of a TOML file
     device    a GPU's number; "cpu": predict for `target`; None: the first GPU, else predict
-    cache     "cold": every launch finds its data in DRAM; "hot": in L2
+    setting   what the kernel finds in L2: "fresh", the main input; "cold", nothing; "hot", everything (`records.place`)
+    context   what runs before and behind it: "between" plain kernels, in a "chain", "matmul", or "alone"
     trials    candidates at most; budget_s: seconds in all
     output    folder of the header (default: the run's own folder)
     resume    go on with the newest run that asked the same and was killed; nothing it measured is measured again
@@ -101,7 +104,7 @@ def tune(
     Ctrl-C ends the search with the best so far (`Result.interrupted`).
     """
     terms = _Terms(
-        cache=_cache_policy(cache),
+        place=place_named(setting, context),
         trials=DEFAULT_TRIALS if trials is None else trials,
         budget_s=budget_s,
         seed=seed,
@@ -148,7 +151,7 @@ def _tuned(
             open_run(
                 problem,
                 facts,
-                command=command_of(op, problem, cache=terms.cache, seed=terms.seed, target=None if gpu else facts),
+                command=command_of(op, problem, place=terms.place, seed=terms.seed, target=None if gpu else facts),
                 versions=environment(measured=gpu is not None),
                 clock=clock,
                 measured=gpu is not None,
@@ -224,18 +227,12 @@ def environment(*, measured: bool) -> dict[str, str]:
     return versions(**found)
 
 
-def command_of(op: str, problem: Problem, *, cache: Cache, seed: int, target: Device | None) -> str:
+def command_of(op: str, problem: Problem, *, place: Place, seed: int, target: Device | None) -> str:
     """The command line that asks for the same again; only what differs from the defaults."""
     asked = problem.question
     shape, size, *rest = asked.options(said_dtypes(problem.spec, asked))
     words = ["normgen", "tune", shape, size, *(["--op", op] if op != "layernorm" else []), *rest]
-    words += ["--cache", cache.value] if cache is not Cache.COLD else []
+    words += place.options()
     words += ["--seed", str(seed)] if seed else []
     words += ["--device", "cpu", "--target", gpu_slug(target)] if target else []
     return shlex.join(words)
-
-
-def _cache_policy(name: str) -> Cache:
-    if name not in list(Cache):
-        raise UsageError("the cache policy is cold or hot", received=name, hint=did_you_mean(name, Cache))
-    return Cache(name)

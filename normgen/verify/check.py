@@ -290,8 +290,8 @@ class _Model:
             taken = array[block] if kind.by_row else array
             values[name] = taken.astype(np.float64).reshape(kind.broadcast_shape(len(block), self.problem.cols))
         known = {name: Bounded(value) for name, value in values.items()}
-        known |= {name: Bounded(np.asarray(value)) for name, value in self.inputs.scalars.items()}
-        known["cols"] = Bounded(np.asarray(float(self.problem.cols)))
+        known |= {name: self.arithmetic.constant(value) for name, value in self.inputs.scalars.items()}
+        known["cols"] = self.arithmetic.constant(float(self.problem.cols))
         return self.open_walk(self.arithmetic, known), values
 
     def _reference(self, values: dict[str, Array]) -> dict[str, Array]:

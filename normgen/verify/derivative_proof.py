@@ -101,7 +101,8 @@ def prove(problem: Problem, program: RowProgram) -> tuple[Slope, ...]:
             if not slopes and cols == COLS:
                 rule = f"the derived d{name} of spec '{problem.spec.name}' cannot be proven"
                 nowhere = f"no row of {ROWS} x {cols} random ones where the formula is finite and smooth"
-                raise _error(problem, program, rule, nowhere)
+                hint = "a gradient is proven near numbers of a normal distribution; there the formula must have a slope"
+                raise VerificationError(rule, received=nowhere, hint=hint)
             if wrong := [slope for slope in slopes if not slope.ok]:
                 rule = f"the derived d{name} of spec '{problem.spec.name}' is not the derivative of its formula"
                 raise _error(problem, program, rule, f"{wrong[0]} ({len(wrong)} of {len(slopes)} are wrong)")
@@ -203,7 +204,8 @@ class _Forward:
         with np.errstate(all="ignore"):
             slope, bound = self._differences(name, direction)
             size = np.maximum(np.abs(slope), self._loss_size())
-            kept = np.flatnonzero((bound <= RESOLUTION * size)[:, 0] & np.isfinite(slope)[:, 0])
+            told = (bound <= RESOLUTION * size) & np.isfinite(size) & np.isfinite(slope)
+            kept = np.flatnonzero(told[:, 0])
             if not kept.size:
                 return []
             found = self._derived(program, name, direction, kept)

@@ -36,6 +36,9 @@ absolute error of its float32 evaluation. With u = 2^-24:
 * The derivative of |a| or of a maximum of two jumps where a, or their difference, passes 0. Its sign is exact but for
   |a| <= REARRANGED e_a, where a schedule may be on either side: e(sign) is then 2, the whole jump, and the element
   is held to no more than that. An exact tie (e_a = 0) takes the middle of the jump, and the kernel must too.
+* Where a schedule may be on either side of 0, |a| <= REARRANGED e_a, nothing can be said after a division by a, its
+  logarithm or reciprocal root, nor after its root, unless its parts say better (squares are not negative, a variance +
+  eps is positive): a kernel may find NaN there, an infinity or a number. The bound is inf, and the value a finite one.
 * An operation whose result may round to an infinity has the bound inf: nothing can be said after it. Rounding to
   nearest does so from half a spacing above the largest float32 on, (2 - u) 2^127: the difference of -largest (what
   masks write) and a small number stays finite.
@@ -53,6 +56,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,10 +75,28 @@ REARRANGED = 2.0  # a schedule may trade each rounding for one other: see the mo
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """Values and bounds on their absolute error in float32; `error` None: exact."""
+    """Values and bounds on their absolute error in float32; `error` None: exact.
+
+    least  no kernel finds less, whatever it rounds: 0 of a square, eps of a variance + eps, exp(-e) of exp(0 ± e)
+    """
 
     value: Array
     error: Array | None = None
+    least: Array | float = -math.inf
+
+    def from_least(self, least: Array | float) -> Bounded:
+        return Bounded(self.value, self.error, least)
+
+    @property
+    def near_0(self) -> NDArray[np.bool_] | None:
+        """Where a schedule may find the other sign, or 0, for all that the error says; None: nowhere."""
+        return None if self.error is None else np.abs(self.value) <= REARRANGED * self.error
+
+    @property
+    def may_be_0(self) -> NDArray[np.bool_] | None:
+        """Where it may, for all that is known."""
+        near = None if np.all(self.least > 0) else self.near_0
+        return None if near is None else near & (np.asarray(self.least) <= 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +134,13 @@ def _plus(a: Array | None, b: Array | None) -> Array | None:
     return a + b
 
 
-def _rounded(value: Array, error: Array | None, roundings: float | Array = 1.0) -> Bounded:
-    """`value` with `error` and the rounding of the operation that made it, `roundings` times u |value|."""
+def _rounded(
+    value: Array, error: Array | None, roundings: float | Array = 1.0, *, of: Sequence[Bounded] = ()
+) -> Bounded:
+    """`value` with `error` and the rounding of the operation that made it, `roundings` times u |value|.
+
+    of  its operands: what is not finite because of a finite one without a bound is no known value
+    """
     size = np.asarray(np.abs(value))
     top = size.max(initial=0.0)
     bound = size * (U * roundings)
@@ -121,9 +148,23 @@ def _rounded(value: Array, error: Array | None, roundings: float | Array = 1.0) 
     if not top < F32.largest / 2:  # also when there is a NaN
         bound = np.where(np.isinf(value), 0.0, bound)
         bound = np.where((size + (0.0 if error is None else error) >= OVERFLOW) & ~np.isinf(value), np.inf, bound)
+        if error is not None and np.any(lost := ~np.isfinite(value) & _is_lost(of, error)):
+            value, error = np.where(lost, 1.0, value), np.where(lost, np.inf, error)
+            bound = np.where(lost, 0.0, bound)
     if error is not None:
         bound = bound + error if bound.shape != np.broadcast_shapes(bound.shape, error.shape) else _into(bound, error)
     return Bounded(value, bound)
+
+
+def _is_lost(of: Sequence[Bounded], error: Array) -> NDArray[np.bool_]:
+    """Where no operand is NaN, and a finite one has no bound, or all are finite and leave none."""
+    no, yes = np.asarray(False), np.asarray(True)
+    loose = functools.reduce(
+        np.logical_or, (np.isfinite(a.value) & np.isinf(a.error) for a in of if a.error is not None), no
+    )
+    finite = functools.reduce(np.logical_and, (np.isfinite(a.value) for a in of), yes if of else no)
+    known = functools.reduce(np.logical_or, (np.isnan(a.value) for a in of), no)
+    return np.asarray((loose | (finite & np.isinf(error))) & ~known)
 
 
 def _into(bound: Array, error: Array) -> Array:
@@ -153,27 +194,29 @@ class Float32Error:
 
     def constant(self, value: float) -> Bounded:
         array = np.asarray(value, dtype=np.float64)
-        return Bounded(array) if float(np.float32(value)) == value else _rounded(array, None)
+        found = Bounded(array) if float(np.float32(value)) == value else _rounded(array, None)
+        return found.from_least(value)
 
     def negate(self, a: Bounded) -> Bounded:
         return Bounded(-a.value, a.error)
 
     def add(self, a: Bounded, b: Bounded) -> Bounded:
-        return _rounded(a.value + b.value, _plus(a.error, b.error))
+        return _rounded(a.value + b.value, _plus(a.error, b.error), of=(a, b)).from_least(a.least + b.least)
 
     def subtract(self, a: Bounded, b: Bounded) -> Bounded:
-        return _rounded(a.value - b.value, _plus(a.error, b.error))
+        return _rounded(a.value - b.value, _plus(a.error, b.error), of=(a, b))
 
     def multiply(self, a: Bounded, b: Bounded) -> Bounded:
-        value = a.value * b.value
+        value, least = a.value * b.value, 0.0 if a is b else _least_of(a.least, b.least, a.least * b.least)
         if a.error is None and b.error is None:
-            return _rounded(value, None)
+            return _rounded(value, None).from_least(least)
         if a.error is None:
             a, b = b, a
         assert a.error is not None
         error = np.abs(b.value) if b.error is None else np.abs(b.value) + b.error
         error = error * a.error
-        return _rounded(value, error if b.error is None else error + np.abs(a.value) * b.error)
+        error = error if b.error is None else error + np.abs(a.value) * b.error
+        return _rounded(value, error, of=(a, b)).from_least(least)
 
     def divide(self, a: Bounded, b: Bounded) -> Bounded:
         value = a.value / b.value
@@ -183,16 +226,26 @@ class Float32Error:
             grown = np.abs(value) if error is None else np.abs(value) + error
             ratio = relative / np.maximum(1 - relative, 0.5)
             error = _plus(error, grown * ratio)
-        return _rounded(value, error, 0.0 if _is_power_of_two(b) else 2.0)
+        found = _rounded(value, error, 0.0 if _is_power_of_two(b) else 2.0, of=(a, b))
+        if (unsure := b.may_be_0) is not None:
+            found = _unknown(found, np.isfinite(a.value) & unsure)
+        share = a.least / b.value if b.error is None and not b.value.ndim else 0.0
+        return found.from_least(_least_of(a.least, b.least, share))
 
     def power(self, base: Bounded, exponent: float) -> Bounded:
+        least = 0.0 if exponent % 2 == 0 else _least_of(base.least, 0.0, 0.0)
+        return self._power(base, exponent).from_least(least)
+
+    def _power(self, base: Bounded, exponent: float) -> Bounded:
+        if exponent == 0:
+            return self.constant(1.0)
         if exponent == 1:
             return base
         if exponent == 2:
             return self._square(base)
         if exponent in (0.5, -0.5):
             return self.call("sqrt" if exponent > 0 else "rsqrt", base)
-        value = np.asarray(base.value**exponent)
+        value = Float64(cols=self.cols).power(base.value, exponent)
         if exponent == int(exponent) and exponent > 0:
             return self._product(base, value, exponent)
         root = math.copysign(0.5, exponent)
@@ -202,14 +255,17 @@ class Float32Error:
             parts = self.multiply(self.power(base, root), self.power(base, exponent - root))
         else:
             return self._powf(base, value, exponent)
-        return Bounded(value, parts.error)
+        # Where nothing is known, `parts` has a finite value.
+        return Bounded(
+            value if parts.error is None else np.where(np.isinf(parts.error), parts.value, value), parts.error
+        )
 
     def _product(self, base: Bounded, value: Array, exponent: float) -> Bounded:
         """The base times itself in any order: a product of a and b factors passes a + b - 1 roundings on."""
         if base.error is None:
             return _rounded(value, None, exponent)
         size = np.abs(base.value)
-        return _rounded(value, (size + base.error) ** exponent - size**exponent, exponent)
+        return _rounded(value, (size + base.error) ** exponent - size**exponent, exponent, of=(base,))
 
     def _powf(self, base: Bounded, value: Array, exponent: float) -> Bounded:
         """powf is good to 4 ulp."""
@@ -224,13 +280,16 @@ class Float32Error:
             return _rounded(a.value * a.value, None)
         error = np.abs(a.value)
         error = (error + error + a.error) * a.error
-        return _rounded(a.value * a.value, error)
+        return _rounded(a.value * a.value, error, of=(a,))
 
     def call(self, name: str, *args: Bounded) -> Bounded:
+        return self._call(name, *args).from_least(_least_call(name, args))
+
+    def _call(self, name: str, *args: Bounded) -> Bounded:
         plain = Float64(cols=self.cols)
         value = plain.call(name, *(a.value for a in args))
         if name == "sigmoid":
-            one = Bounded(np.asarray(1.0))
+            one = Bounded(np.asarray(1.0), least=1.0)
             return Bounded(value, self.divide(one, self.add(one, self.call("exp", self.negate(args[0])))).error)
         if name in ("minimum", "maximum"):
             errors = [x.error for x in args if x.error is not None]
@@ -240,10 +299,29 @@ class Float32Error:
             return Bounded(value, arg.error)
         if name == "sign":
             return Bounded(value, _sign_error(arg))
-        found = _rounded(value, _propagated(name, arg, value), _roundings(name, arg.value))
-        return Bounded(value, found.error + FLUSHED) if name == "exp" and found.error is not None else found
+        found = _rounded(value, _propagated(name, arg, value), _roundings(name, arg.value), of=(arg,))
+        if name in ("log", "rsqrt") or (name == "sqrt" and np.any(arg.least < 0)):
+            found = _unknown(found, arg.may_be_0)
+        return Bounded(found.value, found.error + FLUSHED) if name == "exp" and found.error is not None else found
+
+    def in_any_order(self, above: list[Bounded], below: list[Bounded], found: Bounded) -> Bounded:
+        """As `found`, where another order of the factors may overflow or lose digits below the smallest normal."""
+        if found.error is None or len(above) + len(below) < 3:
+            return found
+        least, most = _partial_products([_size_or_1(a) for a in above], [np.abs(b.value) for b in below])
+        if not (np.any(most >= F32.largest) or np.any(least < F32.smallest_normal)):
+            return found
+        lost = found.error + np.abs(found.value) * (len(above) + len(below)) * HALF_SUBNORMAL / least
+        error = np.where(least < F32.smallest_normal, lost, found.error)
+        return _unknown(Bounded(found.value, error, found.least), (most >= F32.largest) & np.isfinite(found.value))
 
     def reduce(self, name: str, arg: Bounded) -> Bounded:
+        found = self._reduce(name, arg)
+        least = np.asarray(arg.least)
+        least = least.sum(axis=1, keepdims=True) if least.shape[-1:] == (self.cols,) else self.cols * least
+        return found.from_least({"sum": least, "mean": least / self.cols, "absmax": 0.0}.get(name, -math.inf))
+
+    def _reduce(self, name: str, arg: Bounded) -> Bounded:
         t = spread_over_row(arg.value, self.cols)
         e = None if arg.error is None else spread_over_row(arg.error, self.cols)
         if name in EXTREMA:
@@ -302,7 +380,51 @@ class Float32Error:
 
 def _sign_error(a: Bounded) -> Array | None:
     """2 where a schedule may see the other sign of a, or 0; else the sign is exact."""
-    return None if a.error is None else np.where(np.abs(a.value) <= REARRANGED * a.error, 2.0, 0.0)
+    return None if a.near_0 is None else np.where(a.near_0, 2.0, 0.0)
+
+
+def _unknown(found: Bounded, where: NDArray[np.bool_] | None) -> Bounded:
+    """`found` with any value right at some elements: a finite one with the bound inf, see `verify.check`."""
+    if where is None or found.error is None or not where.any():
+        return found
+    value = np.where(where & ~np.isfinite(found.value), 1.0, found.value)
+    return Bounded(value, np.where(where, np.inf, found.error))
+
+
+def _size_or_1(a: Bounded) -> Array:
+    """|a|; a factor 0 loses no digits."""
+    return np.where(a.value == 0, 1.0, np.abs(a.value))
+
+
+def _partial_products(above: list[Array], below: list[Array]) -> tuple[Array, Array]:
+    """The least and the largest product that some order of the factors and divisors, which come last, meets."""
+    ones = np.ones(())
+    least, most = (functools.reduce(np.multiply, (pick(f, 1.0) for f in above), ones) for pick in (np.fmin, np.fmax))
+    whole = functools.reduce(np.multiply, above, ones)
+    small, large = (functools.reduce(np.multiply, (pick(f, 1.0) for f in below), ones) for pick in (np.fmin, np.fmax))
+    return np.fmin(least, whole / large), np.fmax(most, whole / small)
+
+
+def _least_of(a: Array | float, b: Array | float, least: Array | float) -> Array | float:
+    """`least` where neither operand is negative."""
+    return np.where((np.asarray(a) >= 0) & (np.asarray(b) >= 0), least, -math.inf)
+
+
+def _least_call(name: str, args: tuple[Bounded, ...]) -> Array | float:
+    least = args[0].least
+    match name:
+        case "maximum":
+            return np.maximum(least, args[1].least)
+        case "minimum":
+            return np.minimum(least, args[1].least)
+        case "exp":
+            x, e = args[0].value, args[0].error
+            return 0.0 if e is None else np.nan_to_num(np.exp(x - REARRANGED * e) * (1 - 2.0**-10), posinf=0.0)
+        case "sqrt":
+            return np.sqrt(np.maximum(least, 0.0))
+        case "abs" | "rsqrt" | "sigmoid":
+            return 0.0
+    return -math.inf
 
 
 def _is_power_of_two(a: Bounded) -> bool:
@@ -323,7 +445,9 @@ def _propagated(name: str, a: Bounded, value: Array) -> Array | None:
         return None
     match name:
         case "exp":
-            return np.where(np.isneginf(x), 0.0, np.exp(x + e) - value)
+            # inf - inf says nothing; the largest logarithm of a float32 is 88.7
+            grown = np.where(np.isinf(value) & (x - REARRANGED * e < 89), np.inf, np.exp(x + e) - value)
+            return np.where(np.isneginf(x) & (e < np.inf), 0.0, grown)
         case "log":
             relative = _relative(e, x)
             return np.where(relative < 0.5, -np.log1p(-np.minimum(relative, 0.5)), np.inf)

@@ -55,6 +55,7 @@ class Arithmetic(Protocol[V]):
     def negate(self, a: V) -> V: ...
     def power(self, base: V, exponent: float) -> V: ...
     def call(self, name: str, *args: V) -> V: ...
+    def in_any_order(self, above: list[V], below: list[V], found: V) -> V: ...
     def reduce(self, name: str, arg: V) -> V: ...
     def sum_rows(self, arg: V) -> V: ...
 
@@ -96,7 +97,7 @@ _FLOAT64: dict[str, Callable[..., Any]] = {
     "erf": erf,
     "minimum": np.minimum,
     "maximum": np.maximum,
-    "sign": np.sign,  # of derivatives; no formula may say it
+    "sign": lambda x: np.nan_to_num(np.sign(x)),  # of derivatives, where a tie has no side, nor has NaN
 }
 
 
@@ -125,10 +126,18 @@ class Float64:
         return -a
 
     def power(self, base: Array, exponent: float) -> Array:
-        return np.asarray(base**exponent)
+        """A half is a square root, also of -inf, whose power by C's `pow` is a number."""
+        if exponent % 1 != 0.5:
+            return np.asarray(base**exponent)
+        root = np.sqrt(base)
+        return np.asarray(root * base ** (exponent - 0.5) if exponent > 0 else base ** (exponent + 0.5) / root)
 
     def call(self, name: str, *args: Array) -> Array:
         return np.asarray(_FLOAT64[name](*args))
+
+    def in_any_order(self, above: list[Array], below: list[Array], found: Array) -> Array:  # noqa: ARG002
+        """`found`, the product of the factors above over those below, however they were ordered."""
+        return found
 
     def reduce(self, name: str, arg: Array) -> Array:
         row = spread_over_row(arg, self.cols)

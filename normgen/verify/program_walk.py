@@ -44,14 +44,15 @@ class Walk(Protocol[R]):
 class ProgramWalk(Generic[V]):
     """The values and stored tensors of a program over the `known` ones: its loads, its scalars and `cols`.
 
-    Errors: ProgramError for an unknown name, and for what a program holds only after a rewrite (Welford, a pivot).
+    Errors: ProgramError for an unknown name, and for what a program holds only after a rewrite (Welford, a pivot, a
+    guard).
     """
 
     def __init__(self, arithmetic: Arithmetic[V], program: RowProgram, known: dict[str, V]) -> None:
         self.arithmetic = arithmetic
         self.known = known
         self._maps = {s.name: s for s in program.maps}
-        self._reduces = {s.names[0]: s for s in program.reduces if s.monoid.name in REDUCTIONS}
+        self._reduces = {s.names[0]: s for s in program.reduces if s.monoid.name in REDUCTIONS and not s.guard}
         self._stored = {s.tensor: s.value for s in program.stores}
 
     def value(self, name: str) -> V:
@@ -121,7 +122,7 @@ class ProgramWalk(Generic[V]):
         return total
 
     def _product(self, expr: sp.Expr) -> V:
-        """Factors multiplied, then divided by those with a negative power; rsqrt is a factor."""
+        """Factors multiplied, then divided by those with a negative whole power; kernels order both as they like."""
         do = self.arithmetic
         above: list[V] = []
         below: list[V] = []
@@ -131,12 +132,12 @@ class ProgramWalk(Generic[V]):
                 raise ProgramError("an exponent is a number", received=str(factor))
             if factor == -1:
                 continue
-            if exponent < 0 and exponent != sp.Rational(-1, 2):
+            if exponent < 0 and exponent.is_Integer:
                 below.append(self._power(base, -exponent))
             else:
                 above.append(self._power(base, exponent))
         total = functools.reduce(do.multiply, above) if above else do.constant(1.0)
-        total = functools.reduce(do.divide, below, total)
+        total = do.in_any_order(above, below, functools.reduce(do.divide, below, total))
         return do.negate(total) if -1 in sp.Mul.make_args(expr) else total
 
     def _power(self, base: sp.Expr, exponent: sp.Expr) -> V:

@@ -8,17 +8,19 @@ from normgen.codegen.module import Module
 from normgen.cuda.cubin import Cubin
 from normgen.device import TARGETS, Device
 from normgen.errors import DriverError
-from normgen.measure.gpu import COPY, ELEMENTWISE
+from normgen.measure.gpu import COPY
 from normgen.measure.protocol import Check
 from normgen.problem.problem import Problem
-from normgen.records.record import Cache, Outcome, ProblemKey, Record
+from normgen.records.place import Place
+from normgen.records.record import Outcome, ProblemKey, Record
 from normgen.records.statistics import summarise
 from normgen.schedule.schedule import Schedule
 from tests.measure.fake_device import act, planted
-from tests.measure.simulated import SimulatedTimer
+from tests.measure.simulated import ELEMENTWISE, SimulatedTimer
 
 H200 = TARGETS["h200"]
 US_PER_BYTE = 1 / 4.2e6
+BASE_US = 4.0
 
 
 class ModelledBench(SimulatedTimer):
@@ -26,10 +28,11 @@ class ModelledBench(SimulatedTimer):
 
     roofs = (COPY, ELEMENTWISE)
 
-    def __init__(self, problem: Problem, facts: Device, *, index: int, cache: Cache, seed: int, **_: Any) -> None:
-        assert (facts, index, cache) == (H200, 0, Cache.COLD)
+    def __init__(self, problem: Problem, facts: Device, *, index: int, place: Place, seed: int, **_: Any) -> None:
+        assert (facts, index, place) == (H200, 0, Place())
         self._roof = problem.compulsory_bytes * US_PER_BYTE
-        super().__init__({COPY: 1.1 * self._roof, ELEMENTWISE: self._roof}, noise=0.002, spikes=0.0, seed=seed)
+        truth = {COPY: 1.1 * self._roof, ELEMENTWISE: self._roof}
+        super().__init__(truth, noise=0.002, spikes=0.0, seed=seed, base_us=BASE_US)
         self._words: dict[str, list[str]] = {}
 
     def load(self, key: str, module: Module, cubin: Cubin) -> None:

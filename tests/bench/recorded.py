@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from normgen.bench.entrant import Draft
-from normgen.bench.entry import conclude, failed_entry
+from normgen.bench.entry import Samples, conclude, failed_entry
 from normgen.bench.result import EntryResult, Results
 from normgen.bench.table import OURS
 from normgen.device import TARGETS
 from normgen.measure import timing
-from normgen.measure.gpu import COPY, ELEMENTWISE
+from normgen.measure.gpu import COPY
 from normgen.suites.suite import Entry, parse_suite
-from tests.measure.simulated import SimulatedTimer
+from tests.measure.simulated import ELEMENTWISE, SimulatedTimer
 
 SUITE = parse_suite(
     'name = "few"\nsummary = "four"\n[[entry]]\nop = "rmsnorm"\ndtype = "bf16"\nwithout = ["rstd"]\n'
     'shape = ["4096x4096", "16384x8192", "4096x131072"]\n[[entry]]\nop = "softmax"\nshape = "64x128"\n'
 )
+BASE_US = 10.0  # what the chain takes without a kernel
 
 
 def draft(name: str, failed: str = "") -> Draft:
@@ -26,11 +27,13 @@ def raced(
     entry: Entry, truth: dict[str, float], failed: dict[str, str] | None = None, note: str = "", **knobs: str
 ) -> EntryResult:
     """The entry's result from an interleaved race on a device that needs `truth` µs for each provider."""
-    timer = SimulatedTimer(truth, seed=1)
-    series = timing.race(timer, list(truth), samples=40, seed=0)
+    timer = SimulatedTimer(truth, noise=0.003, seed=1, base_us=BASE_US)
+    series = timing.race(timer, [*truth, *timer.bases], samples=40, seed=0)
     drafts = {name: draft(name) for name in (OURS, *truth) if name not in (COPY, ELEMENTWISE)}
     drafts |= {name: draft(name, reason) for name, reason in (failed or {}).items()}
-    return conclude(entry, drafts, series, (COPY, ELEMENTWISE), note=note, schedule={"vector": 8, **knobs}, seconds=3.2)
+    alone_us = {name: 0.9 * us for name, us in truth.items()}
+    samples = Samples(series=series, roofs=(COPY, ELEMENTWISE), bases=timer.bases, alone_us=alone_us)
+    return conclude(entry, drafts, samples, note=note, schedule={"vector": 8, **knobs}, seconds=3.2)
 
 
 def results(finished: bool = True) -> Results:

@@ -20,16 +20,17 @@ from normgen.device import Device
 from normgen.errors import DriverError
 from normgen.measure.clocks import Watch
 from normgen.measure.data import sample_inputs
-from normgen.measure.gpu import COPY, ELEMENTWISE, GpuBench
+from normgen.measure.gpu import COPY, GpuBench
 from normgen.measure.protocol import Check
 from normgen.measure.replays import CONTEST_REPLAY_US
 from normgen.problem.problem import Problem, TensorUse
-from normgen.records.record import Cache
+from normgen.records.place import Place
 from normgen.spec.spec import Kind
 from tests.measure.fake_device import act, planted
-from tests.measure.simulated import SimulatedTimer
+from tests.measure.simulated import ELEMENTWISE, SimulatedTimer
 
 US_PER_BYTE = 1 / 4.2e6
+BASE_SHARE = 0.5  # of the roof: what the chain takes without a kernel
 
 
 class SimulatedGpu(SimulatedTimer, GpuBench):
@@ -38,11 +39,12 @@ class SimulatedGpu(SimulatedTimer, GpuBench):
     roofs = (COPY, ELEMENTWISE)
 
     def __init__(self, problem: Problem, facts: Device, **settings: Any) -> None:
-        assert (facts.name, settings["index"], settings["cache"]) == ("NVIDIA H200", 0, Cache.COLD)
+        assert (facts.name, settings["index"], settings["place"]) == ("NVIDIA H200", 0, Place())
         assert settings["checked_elements"] >= 1 << 20
         assert settings["replay_us"] == CONTEST_REPLAY_US
         self.problem, self._roof = problem, problem.compulsory_bytes * US_PER_BYTE
-        super().__init__({COPY: 1.1 * self._roof, ELEMENTWISE: self._roof}, seed=settings["seed"])
+        truth = {COPY: 1.1 * self._roof, ELEMENTWISE: self._roof}
+        super().__init__(truth, noise=0.003, seed=settings["seed"], base_us=BASE_SHARE * self._roof)
         self._words = planted().get(f"c{problem.cols}", "").split()
         act(self._words, "open", "")
         if "no_memory" in self._words:
@@ -58,6 +60,9 @@ class SimulatedGpu(SimulatedTimer, GpuBench):
     def check(self, key: str, *, full: bool) -> Check:
         assert key in self.truth
         return Check(ok=not full, summary="ok", error={t.name: 0.1 for t in self.problem.tensors if t.is_written})
+
+    def restore(self) -> None:
+        """Nothing in front of a kernel writes its input."""
 
     def launch_once(self, key: str) -> None:
         assert key in self.truth

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from normgen.bench.ablation import Ablation, Line, ablation_text, cases_of, run_ablation, tuned_entries
-from normgen.bench.contest import Place
+from normgen.bench.contest import Venue
 from normgen.cli import main as cli
 from normgen.errors import NothingValidError, UsageError
 from normgen.measure import judge
@@ -24,7 +24,7 @@ from tests.bench.modelled import H200, tuned
 from tests.measure.fake_device import plant_in_workers
 from tests.measure.planted import all_workers_end
 
-PLACE = Place(facts=H200, index=0, samples=12, seed=3)
+VENUE = Venue(facts=H200, index=0, samples=12, seed=3)
 HELD = Schedule(threads_per_row=128, vector=8, hold="registers", unroll=0, load="streaming")
 ONE_LOOK = Schedule(threads_per_row=256, rows_per_block=2, vector=4, variance="welford", hold="registers", unroll=0)
 RECORDS = [
@@ -57,14 +57,14 @@ def file(tmp_path: Path) -> Path:
 
 def run(file: Path, *, each: int = 2, most: int = 25) -> Ablation:
     cases, unused = cases_of(tuned_entries(str(file), H200, []), each=each, most=most)
-    return run_ablation(str(file), cases, unused, PLACE, tried=3, progress=Silent())
+    return run_ablation(str(file), cases, unused, VENUE, tried=3, progress=Silent())
 
 
 def test_winners_come_from_a_file_or_from_the_tuned_entries_of_a_suite(file: Path, tmp_path: Path) -> None:
     assert [(e.label, s) for e, s in tuned_entries(str(file), H200, [])] == [
-        ("rmsnorm fwd 2048x4096 bf16 cold", HELD),
-        ("rmsnorm fwd 1024x4096 bf16 cold", HELD),
-        ("layernorm fwd 4096x1024 bf16 cold", ONE_LOOK),
+        ("rmsnorm fwd 2048x4096 bf16 fresh", HELD),
+        ("rmsnorm fwd 1024x4096 bf16 fresh", HELD),
+        ("layernorm fwd 4096x1024 bf16 fresh", ONE_LOOK),
     ]
     suite = tmp_path / "few.toml"
     suite.write_text(
@@ -75,7 +75,7 @@ def test_winners_come_from_a_file_or_from_the_tuned_entries_of_a_suite(file: Pat
     adopt(RECORDS[0], tmp_path, H200)
     assert [e.shape for e, _ in tuned_entries(str(suite), H200, [tmp_path])] == ["2048x4096"]
     file.write_text("{}\n")
-    with pytest.raises(UsageError, match="every line of a record file"):
+    with pytest.raises(UsageError, match="a file of records has at least one"):
         tuned_entries(str(file), H200, [])
 
 
@@ -165,7 +165,7 @@ def test_the_command_prints_the_table_and_writes_the_figures(
     captured = capsys.readouterr()
     assert ended.value.code == 0
     assert captured.out.startswith("technique")
-    assert "[2/2] layernorm fwd 4096x1024 bf16 cold: " in captured.err
+    assert "[2/2] layernorm fwd 4096x1024 bf16 fresh: " in captured.err
     assert json.loads(out.read_text())["options"]["tried"] == 1
     with pytest.raises(SystemExit) as ended:
         cli.main(["bench", "--ablation", "no_suite"])

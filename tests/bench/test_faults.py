@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from normgen.bench import peers
-from normgen.bench.contest import Place, hold
+from normgen.bench.contest import Venue, hold
 from normgen.bench.runner import Wish, run_suite
 from normgen.cuda.compiler import compile_module
 from normgen.program.source import problem_for
-from normgen.records.record import Cache
+from normgen.records.place import Place
 from normgen.schedule.default import default_schedule
 from normgen.spec.reader import load
 from normgen.suites.suite import parse_suite
@@ -66,8 +66,8 @@ def test_a_kernel_with_a_fault_is_failed_and_the_others_are_timed(kind: str, mon
     monkeypatch.setattr("normgen.bench.entrant.emit", planting({bad: kind}))
     notes: list[str] = []
     with all_workers_end(monkeypatch):
-        place = Place(facts=facts, index=0, samples=20, seed=0)
-        found = hold(problem, Cache.COLD, {"good": good, "bad": bad}, place, note=notes.append)
+        place = Venue(facts=facts, index=0, samples=20, seed=0)
+        found = hold(problem, Place(), {"good": good, "bad": bad}, place, note=notes.append)
     assert found.failed.keys() == {"bad"}
     assert found.failed["bad"]
     assert len(found.series["good"]) == 20

@@ -13,8 +13,9 @@ from normgen.bench.plot import panels, plot, size_text
 from normgen.bench.result import Results, from_json, geometric_mean
 from normgen.bench.table import OURS, results_table, results_text, short
 from normgen.errors import UsageError
-from normgen.measure.gpu import COPY, ELEMENTWISE
-from tests.bench.recorded import SUITE, raced, results
+from normgen.measure.gpu import COPY
+from tests.bench.recorded import BASE_US, SUITE, raced, results
+from tests.measure.simulated import ELEMENTWISE
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def test_the_geometric_mean_multiplies_ratios() -> None:
 
 def test_ratios_are_paired_and_against_the_better_roof_and_the_best_right_peer(found: Results) -> None:
     first, second, third, fourth = found.entries
-    assert first.roof == "roof: elementwise"
+    assert first.roof == ELEMENTWISE
     assert first.ours.to_roof is not None
     assert first.ours.to_roof.median == pytest.approx(18.0 / 17.6, rel=0.01)
     assert first.ours.to_roof.low <= first.ours.to_roof.median <= first.ours.to_roof.high
@@ -54,6 +55,39 @@ def test_both_copies_are_kept_and_the_memcpy_node_has_a_ratio_of_its_own(found: 
     head, _, line = results_table(found).splitlines()[:3]
     at = head.index("x copy")
     assert float(line[at : at + 6]) == pytest.approx(second.ours.to_copy.median, abs=1e-3)
+
+
+def test_chains_are_compared_beside_prices_and_what_was_timed_alone_has_none(found: Results) -> None:
+    first = found.entries[0]
+    assert first.chain_us is not None
+    assert first.chain_us.median == pytest.approx(BASE_US, rel=0.02)
+    assert first.chain_us.n == 80
+    assert first.chain_faster is not None
+    assert first.chain_faster.median == pytest.approx((BASE_US + 18.9) / (BASE_US + 18.0), rel=0.01)
+    figures = found.as_dict()
+    assert 1 < figures["geometric_mean_of_chains"] < figures["geometric_mean"]
+    assert figures["geometric_mean_to_roof"] == pytest.approx(1.016, abs=0.02)
+    assert "what a kernel adds to a chain" in results_text(found)
+
+
+def test_a_file_of_older_results_is_read_as_timed_alone(found: Results) -> None:
+    data = json.loads(json.dumps(found.as_dict())) | {"schema": 1}
+    for entry in data["entries"]:
+        entry["cache"] = "cold"
+        for name in ("context", "setting", "chain_us"):
+            del entry[name]
+        for provider in (entry["ours"], *entry["peers"].values()):
+            for name in ("price_us", "our_price_to_this", "alone_us"):
+                del provider[name]
+    old = from_json(json.dumps(data))
+    assert str(old.entries[0].place) == "cold alone"
+    assert (old.entries[0].ours.cost_us, old.entries[0].faster) == (old.entries[0].ours.us, old.entries[0].chain_faster)
+    text = results_text(old)
+    assert f"{old.entries[0].ours.us:.2f} alone" in text
+    assert "what a kernel adds to a chain" not in text
+    data["entries"][0]["cache"] = "warm"
+    with pytest.raises(UsageError, match="a results file is"):
+        from_json(json.dumps(data))
 
 
 def test_results_written_before_both_copies_were_kept_still_read(found: Results) -> None:
@@ -80,8 +114,14 @@ def test_the_table_has_a_time_or_a_reason_in_every_cell(found: Results) -> None:
     lines = results_table(found).splitlines()
     assert lines[0].split("  ")[0] == "entry"
     assert len(lines) == 5
-    assert "rmsnorm fwd 4096x4096 bf16 cold" in lines[1]
-    assert lines[1].rstrip().endswith("compile")
+    assert "rmsnorm fwd 4096x4096 bf16 fresh" in lines[1]
+    price, low, high = (float(n.strip("[],")) for n in lines[1].split("fresh")[1].split()[:3])
+    assert low <= price <= high
+    assert price == pytest.approx(18.0, rel=0.03)
+    t0, t = map(float, lines[1].split("]")[1].split()[:2])
+    assert (t0, t) == (pytest.approx(BASE_US, rel=0.03), pytest.approx(28.0, rel=0.03))
+    assert lines[0].split("  ")[-1].strip() == "liger alone µs"  # what each takes alone comes last, and is marked
+    assert f"{0.9 * 18.0:.2f}" in lines[1].split("compile")[1]
     assert "(default)" in lines[2]
     assert "wrong result" in lines[3]
     assert "does not launch" in lines[3]
@@ -91,10 +131,10 @@ def test_the_table_has_a_time_or_a_reason_in_every_cell(found: Results) -> None:
 def test_the_text_says_each_reason_once_and_sums_up(found: Results) -> None:
     text = results_text(found)
     assert text.count("exceeds the blocksize") == 1
-    assert "torch: no memory  (softmax fwd 64x128 f32 cold)" in text
+    assert "torch: no memory  (softmax fwd 64x128 f32 fresh)" in text
     last = text.splitlines()[-1]
     assert f"geometric mean {found.geometric_mean:.3f} x faster over 3" in last
-    assert "at rmsnorm fwd 16384x8192 bf16 cold (compile)" in last
+    assert "at rmsnorm fwd 16384x8192 bf16 fresh (compile)" in last
     assert "NOT FINISHED" not in last
     assert results_text(results(finished=False)).endswith("NOT FINISHED: interrupted")
 
@@ -107,7 +147,7 @@ def test_a_time_in_which_launches_overlap_is_marked_in_the_table_and_in_json(fou
         )
         one = replace(found, entries=(entry,))
         assert (" early  " in results_table(one)) is marked
-        assert ("starts while the launch before it ends" in results_text(one)) is marked
+        assert ("starts while the kernel before it ends" in results_text(one)) is marked
         ours = one.as_dict()["entries"][0]
         assert (ours["ours"]["overlaps"], ours["peers"]["torch"]["overlaps"]) == (marked, False)
         assert from_json(json.dumps(one.as_dict())).entries[0].ours.overlaps is marked
@@ -140,8 +180,8 @@ def test_other_json_is_refused(text: str) -> None:
 
 def test_a_plot_has_a_panel_for_each_operation_and_a_line_for_each_provider(found: Results) -> None:
     drawn = panels(found)
-    assert list(drawn) == ["rmsnorm forward bf16 cold"]
-    lines = drawn["rmsnorm forward bf16 cold"]
+    assert list(drawn) == ["rmsnorm forward bf16 fresh"]
+    lines = drawn["rmsnorm forward bf16 fresh"]
     assert set(lines) == {OURS, "torch", "compile"}
     assert [cols for cols, _ in lines[OURS].line] == [4096, 8192, 131072]
     assert [cols for cols, _ in lines["compile"].line] == [4096, 8192]
@@ -150,8 +190,9 @@ def test_a_plot_has_a_panel_for_each_operation_and_a_line_for_each_provider(foun
 
 def test_a_line_goes_through_the_median_of_each_cols_and_leaves_other_rows_beside_it(found: Results) -> None:
     first = found.entries[0]
-    assert first.ours.times_us is not None
-    slower = replace(first.ours, times_us=first.ours.times_us.scaled(2.0))
+    price = first.ours.price_us
+    assert price is not None
+    slower = replace(first.ours, price_us=replace(price, median=2 * price.median))
     entries = (
         first,
         replace(first, ours=slower, rows=1),
@@ -160,7 +201,7 @@ def test_a_line_goes_through_the_median_of_each_cols_and_leaves_other_rows_besid
         replace(first, pitch=4098),
         replace(first, align=2),
     )
-    curve = panels(replace(found, entries=entries))["rmsnorm forward bf16 cold"][OURS]
+    curve = panels(replace(found, entries=entries))["rmsnorm forward bf16 fresh"][OURS]
     whole = first.percent_of_roof(first.ours)
     assert whole is not None
     assert len(curve.whole) == 3

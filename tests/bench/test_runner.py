@@ -17,7 +17,8 @@ from normgen.cli import main as cli
 from normgen.cli.bench_command import exit_code
 from normgen.device import TARGETS
 from normgen.errors import UsageError
-from normgen.records.record import Cache, Outcome, ProblemKey, Record
+from normgen.records.place import DEFAULT_PLACE, Context, Place, Setting
+from normgen.records.record import Outcome, ProblemKey, Record
 from normgen.records.statistics import summarise
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
@@ -25,6 +26,7 @@ from normgen.suites.suite import Entry, Suite, parse_suite
 from normgen.tuning.progress import Silent
 from tests.measure.fake_device import plant_in_workers
 from tests.measure.planted import all_workers_end
+from tests.measure.simulated import ELEMENTWISE
 
 H200 = TARGETS["h200"]
 TEXT = (
@@ -71,10 +73,10 @@ class Told(Silent):
         self.note = notes.append  # type: ignore[method-assign]
 
 
-def record(schedule: Schedule, us: float, cache: Cache = Cache.COLD) -> Record:
+def record(schedule: Schedule, us: float, place: Place = DEFAULT_PLACE) -> Record:
     return Record(
         problem=ProblemKey.of(suite().entries[0].problem),
-        cache=cache,
+        place=place,
         schedule=schedule,
         outcome=Outcome.OK,
         measured=True,
@@ -93,7 +95,7 @@ def test_every_entry_is_raced_against_the_roof_and_told_as_it_comes() -> None:
         assert entry.ours.failed == ""
         assert entry.ours.to_roof is not None
         assert entry.ours.to_roof.median == pytest.approx(1.05, rel=0.01)
-        assert entry.roof == "roof: elementwise"
+        assert entry.roof == ELEMENTWISE
         assert entry.ours.note == "default schedule"
         assert entry.ours.schedule["vector"] >= 1
     assert set(found.entries[2].ours.error) == {"dx", "dweight", "dbias"}
@@ -207,10 +209,10 @@ def test_the_schedule_is_the_best_record_of_the_files_given(tmp_path: Path) -> N
     assert first.ours.note == ""
     assert second.ours.note == "tuned for 96x256, the nearest to 64x272"
     assert second.ours.schedule == best.as_dict()
-    file.write_text(record(best, 1.0, Cache.HOT).line())
-    assert run_suite(suite(), Wish(peers=(), records=(file,))).entries[0].ours.note == "tuned hot"
+    file.write_text(record(best, 1.0, Place(context=Context.ALONE, setting=Setting.HOT)).line())
+    assert run_suite(suite(), Wish(peers=(), records=(file,))).entries[0].ours.note == "tuned hot alone"
     file.write_text("{}\n")
-    with pytest.raises(UsageError, match="every line of a record file"):
+    with pytest.raises(UsageError, match="a file of records has at least one"):
         run_suite(suite(), Wish(peers=(), records=(file,)))
 
 
@@ -240,9 +242,9 @@ def test_the_command_prints_a_table_and_writes_the_results(
     out = tmp_path / "results.json"
     code, text, progress = run(capsys, "bench", file, "--peers", "none", "--json", str(out), "--only", "rmsnorm")
     assert code == 0
-    assert "rmsnorm fwd 96x256 bf16 cold" in text
+    assert "rmsnorm fwd 96x256 bf16 fresh" in text
     assert text.splitlines()[-1].startswith("2 entries in ")
-    assert "[2/2] rmsnorm fwd 64x272 bf16 cold: " in progress
+    assert "[2/2] rmsnorm fwd 64x272 bf16 fresh: " in progress
     written = from_json(out.read_text())
     assert written.finished
     assert len(written.entries) == 2
@@ -284,7 +286,7 @@ def test_the_exit_code_says_how_it_ended(
     interrupt_at(monkeypatch, interrupted)
     found, text, _ = run(capsys, "bench", file, "--peers", "none")
     assert found == code
-    assert "rmsnorm fwd 64x272 bf16 cold" in text
+    assert "rmsnorm fwd 64x272 bf16 fresh" in text
 
 
 @pytest.mark.parametrize(
@@ -322,3 +324,15 @@ def test_one_at_a_time_peer_reasons_reach_the_results(monkeypatch: pytest.Monkey
     entry: Any = run_suite(suite().only("96x256"), Wish(peers=("liger",))).entries[0]
     assert entry.peers["liger"].failed == "not installed: torch, liger_kernel"
     assert entry.ours.us is not None
+
+
+def test_what_each_contender_takes_alone_is_timed_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch)
+    plain, *_ = run_suite(suite(), Wish(peers=("torch",))).entries
+    assert (plain.ours.alone_us, plain.peers["torch"].alone_us) == (None, None)
+    both, *_ = run_suite(suite(), Wish(peers=("torch",), alone=True)).entries
+    for provider in (both.ours, both.peers["torch"]):
+        assert provider.price_us is not None
+        assert provider.alone_us == pytest.approx(provider.price_us.median, rel=0.05)
+        assert provider.us is not None
+        assert provider.us > 1.2 * provider.alone_us

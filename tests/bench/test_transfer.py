@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from normgen.bench.contest import Place, hold
+from normgen.bench.contest import Venue, hold
 from normgen.bench.transfer import ROUND_COLS, Transfer, random_entries, run_transfer, transfer_text
 from normgen.cli import main as cli
 from normgen.errors import NothingValidError
 from normgen.measure import judge
 from normgen.program.source import problem_for
 from normgen.records import nearest
-from normgen.records.record import Cache
+from normgen.records.place import Place
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
@@ -26,7 +26,7 @@ from tests.bench.modelled import H200, tuned
 from tests.measure.fake_device import plant_in_workers
 from tests.measure.planted import all_workers_end
 
-PLACE = Place(facts=H200, index=0, samples=12, seed=3)
+VENUE = Venue(facts=H200, index=0, samples=12, seed=3)
 WIDE = Schedule(threads_per_row=1024, vector=2, hold="registers", unroll=0)
 KNOWN = [
     tuned(problem_for(load(op), shape=shape, dtype="bf16"), WIDE)
@@ -77,15 +77,15 @@ def test_a_contest_shares_a_kernel_among_equal_schedules_and_says_what_is_wrong(
     good, slow = default_schedule(problem, H200), replace(WIDE, vector=1)
     reread = Schedule(threads_per_row=64, vector=8, hold="reload", load="streaming")
     schedules = {"rule": good, "tuned": good, "default": slow}
-    found = hold(problem, Cache.COLD, schedules, PLACE)
-    same, other = found.ratio("tuned", "rule"), found.ratio("default", "rule")
+    found = hold(problem, Place(), schedules, VENUE)
+    same, other = found.ratio("tuned", "rule"), found.price_ratio("default", "rule")
     assert same is not None
     assert other is not None
     assert (same.low, same.median, same.high) == (1.0, 1.0, 1.0)
     assert other.low > 1.05
     assert found.roof_us == found.roofs_us["elementwise"] < found.roofs_us["copy"]
     plant_in_workers(monkeypatch, **{"using Load = Streaming;": "wrong"})
-    found = hold(problem, Cache.COLD, {"good": slow, "bad": reread}, PLACE)
+    found = hold(problem, Place(), {"good": slow, "bad": reread}, VENUE)
     assert found.failed == {"bad": "wrong result: y[0, 0]: got 1, want 2"}
     assert (found.us("bad"), found.ratio("good", "bad")) == (None, None)
     assert found.us("good") is not None
@@ -102,7 +102,7 @@ def test_a_kernel_that_takes_workers_down_ends_no_contest(
     plant_in_workers(monkeypatch, **{"using Load = Streaming;": fault})
     notes: list[str] = []
     schedules = {"wide": replace(WIDE, vector=1), "bad": reread, "default": default_schedule(problem, H200)}
-    found = hold(problem, Cache.COLD, schedules, PLACE, note=notes.append)
+    found = hold(problem, Place(), schedules, VENUE, note=notes.append)
     assert found.failed.keys() == {"bad"}
     assert cause in found.failed["bad"]
     assert {name: len(samples) for name, samples in found.series.items()} == {"wide": 12, "default": 12}
@@ -116,7 +116,7 @@ def test_tuning_beats_a_bad_neighbour_and_the_fraction_says_by_how_much(monkeypa
     entries = random_entries(KNOWN[:2], count=2, seed=5)
     told: list[Transfer] = []
     found = run_transfer(
-        entries, KNOWN, PLACE, budget_s=20.0, trials=16, progress=Silent(), on_results=told.append, limit_s=600.0
+        entries, KNOWN, VENUE, budget_s=20.0, trials=16, progress=Silent(), on_results=told.append, limit_s=600.0
     )
     assert found.finished
     assert [len(t.shapes) for t in told] == [1, 2]
@@ -139,7 +139,7 @@ def test_tuning_beats_a_bad_neighbour_and_the_fraction_says_by_how_much(monkeypa
 
 def test_a_time_limit_keeps_what_there_is() -> None:
     found = run_transfer(
-        random_entries(KNOWN, count=2, seed=0), KNOWN, PLACE, budget_s=5.0, progress=Silent(), limit_s=0.0
+        random_entries(KNOWN, count=2, seed=0), KNOWN, VENUE, budget_s=5.0, progress=Silent(), limit_s=0.0
     )
     assert (found.finished, found.note, found.median, found.shapes) == (False, "time limit reached", None, ())
     assert "NOT FINISHED: time limit reached" in transfer_text(found)

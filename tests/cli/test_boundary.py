@@ -92,6 +92,8 @@ def test_the_traceback_of_a_fault_is_there_for_who_asks(
         (("show", "--shape", f"8x{NINES}"), "a shape is whole numbers"),
         (("show", "--shape", "٨x٩٦"), "a shape is whole numbers"),
         (("show", "--shape", "8x96", "--schedule", f"vector={NINES}"), "knob 'vector' takes one of"),
+        (("show", "--shape", "8x96", "--schedule", "vector=04"), "knob 'vector' takes one of"),
+        (("show", "--shape", "8x96", "--schedule", "vector=٤"), "knob 'vector' takes one of"),
         (("show", "--shape", "8x96", "--schedule", "vector=²"), "knob 'vector' takes one of"),
         (("show", "--shape", "8x96", "--op", "a\n#include <x>.toml"), "an argument has no control characters"),
         (("show", "--shape", "8x96", "--op", "\x1b]0;evil\x07"), "an argument has no control characters"),

@@ -9,7 +9,9 @@ import pytest
 
 from normgen.cli.text import Terminal, progress_line, result_text
 from normgen.device import TARGETS
+from normgen.records.place import Context, Place, Setting
 from normgen.records.record import Outcome
+from normgen.records.statistics import Price, summarise
 from normgen.schedule.schedule import Schedule
 from normgen.text import figure, table
 from normgen.tuning.progress import Standing
@@ -49,7 +51,7 @@ def test_figures_have_four_digits_and_no_exponent(value: float | None, text: str
 
 def test_the_result_says_shape_times_roof_and_where_everything_is() -> None:
     lines = result_text(RESULT).splitlines()
-    assert lines[0] == "layernorm forward f32 on NVIDIA H200: rows = 8192, cols = 768, cache cold"
+    assert lines[0] == "layernorm forward f32 on NVIDIA H200: rows = 8192, cols = 768, timed fresh"
     best = next(line for line in lines if line.startswith("best"))
     assert best.split()[:6] == ["best", "14.02", "13.97", "14.07", "3590", "97.7"]
     assert best.endswith("threads_per_row=64 vector=4")
@@ -96,3 +98,27 @@ def test_off_a_terminal_only_notes_are_printed_and_on_stderr(capsys: pytest.Capt
         terminal.note("no C++ compiler")
     output = capsys.readouterr()
     assert (output.out, output.err) == ("", "no C++ compiler\n")
+
+
+def test_a_result_in_place_begins_with_its_price_and_the_chains_and_ends_with_what_it_takes_alone() -> None:
+    base = summarise([6.0] * 8)
+    best = replace(
+        BEST, chain_us=base, price_us=Price(median=8.02, low=7.99, high=8.05), alone_us=7.5, roof_us=7.0,
+        roofs_us={"copy": 7.2, "elementwise": 7.0},
+    )  # fmt: skip
+    default = replace(DEFAULT, chain_us=base, price_us=Price(median=15.03, low=15.0, high=15.1), alone_us=13.0)
+    lines = result_text(replace(RESULT, record=best, default=default, finalists=(best, default))).splitlines()
+    head = next(line for line in lines if "registers" in line)
+    assert head.split()[:8] == ["price", "µs", "low", "high", "T", "µs", "T0", "µs"]
+    row = next(line for line in lines if line.startswith("best"))
+    assert row.split()[1:6] == ["8.020", "7.990", "8.050", "14.02", "6.000"]
+    assert row.split()[8:10] == ["32", "7.500"]
+    roof = next(line for line in lines if line.startswith("roof"))
+    assert (roof.split()[:2], roof.split()[-1]) == (["roof", "7.000"], "elementwise")
+    text = "\n".join(lines)
+    assert "1.146 x the roof of this run, 1.114 x its memcpy node, 1.87 x as fast as the default schedule" in text
+    assert "(the whole chain 1.50 x)" in text
+    alone = replace(BEST, place=Place(context=Context.ALONE, setting=Setting.HOT))
+    lines = result_text(replace(RESULT, record=alone, default=None, finalists=(alone,))).splitlines()
+    assert lines[0].endswith("timed hot alone")
+    assert any(line.split()[:2] == ["alone", "µs"] for line in lines)

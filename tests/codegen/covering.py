@@ -69,7 +69,7 @@ def drawn(problem: Problem, device: Device, rng: random.Random) -> list[Case]:
 
     The space of a backward problem has tens of thousands of points, nearly all in few of the ways.
     """
-    choices = {name: KNOBS[name].values for name in KNOBS if name != "columns"}
+    choices = {name: KNOBS[name].values for name in KNOBS if name not in ("columns", "statistics")}
     found = []
     for columns in KNOBS["columns"].values:
         for _ in range(TRIES):

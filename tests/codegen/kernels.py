@@ -67,6 +67,12 @@ KERNELS = {
         "f32",
         {"threads_per_row": 128, "reduce_with": "cooperative_groups", "vector": 2, "hold": "shared", "unroll": 1},
     ),
+    "guarded": named(
+        "layernorm",
+        "8x1024x768",
+        "bf16",
+        {"threads_per_row": 16, "rows_per_block": 8, "vector": 8, "variance": "guarded", **IN_REGISTERS},
+    ),
     "welford_masked": named(
         "layernorm", "5x123", "f16", {"threads_per_row": 32, "vector": 2, "edges": "masked", "variance": "welford"},
         pitch=124,

@@ -26,7 +26,6 @@ LOST = {
         *("large_mean", "near_level", "sparse_steps", "fine_noise", "step_noise", "large_steps"),
         *("constant", "large_constant"),
     ),
-    "shifted": ("outlier_first",),
 }
 
 

@@ -123,7 +123,7 @@ ORDERS = [
     ({"dependent_launch": "start"}, True, "trigger ld.global wait ld.global st.global"),
     ({"dependent_launch": "loads"}, True, "ld.global wait ld.global trigger st.global"),
     ({"dependent_launch": "end"}, True, "ld.global wait ld.global st.global trigger"),
-    ({"dependent_launch": "start", "params": "late"}, True, "trigger wait ld.global ld.global.nc st.global"),
+    ({"dependent_launch": "start", "params": "late"}, True, "trigger wait ld.global st.global ld.global st.global"),
     ({"dependent_launch": "off"}, True, "ld.global.nc st.global"),
 ]
 

@@ -12,7 +12,7 @@ from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.python.handle import general_schedules
-from normgen.schedule.default import default_schedule, fallback_schedule
+from normgen.schedule.default import default_schedule, fallback_schedules
 from normgen.schedule.knobs import DETERMINISTIC_COLUMNS, KNOBS
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
@@ -62,7 +62,9 @@ for _cols, _more in ((256, {}), (33, {"align": 4}), (300, {"any_cols": True}), (
     _problem = backward(shape=f"37x{_cols}", deterministic=True, **_more)
     PROMISED[f"default at {_cols} columns"] = (_problem, default_schedule(_problem, DEVICE))
     if "any_cols" in _more:
-        PROMISED[f"fallback at {_cols} columns"] = (_problem, fallback_schedule(_problem))
+        for _way, _schedule in enumerate(fallback_schedules(_problem)):
+            if refusal(_problem, _schedule, DEVICE) is None:
+                PROMISED[f"fallback {_way} at {_cols} columns"] = (_problem, _schedule)
 PROMISED |= {
     f"general kernel {i}": case
     for i, case in enumerate(general_schedules(PROMISED["default at 256 columns"][0], DEVICE))
@@ -81,10 +83,11 @@ def test_deterministic_kernels_of_any_layout_give_the_same_bits_in_any_order_of_
 
 def test_atomics_in_row_order_run_in_one_block() -> None:
     problem = backward(any_cols=True, deterministic=True)
-    launch = emit(problem, fallback_schedule(problem)).kernels[0].launch
-    assert [launch.grid(rows=rows, sm_count=132) for rows in (0, 1, 100000)] == [1, 1, 1]
-    varying = emit(replace(problem, deterministic=False), fallback_schedule(problem)).kernels[0].launch
-    assert varying.grid(rows=100000, sm_count=132) == 100000
+    for schedule in fallback_schedules(problem):
+        launch = emit(problem, schedule).kernels[0].launch
+        assert [launch.grid(rows=rows, sm_count=132) for rows in (0, 1, 100000)] == [1, 1, 1]
+        varying = emit(replace(problem, deterministic=False), schedule).kernels[0].launch
+        assert varying.grid(rows=100000, sm_count=132) == 100000
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ DRAWN: dict[str, tuple[object, ...]] = {
     "cluster": (1, 2),
     "reduce_with": KNOBS["reduce_with"].values,
     "vector": (2, 4, 8),
-    "variance": ("two_pass", "shifted", "welford"),
+    "variance": ("two_pass", "corrected_two_pass", "shifted", "welford", "guarded"),
     "softmax": KNOBS["softmax"].values,
     "hold": ("registers", "shared", "hybrid"),
     "copy": KNOBS["copy"].values,

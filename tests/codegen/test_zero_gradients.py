@@ -54,7 +54,7 @@ SPECS: dict[str, tuple[str, tuple[str, ...], set[str]]] = {
         {"dg"},
     ),
     "all": (
-        TENSORS + 'g = "input"\n' + SAVED + '[formulas]\nm = "mean(g * x + b)"\ny = "0 * x + 1"\n',
+        TENSORS + 'g = "input"\n' + SAVED + '[formulas]\nm = "mean(g * x + b)"\ny = "x**0 + 1"\n',
         (),
         {"dx", "dg", "db"},
     ),

@@ -8,7 +8,8 @@ from typing import Any
 
 from normgen.device import target
 from normgen.program.source import problem_for
-from normgen.records.record import Cache, Outcome, ProblemKey, Record
+from normgen.records.place import DEFAULT_PLACE, Place
+from normgen.records.record import Outcome, ProblemKey, Record
 from normgen.records.statistics import Times
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
@@ -30,7 +31,7 @@ def record(
     shape: str = "8192x768",
     schedule: Schedule | None = None,
     us: float = 15.0,
-    cache: str = "cold",
+    place: Place = DEFAULT_PLACE,
     measured: bool = False,
     text: str = "",
     **problem: Any,
@@ -41,7 +42,7 @@ def record(
     times = Times(n=9, median=us, p05=us, p95=us, low=us, high=us) if measured else None
     return Record(
         problem=ProblemKey.of(found),
-        cache=Cache(cache),
+        place=place,
         schedule=schedule or default_schedule(found, H200),
         text=text,
         outcome=Outcome.OK if measured else Outcome.PREDICTED,
@@ -82,6 +83,6 @@ def build(folder: Path, *sources: str) -> Path:
 
 def nvcc(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """nvcc with every warning an error, for sm_90 unless told otherwise."""
-    arch = () if any(str(a).startswith("-arch") for a in arguments) else ("-arch=sm_90",)
+    arch = () if any(str(a).startswith(("-arch", "-gencode")) for a in arguments) else ("-arch=sm_90",)
     command = ["nvcc", "-Werror", "all-warnings", "-std=c++17", *arch, "-Xcompiler", "-Wall,-Wextra"]
     return subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True, check=False)

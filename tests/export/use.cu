@@ -1,6 +1,6 @@
 // Asks the headers of test_headers.py what they would do, line by line: what is asked on stdin, the answer on stdout.
 //   select  rows cols align absent alike -> index in kTuned
-//   blocks  threads rows_per_block cluster persistent shared_bytes blocks min_blocks dependent rows sm_count -> blocks
+//   blocks  rows_per_block cluster persistent blocks period min_blocks rows sm_count -> blocks
 //   align   bits -> alignment
 //   call    rows cols null -> error code of a call that may not reach the GPU; null: bit i = argument i is null
 #include "layernorm_fwd_f32_sm90.cu"
@@ -26,8 +26,8 @@ int main() {
     } else if (what == "blocks") {
       fwd::Launch s{};
       int rows, sm_count;
-      std::cin >> s.threads >> s.rows_per_block >> s.cluster >> s.persistent >> s.shared_bytes >> s.blocks;
-      std::cin >> s.period >> s.min_blocks >> std::boolalpha >> s.dependent >> rows >> sm_count;
+      std::cin >> s.rows_per_block >> s.cluster >> s.persistent >> s.blocks >> s.period >> s.min_blocks;
+      std::cin >> rows >> sm_count;
       std::cout << fwd::blocks_for(s, rows, sm_count) << "\n";
     } else if (what == "align") {
       unsigned long long bits;

@@ -221,6 +221,23 @@ __device__ __forceinline__ State exchange_cluster(
   return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(set));
 }
 
+// How a kernel and its neighbours in the stream overlap: not at all.
+// wait              before the first access to what the kernels in front write, or still read
+// wait_for_partner  the same, of a call's second kernel for its first one
+// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
+// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
+//                   the compiler would read it through the non-coherent cache and move loads over a wait
+struct InOrder {
+  template <typename T> using Pointer = const T* __restrict__;
+  static __device__ __forceinline__ void wait() {}
+  static __device__ __forceinline__ void wait_for_partner() {}
+  static __device__ __forceinline__ void at_start() {}
+  static __device__ __forceinline__ void at_loads() {}
+  static __device__ __forceinline__ void at_end() {}
+};
+
+template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
+
 // Partial rows of column sums: each block has left one row of kTensors times kPitch float32 cells. kThreads threads add
 // kCells neighbouring cells of all rows, from `cell` on, always in the same order: every warp's sums in shared memory.
 template <int kThreads, int kCells, int kTensors, int kPitch>
@@ -255,27 +272,26 @@ __device__ __forceinline__ float total_of_warps(const float (&warp_sums)[kWarps]
   return total;
 }
 
-struct Cols4096_6853 { enum : int { kCols = 4096, kThreads = 128, kCluster = 2, kVector = 8, kCells = 32 };
-    using Load = Default; using Store = Default; };
+struct Cols4096_3293 { enum : int { kCols = 4096, kThreads = 128, kCluster = 2, kVector = 8, kCells = 32 };
+    using Load = Default; using Store = Default; using Chain = InOrder; };
 
 // layernorm backward: the blocks of a cluster own a row; it is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_cluster_per_row_8797(
+layernorm_bwd_bf16_cluster_per_row_9481(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
-    const bfloat16* __restrict__ dy,
-    const bfloat16* __restrict__ x,
-    const bfloat16* __restrict__ weight,
-    const float* __restrict__ mean,
-    const float* __restrict__ rstd,
+    Input<Config, bfloat16> dy,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, float> mean,
+    Input<Config, float> rstd,
     long long dx_pitch,
     long long dy_pitch,
     long long x_pitch,
     int rows,
-    float eps,
-    float* __restrict__ partials) {
+    float* partials) {
   constexpr int kCols = Config::kCols;
   constexpr int kThreads = Config::kThreads;
   constexpr int kCluster = Config::kCluster;  // blocks that share a row
@@ -284,8 +300,10 @@ layernorm_bwd_bf16_cluster_per_row_8797(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kTensors = 2;  // that are summed over rows
   struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
@@ -310,12 +328,18 @@ layernorm_bwd_bf16_cluster_per_row_8797(
     mbarrier_cluster_fence();
   }
   cluster_arrive();  // a block may write to another only once that one has started
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
   Vec<bfloat16, kVector> weight_held[kSteps];
 
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read<kVector>(weight + vector * kVector);
+    if (kEven || vector < kVectors) {
+      weight_held[step] = read<kVector>(weight + vector * kVector);
+    }
   }
 
   // Sums over the rows of this thread, column by column.
@@ -336,8 +360,10 @@ layernorm_bwd_bf16_cluster_per_row_8797(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
-      x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+      if (kEven || vector < kVectors) {
+        dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
+        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+      }
     }
   };
   if (blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
@@ -367,15 +393,18 @@ layernorm_bwd_bf16_cluster_per_row_8797(
     // Look 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_held[step], i);
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float dxhat_i = dy_i * weight_i;
-        const float xhat_i = (x_i - row_mean) * row_rstd;
-        look1.dxhat_xhat_sum += dxhat_i * xhat_i;
-        look1.dxhat_sum += dxhat_i;
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = (x_i - row_mean) * row_rstd;
+          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+          look1.dxhat_sum += dxhat_i;
+        }
       }
     }
 
@@ -387,21 +416,23 @@ layernorm_bwd_bf16_cluster_per_row_8797(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      float dx_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_held[step], i);
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float dxhat_i = dy_i * weight_i;
-        const float xhat_i = (x_i - row_mean) * row_rstd;
-        dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
-        dweight_sum[step][i] += dy_i * xhat_i;
-        dbias_sum[step][i] += dy_i;
+      if (kEven || vector < kVectors) {
+        float dx_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = (x_i - row_mean) * row_rstd;
+          dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
+          dweight_sum[step][i] += dy_i * xhat_i;
+          dbias_sum[step][i] += dy_i;
+        }
+        Vec<bfloat16, kVector> dx_vec;
+        pack(dx_vec, dx_values);
+        write<Store>(dx_row + vector * kVector, dx_vec);
       }
-      Vec<bfloat16, kVector> dx_vec;
-      pack(dx_vec, dx_values);
-      write<Store>(dx_row + vector * kVector, dx_vec);
     }
 
     ++trip;
@@ -413,21 +444,25 @@ layernorm_bwd_bf16_cluster_per_row_8797(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      partial_row[i * kVectors + vector] = dweight_sum[step][i];
-      partial_row[kPitch + i * kVectors + vector] = dbias_sum[step][i];
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        partial_row[i * kVectors + vector] = dweight_sum[step][i];
+        partial_row[kPitch + i * kVectors + vector] = dbias_sum[step][i];
+      }
     }
   }
+
+  Chain::at_end();
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-layernorm_bwd_bf16_cluster_per_row_8797_finish(
+layernorm_bwd_bf16_cluster_per_row_9481_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
-    const float* __restrict__ partials,
+    Input<Config, float> partials,
     int blocks) {
   constexpr int kCols = Config::kCols;
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
@@ -437,11 +472,14 @@ layernorm_bwd_bf16_cluster_per_row_8797_finish(
   constexpr int kThreads = 512;
   constexpr int kTensors = 2;  // that are summed over rows
   constexpr int kCells = Config::kCells;  // of a block
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   __shared__ float warp_sums[kThreads / 32][kCells];
 
   const int partial_rows = blocks / kCluster;
   const int tensor = blockIdx.x % kTensors;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+  Chain::at_start();
+  Chain::wait_for_partner();
   add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
   const int column = cell % kVectors * kVector + cell / kVectors;
   if (threadIdx.x < kCells && cell < kCols) {

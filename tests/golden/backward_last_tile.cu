@@ -38,6 +38,23 @@ struct Default {
   }
 };
 
+// How a kernel and its neighbours in the stream overlap: not at all.
+// wait              before the first access to what the kernels in front write, or still read
+// wait_for_partner  the same, of a call's second kernel for its first one
+// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
+// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
+//                   the compiler would read it through the non-coherent cache and move loads over a wait
+struct InOrder {
+  template <typename T> using Pointer = const T* __restrict__;
+  static __device__ __forceinline__ void wait() {}
+  static __device__ __forceinline__ void wait_for_partner() {}
+  static __device__ __forceinline__ void at_start() {}
+  static __device__ __forceinline__ void at_loads() {}
+  static __device__ __forceinline__ void at_end() {}
+};
+
+template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
+
 // Whether this block is the last of the grid to take a ticket. What the others wrote before they took theirs is seen.
 // `is_last` is a variable in shared memory.
 __device__ __forceinline__ bool takes_last_ticket(unsigned* ticket, bool& is_last) {
@@ -169,36 +186,37 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
-struct Cols768_a195 { enum :
+struct Cols768_69bf { enum :
     int { kCols = 768, kThreads = 64, kThreadsPerRow = 64, kVector = 4, kTileSums = 128, kTiles = 6 };
-    using Load = Default; using Store = Default; };
+    using Load = Default; using Store = Default; using Chain = InOrder; };
 
 // rmsnorm backward: a block owns a row; it is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_f32_block_per_row_e95e(
+rmsnorm_bwd_f32_block_per_row_0fe0(
     float* __restrict__ dx,
     float* __restrict__ dweight,
-    const float* __restrict__ dy,
-    const float* __restrict__ x,
-    const float* __restrict__ weight,
-    const float* __restrict__ rstd,
+    Input<Config, float> dy,
+    Input<Config, float> x,
+    Input<Config, float> weight,
+    Input<Config, float> rstd,
     long long dx_pitch,
     long long dy_pitch,
     long long x_pitch,
     int rows,
-    float eps,
-    unsigned* __restrict__ tickets,
-    float* __restrict__ partials) {
+    unsigned* tickets,
+    float* partials) {
   constexpr int kCols = Config::kCols;
   constexpr int kThreads = Config::kThreads;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kTensors = 1;  // that are summed over rows
   constexpr int kTileSums = Config::kTileSums;  // cells of a tile that one block adds
@@ -217,6 +235,10 @@ rmsnorm_bwd_f32_block_per_row_e95e(
 
   const int lane = threadIdx.x;
   int parity = 0;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
   // Sums over the rows of this thread, column by column.
   float dweight_sum[kSteps][kVector] = {};
 
@@ -234,8 +256,10 @@ rmsnorm_bwd_f32_block_per_row_e95e(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      dy_held[step] = read<kVector, Load>(dy_row + vector * kVector);
-      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+      if (kEven || vector < kVectors) {
+        dy_held[step] = read<kVector, Load>(dy_row + vector * kVector);
+        x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+      }
     }
 
     Look1 look1 = {0.0f};
@@ -244,15 +268,17 @@ rmsnorm_bwd_f32_block_per_row_e95e(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_held[step], i);
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_vec, i);
-        const float dxhat_i = dy_i * weight_i;
-        const float xhat_i = x_i * row_rstd;
-        look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+      if (kEven || vector < kVectors) {
+        const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_vec, i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = x_i * row_rstd;
+          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+        }
       }
     }
 
@@ -263,21 +289,23 @@ rmsnorm_bwd_f32_block_per_row_e95e(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
-      float dx_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_held[step], i);
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_vec, i);
-        const float dxhat_i = dy_i * weight_i;
-        const float xhat_i = x_i * row_rstd;
-        dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
-        dweight_sum[step][i] += dy_i * xhat_i;
+      if (kEven || vector < kVectors) {
+        const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+        float dx_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_vec, i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = x_i * row_rstd;
+          dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
+          dweight_sum[step][i] += dy_i * xhat_i;
+        }
+        Vec<float, kVector> dx_vec;
+        pack(dx_vec, dx_values);
+        write<Store>(dx_row + vector * kVector, dx_vec);
       }
-      Vec<float, kVector> dx_vec;
-      pack(dx_vec, dx_values);
-      write<Store>(dx_row + vector * kVector, dx_vec);
     }
 
     parity ^= 1;
@@ -289,9 +317,11 @@ rmsnorm_bwd_f32_block_per_row_e95e(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      partial_row[i * kVectors + vector] = dweight_sum[step][i];
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        partial_row[i * kVectors + vector] = dweight_sum[step][i];
+      }
     }
   }
 
@@ -309,4 +339,6 @@ rmsnorm_bwd_f32_block_per_row_e95e(
   };
   finish_last_tiles<kThreads, kTiles, kTileSums, kTensors * kPitch, kTicketWords>(tickets, is_last, partials,
       static_cast<int>(gridDim.x), scratch, write_total);
+
+  Chain::at_end();
 }

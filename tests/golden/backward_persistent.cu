@@ -119,6 +119,23 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   }
 }
 
+// How a kernel and its neighbours in the stream overlap: not at all.
+// wait              before the first access to what the kernels in front write, or still read
+// wait_for_partner  the same, of a call's second kernel for its first one
+// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
+// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
+//                   the compiler would read it through the non-coherent cache and move loads over a wait
+struct InOrder {
+  template <typename T> using Pointer = const T* __restrict__;
+  static __device__ __forceinline__ void wait() {}
+  static __device__ __forceinline__ void wait_for_partner() {}
+  static __device__ __forceinline__ void at_start() {}
+  static __device__ __forceinline__ void at_loads() {}
+  static __device__ __forceinline__ void at_end() {}
+};
+
+template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
+
 // Partial rows of column sums: each block has left one row of kTensors times kPitch float32 cells. kThreads threads add
 // kCells neighbouring cells of all rows, from `cell` on, always in the same order: every warp's sums in shared memory.
 template <int kThreads, int kCells, int kTensors, int kPitch>
@@ -162,28 +179,27 @@ __device__ __forceinline__ State reduce_lanes(State s) {
   return s;
 }
 
-struct Cols768_3e7d { enum :
+struct Cols768_a272 { enum :
     int { kCols = 768, kThreads = 128, kThreadsPerRow = 32, kRowsPerBlock = 4, kVector = 8, kGroups = 4, kCells = 8 };
-    using Load = Default; using Store = Default; };
+    using Load = Default; using Store = Default; using Chain = InOrder; };
 
 // layernorm backward: lanes of a warp own a row, rows lie side by side in a block; it is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_warp_per_row_aa18(
+layernorm_bwd_bf16_warp_per_row_ae4c(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
-    const bfloat16* __restrict__ dy,
-    const bfloat16* __restrict__ x,
-    const bfloat16* __restrict__ weight,
-    const float* __restrict__ mean,
-    const float* __restrict__ rstd,
+    Input<Config, bfloat16> dy,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, float> mean,
+    Input<Config, float> rstd,
     long long dx_pitch,
     long long dy_pitch,
     long long x_pitch,
     int rows,
-    float eps,
-    float* __restrict__ partials) {
+    float* partials) {
   constexpr int kCols = Config::kCols;
   constexpr int kThreads = Config::kThreads;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
@@ -191,8 +207,10 @@ layernorm_bwd_bf16_warp_per_row_aa18(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kTensors = 2;  // that are summed over rows
   constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
@@ -209,12 +227,18 @@ layernorm_bwd_bf16_warp_per_row_aa18(
 
   const int lane = threadIdx.x % kThreadsPerRow;
   const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
   Vec<bfloat16, kVector> weight_held[kSteps];
 
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    weight_held[step] = read<kVector>(weight + vector * kVector);
+    if (kEven || vector < kVectors) {
+      weight_held[step] = read<kVector>(weight + vector * kVector);
+    }
   }
 
   // Sums over the rows of this thread, column by column.
@@ -237,8 +261,10 @@ layernorm_bwd_bf16_warp_per_row_aa18(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
-      x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+      if (kEven || vector < kVectors) {
+        dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
+        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+      }
     }
   };
   if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
@@ -268,15 +294,18 @@ layernorm_bwd_bf16_warp_per_row_aa18(
     // Look 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_held[step], i);
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float dxhat_i = dy_i * weight_i;
-        const float xhat_i = (x_i - row_mean) * row_rstd;
-        look1.dxhat_xhat_sum += dxhat_i * xhat_i;
-        look1.dxhat_sum += dxhat_i;
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = (x_i - row_mean) * row_rstd;
+          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+          look1.dxhat_sum += dxhat_i;
+        }
       }
     }
 
@@ -288,21 +317,36 @@ layernorm_bwd_bf16_warp_per_row_aa18(
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
-      float dx_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_held[step], i);
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float dxhat_i = dy_i * weight_i;
-        const float xhat_i = (x_i - row_mean) * row_rstd;
-        dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
-        if (active) dweight_sum[step][i] += dy_i * xhat_i;
-        if (active) dbias_sum[step][i] += dy_i;
+      if (kEven || vector < kVectors) {
+        float dx_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = (x_i - row_mean) * row_rstd;
+          dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
+          if (active) dweight_sum[step][i] += dy_i * xhat_i;
+          if (active) dbias_sum[step][i] += dy_i;
+        }
+        Vec<bfloat16, kVector> dx_vec;
+        pack(dx_vec, dx_values);
+        if (active) write<Store>(dx_row + vector * kVector, dx_vec);
       }
-      Vec<bfloat16, kVector> dx_vec;
-      pack(dx_vec, dx_values);
-      if (active) write<Store>(dx_row + vector * kVector, dx_vec);
+    }
+  }
+
+  // Rows that share a warp.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      #pragma unroll
+      for (int offset = kThreadsPerRow; offset < 32; offset *= 2) {
+        dweight_sum[step][i] += __shfl_xor_sync(0xffffffffu, dweight_sum[step][i], offset);
+        dbias_sum[step][i] += __shfl_xor_sync(0xffffffffu, dbias_sum[step][i], offset);
+      }
     }
   }
 
@@ -310,10 +354,12 @@ layernorm_bwd_bf16_warp_per_row_aa18(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      group_sums[slot][0][i * kVectors + vector] = dweight_sum[step][i];
-      group_sums[slot][1][i * kVectors + vector] = dbias_sum[step][i];
+    if (threadIdx.x % 32 < kThreadsPerRow && (kEven || vector < kVectors)) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        group_sums[threadIdx.x / 32][0][i * kVectors + vector] = dweight_sum[step][i];
+        group_sums[threadIdx.x / 32][1][i * kVectors + vector] = dbias_sum[step][i];
+      }
     }
   }
 
@@ -334,15 +380,17 @@ layernorm_bwd_bf16_warp_per_row_aa18(
     }
     partial_row[kPitch + cell] = dbias_total;
   }
+
+  Chain::at_end();
 }
 
 // Adds the partial rows of the kernel above, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-layernorm_bwd_bf16_warp_per_row_aa18_finish(
+layernorm_bwd_bf16_warp_per_row_ae4c_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
-    const float* __restrict__ partials,
+    Input<Config, float> partials,
     int partial_rows) {
   constexpr int kCols = Config::kCols;
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
@@ -351,10 +399,13 @@ layernorm_bwd_bf16_warp_per_row_aa18_finish(
   constexpr int kThreads = 512;
   constexpr int kTensors = 2;  // that are summed over rows
   constexpr int kCells = Config::kCells;  // of a block
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   __shared__ float warp_sums[kThreads / 32][kCells];
 
   const int tensor = blockIdx.x % kTensors;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+  Chain::at_start();
+  Chain::wait_for_partner();
   add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
   const int column = cell % kVectors * kVector + cell / kVectors;
   if (threadIdx.x < kCells && cell < kCols) {

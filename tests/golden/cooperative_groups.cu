@@ -41,6 +41,23 @@ struct Default {
   }
 };
 
+// How a kernel and its neighbours in the stream overlap: not at all.
+// wait              before the first access to what the kernels in front write, or still read
+// wait_for_partner  the same, of a call's second kernel for its first one
+// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
+// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
+//                   the compiler would read it through the non-coherent cache and move loads over a wait
+struct InOrder {
+  template <typename T> using Pointer = const T* __restrict__;
+  static __device__ __forceinline__ void wait() {}
+  static __device__ __forceinline__ void wait_for_partner() {}
+  static __device__ __forceinline__ void at_start() {}
+  static __device__ __forceinline__ void at_loads() {}
+  static __device__ __forceinline__ void at_end() {}
+};
+
+template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
+
 struct Combine {
   template <typename State>
   __device__ __forceinline__ State operator()(const State& a, const State& b) const { return State::combine(a, b); }
@@ -116,19 +133,19 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
-struct Cols768_1b9e { enum : int { kCols = 768, kThreads = 128, kThreadsPerRow = 128, kVector = 2, kUnroll = 1 };
-    using Load = Default; using Store = Default; };
+struct Cols768_3992 { enum : int { kCols = 768, kThreads = 128, kThreadsPerRow = 128, kVector = 2, kUnroll = 1 };
+    using Load = Default; using Store = Default; using Chain = InOrder; };
 
 // layernorm forward: a block owns a row; it is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_block_per_row_6325(
+layernorm_fwd_f32_block_per_row_f58d(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
-    const float* __restrict__ x,
-    const float* __restrict__ weight,
-    const float* __restrict__ bias,
+    Input<Config, float> x,
+    Input<Config, float> weight,
+    Input<Config, float> bias,
     long long y_pitch,
     long long x_pitch,
     int rows,
@@ -139,10 +156,12 @@ layernorm_fwd_f32_block_per_row_6325(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
   struct Look1 {  // look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -165,23 +184,33 @@ layernorm_fwd_f32_block_per_row_6325(
   float* y_row = y + static_cast<long long>(row) * y_pitch;
   const float* x_row = x + static_cast<long long>(row) * x_pitch;
 
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
   // The row of x is read once and waits in shared memory; each thread reads back its own part.
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    write(x_shared + (step * kThreads + threadIdx.x) * kVector, read<kVector, Load>(x_row + vector * kVector));
+    if (kEven || vector < kVectors) {
+      write(x_shared + (step * kThreads + threadIdx.x) * kVector, read<kVector, Load>(x_row + vector * kVector));
+    }
   }
+
+  Chain::at_loads();
 
   Look1 look1 = {0.0f};
 
   // Look 1: sum(x)
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
-    const Vec<float, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_vec, i);
-      look1.x_sum += x_i;
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      const Vec<float, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        look1.x_sum += x_i;
+      }
     }
   }
 
@@ -193,11 +222,14 @@ layernorm_fwd_f32_block_per_row_6325(
   // Look 2: sum((x - mean)**2)
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
-    const Vec<float, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_vec, i);
-      look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      const Vec<float, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+      }
     }
   }
 
@@ -214,19 +246,23 @@ layernorm_fwd_f32_block_per_row_6325(
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    const Vec<float, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
-    const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
-    const Vec<float, kVector> bias_vec = read<kVector>(bias + vector * kVector);
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_vec, i);
-      const float weight_i = element(weight_vec, i);
-      const float bias_i = element(bias_vec, i);
-      y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+    if (kEven || vector < kVectors) {
+      const Vec<float, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+      const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+      const Vec<float, kVector> bias_vec = read<kVector>(bias + vector * kVector);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        const float weight_i = element(weight_vec, i);
+        const float bias_i = element(bias_vec, i);
+        y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+      }
+      Vec<float, kVector> y_vec;
+      pack(y_vec, y_values);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
-    Vec<float, kVector> y_vec;
-    pack(y_vec, y_values);
-    write<Store>(y_row + vector * kVector, y_vec);
   }
+
+  Chain::at_end();
 }

@@ -156,6 +156,23 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   }
 }
 
+// How a kernel and its neighbours in the stream overlap: not at all.
+// wait              before the first access to what the kernels in front write, or still read
+// wait_for_partner  the same, of a call's second kernel for its first one
+// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
+// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
+//                   the compiler would read it through the non-coherent cache and move loads over a wait
+struct InOrder {
+  template <typename T> using Pointer = const T* __restrict__;
+  static __device__ __forceinline__ void wait() {}
+  static __device__ __forceinline__ void wait_for_partner() {}
+  static __device__ __forceinline__ void at_start() {}
+  static __device__ __forceinline__ void at_loads() {}
+  static __device__ __forceinline__ void at_end() {}
+};
+
+template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
+
 // All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
 // how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
@@ -190,15 +207,15 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-struct AnyCols_366f { enum : int { kThreadsPerRow = 128, kVector = 8, kUnroll = 1, kThreads = 128 };
-    using Load = NoAllocate; using Store = Default; };
+struct AnyCols_69ea { enum : int { kThreadsPerRow = 128, kVector = 8, kUnroll = 1, kThreads = 128 };
+    using Load = NoAllocate; using Store = Default; using Chain = InOrder; };
 
 // log_softmax forward, any number of columns: a block owns a row; it is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-log_softmax_fwd_bf16_any_cols_block_per_row_ad18(
+log_softmax_fwd_bf16_any_cols_block_per_row_6106(
     bfloat16* __restrict__ y,
-    const bfloat16* __restrict__ x,
+    Input<Config, bfloat16> x,
     long long y_pitch,
     long long x_pitch,
     int rows,
@@ -207,6 +224,7 @@ log_softmax_fwd_bf16_any_cols_block_per_row_ad18(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // look 1: online_softmax(x)
@@ -233,6 +251,9 @@ log_softmax_fwd_bf16_any_cols_block_per_row_ad18(
   const int vectors = (cols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < cols;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Look1 look1 = {-3.402823466e+38f, 0.0f};
 
@@ -297,4 +318,6 @@ log_softmax_fwd_bf16_any_cols_block_per_row_ad18(
     pack(y_vec, y_values);
     write<Store>(y_row + edge, y_vec);
   }
+
+  Chain::at_end();
 }

@@ -53,6 +53,23 @@ struct Default {
   }
 };
 
+// How a kernel and its neighbours in the stream overlap: not at all.
+// wait              before the first access to what the kernels in front write, or still read
+// wait_for_partner  the same, of a call's second kernel for its first one
+// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
+// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
+//                   the compiler would read it through the non-coherent cache and move loads over a wait
+struct InOrder {
+  template <typename T> using Pointer = const T* __restrict__;
+  static __device__ __forceinline__ void wait() {}
+  static __device__ __forceinline__ void wait_for_partner() {}
+  static __device__ __forceinline__ void at_start() {}
+  static __device__ __forceinline__ void at_loads() {}
+  static __device__ __forceinline__ void at_end() {}
+};
+
+template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
+
 // Halving tree in shared memory, one slot a thread.
 template <int kThreads, typename State>
 __device__ __forceinline__ State reduce_tree(State s, State* slots) {
@@ -107,19 +124,19 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
-struct Cols768_fc9f { enum : int { kCols = 768, kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; };
+struct Cols768_d0ee { enum : int { kCols = 768, kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
+    using Load = Default; using Store = Default; using Chain = InOrder; };
 
 // layernorm forward: a block owns a row; it is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_block_per_row_3a33(
+layernorm_fwd_f32_block_per_row_e153(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
-    const float* __restrict__ x,
-    const float* __restrict__ weight,
-    const float* __restrict__ bias,
+    Input<Config, float> x,
+    Input<Config, float> weight,
+    Input<Config, float> bias,
     long long y_pitch,
     long long x_pitch,
     int rows,
@@ -129,9 +146,11 @@ layernorm_fwd_f32_block_per_row_3a33(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
   struct Look1 {  // look 1: sum(x), sum(x**2)
     float x_sum, x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -146,18 +165,23 @@ layernorm_fwd_f32_block_per_row_3a33(
   float* y_row = y + static_cast<long long>(row) * y_pitch;
   const float* x_row = x + static_cast<long long>(row) * x_pitch;
 
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
   Look1 look1 = {0.0f, 0.0f};
 
   // Look 1: sum(x), sum(x**2)
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_vec, i);
-      look1.x_sum += x_i;
-      look1.x_squares += x_i * x_i;
+    if (kEven || vector < kVectors) {
+      const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        look1.x_sum += x_i;
+        look1.x_squares += x_i * x_i;
+      }
     }
   }
 
@@ -176,19 +200,23 @@ layernorm_fwd_f32_block_per_row_3a33(
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
-    const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
-    const Vec<float, kVector> bias_vec = read<kVector>(bias + vector * kVector);
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_vec, i);
-      const float weight_i = element(weight_vec, i);
-      const float bias_i = element(bias_vec, i);
-      y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+    if (kEven || vector < kVectors) {
+      const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
+      const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+      const Vec<float, kVector> bias_vec = read<kVector>(bias + vector * kVector);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        const float weight_i = element(weight_vec, i);
+        const float bias_i = element(bias_vec, i);
+        y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+      }
+      Vec<float, kVector> y_vec;
+      pack(y_vec, y_values);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
-    Vec<float, kVector> y_vec;
-    pack(y_vec, y_values);
-    write<Store>(y_row + vector * kVector, y_vec);
   }
+
+  Chain::at_end();
 }

@@ -134,6 +134,23 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   }
 }
 
+// How a kernel and its neighbours in the stream overlap: not at all.
+// wait              before the first access to what the kernels in front write, or still read
+// wait_for_partner  the same, of a call's second kernel for its first one
+// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
+// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
+//                   the compiler would read it through the non-coherent cache and move loads over a wait
+struct InOrder {
+  template <typename T> using Pointer = const T* __restrict__;
+  static __device__ __forceinline__ void wait() {}
+  static __device__ __forceinline__ void wait_for_partner() {}
+  static __device__ __forceinline__ void at_start() {}
+  static __device__ __forceinline__ void at_loads() {}
+  static __device__ __forceinline__ void at_end() {}
+};
+
+template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
+
 // All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
 // how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
@@ -143,15 +160,15 @@ __device__ __forceinline__ State reduce_lanes(State s) {
   return s;
 }
 
-struct Cols60_0663 { enum : int { kCols = 60, kThreadsPerRow = 8, kRowsPerBlock = 16, kVector = 4, kThreads = 128 };
-    using Load = Default; using Store = Default; };
+struct Cols60_8196 { enum : int { kCols = 60, kThreadsPerRow = 8, kRowsPerBlock = 16, kVector = 4, kThreads = 128 };
+    using Load = Default; using Store = Default; using Chain = InOrder; };
 
 // softmax forward: lanes of a warp own a row, rows lie side by side in a block; it is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_warp_per_row_506a(
+softmax_fwd_bf16_warp_per_row_d140(
     bfloat16* __restrict__ y,
-    const bfloat16* __restrict__ x,
+    Input<Config, bfloat16> x,
     long long y_pitch,
     long long x_pitch,
     int rows) {
@@ -161,8 +178,10 @@ softmax_fwd_bf16_warp_per_row_506a(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
   struct Look1 {  // look 1: max(x)
     float row_max;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -191,16 +210,21 @@ softmax_fwd_bf16_warp_per_row_506a(
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
   Vec<bfloat16, kVector> x_held[kSteps];
 
   // The row of x is read once and waits in registers; each thread reads back its own part.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
+    if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + vector * kVector);
     }
   }
+
+  Chain::at_loads();
 
   Look1 look1 = {__int_as_float(0xff800000)};
 
@@ -208,7 +232,7 @@ softmax_fwd_bf16_warp_per_row_506a(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
+    if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
@@ -225,7 +249,7 @@ softmax_fwd_bf16_warp_per_row_506a(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
+    if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
@@ -241,7 +265,7 @@ softmax_fwd_bf16_warp_per_row_506a(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
+    if (kEven || vector < kVectors) {
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -253,4 +277,6 @@ softmax_fwd_bf16_warp_per_row_506a(
       if (active) write<Store>(y_row + vector * kVector, y_vec);
     }
   }
+
+  Chain::at_end();
 }

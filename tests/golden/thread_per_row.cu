@@ -1,3 +1,20 @@
+// How a kernel and its neighbours in the stream overlap: not at all.
+// wait              before the first access to what the kernels in front write, or still read
+// wait_for_partner  the same, of a call's second kernel for its first one
+// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
+// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
+//                   the compiler would read it through the non-coherent cache and move loads over a wait
+struct InOrder {
+  template <typename T> using Pointer = const T* __restrict__;
+  static __device__ __forceinline__ void wait() {}
+  static __device__ __forceinline__ void wait_for_partner() {}
+  static __device__ __forceinline__ void at_start() {}
+  static __device__ __forceinline__ void at_loads() {}
+  static __device__ __forceinline__ void at_end() {}
+};
+
+template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
+
 // The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
 template <> struct WordOf<8> { using type = uint2; };
@@ -70,24 +87,27 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
-struct Cols8_7539 { enum :
-    int { kCols = 8, kThreadsPerRow = 1, kRowsPerBlock = 128, kVector = 4, kUnroll = 1, kThreads = 128 }; };
+struct Cols8_4a75 { enum :
+    int { kCols = 8, kThreadsPerRow = 1, kRowsPerBlock = 128, kVector = 4, kUnroll = 1, kThreads = 128 };
+    using Chain = InOrder; };
 
 // row_sum forward: one thread owns a row, rows lie side by side in a block; it is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-row_sum_fwd_f32_thread_per_row_886e(
+row_sum_fwd_f32_thread_per_row_0fce(
     float* __restrict__ total,
-    const float* __restrict__ x,
+    Input<Config, float> x,
     long long x_pitch,
     int rows) {
   constexpr int kCols = Config::kCols;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kRowsPerBlock = Config::kRowsPerBlock;
   constexpr int kVector = Config::kVector;  // elements per access
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
   struct Look1 {  // look 1: sum(x)
     float total;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -103,21 +123,28 @@ row_sum_fwd_f32_thread_per_row_886e(
   const int valid_row = active ? row : rows - 1;
   const float* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
   Look1 look1 = {0.0f};
 
   // Look 1: sum(x)
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_vec, i);
-      look1.total += x_i;
+    if (kEven || vector < kVectors) {
+      const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        look1.total += x_i;
+      }
     }
   }
 
   if (lane == 0 && active) {
     total[row] = look1.total;
   }
+
+  Chain::at_end();
 }

@@ -32,6 +32,23 @@ struct Default {
   }
 };
 
+// How a kernel and its neighbours in the stream overlap: not at all.
+// wait              before the first access to what the kernels in front write, or still read
+// wait_for_partner  the same, of a call's second kernel for its first one
+// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
+// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
+//                   the compiler would read it through the non-coherent cache and move loads over a wait
+struct InOrder {
+  template <typename T> using Pointer = const T* __restrict__;
+  static __device__ __forceinline__ void wait() {}
+  static __device__ __forceinline__ void wait_for_partner() {}
+  static __device__ __forceinline__ void at_start() {}
+  static __device__ __forceinline__ void at_loads() {}
+  static __device__ __forceinline__ void at_end() {}
+};
+
+template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
+
 // All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
 // how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
@@ -91,19 +108,19 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
-struct Cols768_f30c { enum : int { kCols = 768, kThreadsPerRow = 32, kRowsPerBlock = 4, kVector = 4, kThreads = 128 };
-    using Load = Default; using Store = Streaming; };
+struct Cols768_9ed6 { enum : int { kCols = 768, kThreadsPerRow = 32, kRowsPerBlock = 4, kVector = 4, kThreads = 128 };
+    using Load = Default; using Store = Streaming; using Chain = InOrder; };
 
 // layernorm forward: lanes of a warp own a row, rows lie side by side in a block; it is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_warp_per_row_15d0(
+layernorm_fwd_f32_warp_per_row_3bc6(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
-    const float* __restrict__ x,
-    const float* __restrict__ weight,
-    const float* __restrict__ bias,
+    Input<Config, float> x,
+    Input<Config, float> weight,
+    Input<Config, float> bias,
     long long y_pitch,
     long long x_pitch,
     int rows,
@@ -114,8 +131,10 @@ layernorm_fwd_f32_warp_per_row_15d0(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
   struct Look1 {  // look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -144,24 +163,34 @@ layernorm_fwd_f32_warp_per_row_15d0(
   float* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const float* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
   Vec<float, kVector> x_held[kSteps];
 
   // The row of x is read once and waits in registers; each thread reads back its own part.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+    }
   }
+
+  Chain::at_loads();
 
   Look1 look1 = {0.0f};
 
   // Look 1: sum(x)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look1.x_sum += x_i;
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1.x_sum += x_i;
+      }
     }
   }
 
@@ -173,10 +202,13 @@ layernorm_fwd_f32_warp_per_row_15d0(
   // Look 2: sum((x - mean)**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+      }
     }
   }
 
@@ -193,18 +225,22 @@ layernorm_fwd_f32_warp_per_row_15d0(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
-    const Vec<float, kVector> bias_vec = read<kVector>(bias + vector * kVector);
-    float y_values[kVector];
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float x_i = element(x_held[step], i);
-      const float weight_i = element(weight_vec, i);
-      const float bias_i = element(bias_vec, i);
-      y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+    if (kEven || vector < kVectors) {
+      const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+      const Vec<float, kVector> bias_vec = read<kVector>(bias + vector * kVector);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_vec, i);
+        const float bias_i = element(bias_vec, i);
+        y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+      }
+      Vec<float, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + vector * kVector, y_vec);
     }
-    Vec<float, kVector> y_vec;
-    pack(y_vec, y_values);
-    if (active) write<Store>(y_row + vector * kVector, y_vec);
   }
+
+  Chain::at_end();
 }

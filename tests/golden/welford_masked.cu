@@ -134,6 +134,23 @@ __device__ __forceinline__ void pack(Vec<float16, N>& vec, const float (&values)
   }
 }
 
+// How a kernel and its neighbours in the stream overlap: not at all.
+// wait              before the first access to what the kernels in front write, or still read
+// wait_for_partner  the same, of a call's second kernel for its first one
+// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
+// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
+//                   the compiler would read it through the non-coherent cache and move loads over a wait
+struct InOrder {
+  template <typename T> using Pointer = const T* __restrict__;
+  static __device__ __forceinline__ void wait() {}
+  static __device__ __forceinline__ void wait_for_partner() {}
+  static __device__ __forceinline__ void at_start() {}
+  static __device__ __forceinline__ void at_loads() {}
+  static __device__ __forceinline__ void at_end() {}
+};
+
+template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
+
 // All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
 // how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
@@ -143,19 +160,19 @@ __device__ __forceinline__ State reduce_lanes(State s) {
   return s;
 }
 
-struct Cols123_1019 { enum : int { kCols = 123, kThreadsPerRow = 32, kVector = 2, kUnroll = 1, kThreads = 32 };
-    using Load = Default; using Store = Default; };
+struct Cols123_e847 { enum : int { kCols = 123, kThreadsPerRow = 32, kVector = 2, kUnroll = 1, kThreads = 32 };
+    using Load = Default; using Store = Default; using Chain = InOrder; };
 
 // layernorm forward: lanes of a warp own a row; it is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f16_warp_per_row_4d8b(
+layernorm_fwd_f16_warp_per_row_32b2(
     float16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
-    const float16* __restrict__ x,
-    const float16* __restrict__ weight,
-    const float16* __restrict__ bias,
+    Input<Config, float16> x,
+    Input<Config, float16> weight,
+    Input<Config, float16> bias,
     long long y_pitch,
     long long x_pitch,
     int rows,
@@ -165,9 +182,11 @@ layernorm_fwd_f16_warp_per_row_4d8b(
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;  // how rows are read
   using Store = typename Config::Store;  // and written
+  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
   constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
   constexpr int kVectors = kCols / kVector;  // per row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
   struct Look1 {  // look 1: welford(x)
     float x_count, mean, var_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -191,13 +210,16 @@ layernorm_fwd_f16_warp_per_row_4d8b(
   float16* y_row = y + static_cast<long long>(row) * y_pitch;
   const float16* x_row = x + static_cast<long long>(row) * x_pitch;
 
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
   Look1 look1 = {0.0f, 0.0f, 0.0f};
 
   // Look 1: welford(x)
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
+    if (kEven || vector < kVectors) {
       const Vec<float16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -235,7 +257,7 @@ layernorm_fwd_f16_warp_per_row_4d8b(
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    if (vector < kVectors) {
+    if (kEven || vector < kVectors) {
       const Vec<float16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
       const Vec<float16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
       const Vec<float16, kVector> bias_vec = read<kVector>(bias + vector * kVector);
@@ -265,4 +287,6 @@ layernorm_fwd_f16_warp_per_row_4d8b(
     pack(y_vec, y_values);
     write<Store>(y_row + edge, y_vec);
   }
+
+  Chain::at_end();
 }

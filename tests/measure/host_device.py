@@ -25,7 +25,9 @@ class HostBuffer:
         self.bytes[offset : offset + data.nbytes] = data.view(np.uint8)
 
     def read(self, shape: tuple[int, ...], dtype: Any, *, offset: int = 0) -> np.ndarray:
-        return self.bytes[offset : offset + int(np.prod(shape)) * np.dtype(dtype).itemsize].copy().view(dtype)
+        plain = np.dtype(getattr(dtype, "numpy", dtype))
+        found = self.bytes[offset : offset + int(np.prod(shape)) * plain.itemsize].copy().view(plain)
+        return found.reshape(shape)
 
     def copy_from(self, other: HostBuffer, **_: Any) -> None:
         self.bytes[...] = other.bytes

@@ -25,7 +25,8 @@ from normgen.measure.timing import Policy
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.records.record import Cache, Outcome, Record
+from normgen.records.place import Place
+from normgen.records.record import Outcome, Record
 from normgen.records.winners import read
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
@@ -90,7 +91,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     monkeypatch.setattr(Search, "is_settled", lambda *_: False)
     monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path))
     with open_run(
-        problem(), TARGETS["h200"], cache=Cache.COLD, seed=3, trials=TRIALS, budget_s=60.0, progress=Silent(),
+        problem(), TARGETS["h200"], place=Place(), seed=3, trials=TRIALS, budget_s=60.0, progress=Silent(),
         command="test", versions={"normgen": "0.1.0"},
     ) as opened:  # fmt: skip
         yield opened
@@ -200,7 +201,7 @@ def tune_planted(
     monkeypatch.setattr(measured, "prepare", prepare)
     monkeypatch.setattr(measured, "emit", planting(kinds))
     with measured.processes(0) as using, open_run(
-        REAL, facts, cache=Cache.COLD, seed=0, trials=len(legal), budget_s=120.0,
+        REAL, facts, place=Place(), seed=0, trials=len(legal), budget_s=120.0,
         progress=KillsTheWorker(pids, kills), command="test", versions={"normgen": "0.1.0"},
     ) as run:  # fmt: skip
         records, _ = measured.measure_on_gpu(run, using)

@@ -226,6 +226,22 @@ bench.check("hangs", full=False)
     raise AssertionError("the worker outlived its parent")
 
 
+def test_a_worker_whose_parent_is_gone_before_it_answers_ends_without_a_word() -> None:
+    from multiprocessing import Pipe
+
+    from normgen.measure.isolation.server import Server
+
+    class Ready:
+        def tell(self) -> str:
+            return "an answer"
+
+    parent, child = Pipe()
+    parent.send(("tell", (), {}))
+    parent.close()
+    with child:
+        Server(child, Ready).serve()  # type: ignore[arg-type]
+
+
 def test_kills_at_random_moments_lose_nothing(tmp_path: Path) -> None:
     """Five workers get a SIGKILL some time after they are open, while twelve kernels are loaded, checked and raced."""
     keys = [f"k{i}" for i in range(12)]

@@ -1,44 +1,109 @@
-"""A cold replay never finds its data in the L2; a hot one always does."""
+"""A cold replay never finds its data in the L2, a hot chain always does, and what P writes lies where it should."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 
-from normgen.measure.replays import MAX_LAUNCHES, layout, plan_of
-from normgen.records.record import Cache
+from normgen.measure.replays import MAX_LAUNCHES, Layout, consumed, layout, main_input, plan_of
+from normgen.problem.problem import Problem
+from normgen.program.source import problem_for
+from normgen.records.place import DEFAULT_PLACE, Context, Place, Setting
+from normgen.spec.reader import load
 from tests.measure.simulated import problem
 
 L2 = 60 << 20
+HOT = Place(setting=Setting.HOT)
+PLACES = [Place(context=c, setting=s) for c, s in itertools.product(Context, Setting)]
 
 
 @pytest.mark.parametrize("set_bytes", [1 << 12, 1 << 16, 1 << 20, 5 << 20, 50 << 20, 1 << 31])
 @pytest.mark.parametrize("us", [0.5, 14.0, 900.0])
-def test_a_cold_replay_passes_three_times_the_l2_or_is_flushed_without_reuse(set_bytes: int, us: float) -> None:
-    plan = plan_of(set_bytes, l2_bytes=L2, cache=Cache.COLD)
+@pytest.mark.parametrize("setting", [Setting.FRESH, Setting.COLD])
+def test_a_round_passes_three_times_the_l2_or_is_flushed_without_reuse(
+    set_bytes: int, us: float, setting: Setting
+) -> None:
+    plan = plan_of(set_bytes, 2 * set_bytes, l2_bytes=L2, place=Place(setting=setting))
     launches = plan.launches(us)
     if plan.flushed:
         assert launches <= plan.sets
         assert plan.sets * set_bytes <= 3 * L2
     else:
-        assert plan.sets * set_bytes > 3 * L2
+        assert plan.sets * set_bytes > 3 * L2  # of the kernel's own bytes, whatever P adds to them
         assert launches >= plan.sets
     assert launches <= MAX_LAUNCHES
 
 
-@pytest.mark.parametrize(("us", "launches"), [(1.5, MAX_LAUNCHES), (14.0, 72), (600.0, 2)])
-def test_a_hot_replay_takes_a_millisecond_on_one_set(us: float, launches: int) -> None:
-    plan = plan_of(1 << 20, l2_bytes=L2, cache=Cache.HOT)
-    assert (plan.sets, plan.flushed) == (1, False)
-    assert plan.launches(us) == launches
+@pytest.mark.parametrize(
+    ("mebibytes", "sets", "spills"), [(1, 4, False), (7, 3, False), (24, 1, False), (25, 1, True), (500, 1, True)]
+)
+def test_a_hot_chain_stays_under_24_mebibytes_or_says_that_it_does_not(mebibytes: int, sets: int, spills: bool) -> None:
+    plan = plan_of(1 << 20, mebibytes << 20, l2_bytes=L2, place=HOT)
+    assert (plan.sets, plan.spills, plan.flushed) == (sets, spills, False)
+    assert spills or plan.sets * mebibytes <= 24
+
+
+@pytest.mark.parametrize(("us", "launches"), [(1.5, MAX_LAUNCHES), (14.0, 72), (600.0, 4)])
+def test_a_hot_replay_takes_a_millisecond(us: float, launches: int) -> None:
+    assert plan_of(1 << 20, 2 << 20, l2_bytes=L2, place=HOT).launches(us) == launches
 
 
 def test_tensors_of_a_set_do_not_overlap_and_keep_the_promised_alignment() -> None:
-    offsets, size = layout(problem(rows=3, cols=5))
-    assert offsets == {"y": 0, "x": 256}
-    assert size == 512
+    found = layout(problem(rows=3, cols=5), Place(context=Context.ALONE))
+    assert found.offsets == {"y": 0, "x": 256}
+    assert found.bytes == found.kernel_bytes == 512
     loose = dataclasses.replace(problem(rows=3, cols=5), align=4, pitch=7)
-    offsets, size = layout(loose)
-    assert offsets == {"y": 4, "x": 256 + 4}
-    assert size == 512
+    found = layout(loose, Place(context=Context.ALONE))
+    assert found.offsets == {"y": 4, "x": 256 + 4}
+    assert found.bytes == 512
+
+
+ASKED = {
+    "forward": problem_for(load("layernorm"), shape="40x96", dtype="bf16"),
+    "backward": problem_for(load("layernorm"), shape="40x96", dtype="bf16", direction="backward"),
+    "misaligned": problem_for(load("rmsnorm"), shape="5x97", dtype="bf16", pitch=99, align=2, without=("rstd",)),
+}
+
+
+def spans(found: Layout) -> dict[str, tuple[int, int]]:
+    slots = {name: (slot.start, slot.start + slot.bytes) for name, slot in found.slots.items()}
+    return slots | {"source": (found.source.start, found.source.start + found.source.bytes)}
+
+
+@pytest.mark.parametrize("place", PLACES, ids=str)
+@pytest.mark.parametrize("asked", list(ASKED.values()), ids=list(ASKED))
+def test_what_p_needs_lies_behind_the_tensors_and_overlaps_nothing(asked: Problem, place: Place) -> None:
+    found, main = layout(asked, place), main_input(asked)
+    assert found.source.bytes == found.target.bytes == found.slots[main.name].bytes
+    parts = spans(found)
+    if place.context is Context.ALONE:
+        assert parts.pop("source")[0] == found.bytes  # there is none
+    elif place.setting is Setting.COLD:
+        parts["target"] = (found.target.start, found.target.start + found.target.bytes)
+    else:
+        assert found.target == found.slots[main.name]
+    ordered = sorted(parts.values())
+    assert ordered[0][0] == 0
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(ordered))
+    assert ordered[-1][1] == found.bytes
+    for tensor in asked.tensors:
+        assert found.slots[tensor.name].start <= found.offsets[tensor.name]
+
+
+@pytest.mark.parametrize("asked", list(ASKED.values()), ids=list(ASKED))
+def test_what_is_written_comes_first_and_what_is_read_begins_with_the_main_input(asked: Problem) -> None:
+    found = layout(asked, DEFAULT_PLACE)
+    names = sorted(found.slots, key=lambda name: found.slots[name].start)
+    written = [t.name for t in asked.tensors if t.is_written]
+    assert set(names[: len(written)]) == set(written)
+    assert names[len(written)] == main_input(asked).name
+    assert names[: len(consumed(asked))] == [t.name for t in consumed(asked)]
+
+
+def test_p_writes_x_or_the_incoming_gradient_and_c_reads_outputs_and_sums_over_rows() -> None:
+    assert main_input(ASKED["forward"]).name == "x"
+    assert main_input(ASKED["backward"]).name == "dy"
+    assert [t.name for t in consumed(ASKED["forward"])] == ["y"]
+    assert [t.name for t in consumed(ASKED["backward"])] == ["dx", "dweight", "dbias"]

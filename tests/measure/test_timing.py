@@ -89,3 +89,30 @@ def test_an_incumbent_keeps_its_place_in_a_tie_and_loses_it_beyond_the_noise() -
         )
         assert found.winner == winner
         assert 0.0005 < found.noise_floor < 0.02
+
+
+@pytest.mark.parametrize(("noise", "rounds"), [(0.001, 40), (0.2, 160)])
+def test_a_confirmation_goes_on_until_the_price_is_known_or_rounds_run_out(noise: float, rounds: int) -> None:
+    timer = SimulatedTimer({"a": 2.0, "b": 3.0, "roof": 1.0}, noise=noise, spikes=0.0, drift=0.0, base_us=8.0)
+    found = timing.confirm(timer, ["a", "b"], tie_order=str, policy=POLICY, seed=0, others=["roof"])
+    assert found.times["a"].n == found.times["roof"].n == rounds
+    assert found.chain is not None
+    assert found.chain.n == 2 * rounds  # T0 is sampled twice in every round
+    assert set(found.prices) == {"a", "b", "roof"}
+    assert (found.prices["a"].spread <= POLICY.price_spread) is (rounds < POLICY.confirm_most)
+    assert found.prices["a"].low < 2.0 * (1 + noise)
+    assert found.prices["a"].high > 2.0
+
+
+def test_kernels_that_are_timed_alone_have_no_price_and_their_confirmation_is_one_block() -> None:
+    timer = SimulatedTimer({"a": 2.0, "b": 3.0}, noise=0.2)
+    found = timing.confirm(timer, ["a", "b"], tie_order=str, policy=POLICY, seed=0)
+    assert (found.prices, found.chain, found.times["a"].n) == ({}, None, POLICY.confirm_samples)
+    series = timing.race(timer, ["a", "b"], samples=8, seed=0)
+    assert timing.figures_of(series, ["a"], ()) == {"a": statistics.median(series["a"])}
+
+
+def test_a_roof_whose_price_is_not_above_nothing_is_no_figure() -> None:
+    timer = SimulatedTimer({"a": 2.0, "free": -1.0}, noise=0.0, spikes=0.0, drift=0.0, base_us=8.0)
+    series = timing.race(timer, ["a", "free", *timer.bases], samples=8, seed=0)
+    assert timing.figures_of(series, ["a", "free"], timer.bases) == {"a": pytest.approx(2.0)}

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from normgen.verify.rows import ALL
 from tests.codegen.kernels import Named, named
 
 HELD = {"hold": "registers", "unroll": 0}
@@ -20,12 +18,6 @@ def forward(op: str, shape: str, dtype: str, knobs: dict[str, Any], **more: Any)
 
 def backward(op: str, shape: str, dtype: str, knobs: dict[str, Any], **more: Any) -> Named:
     return named(op, shape, dtype, knobs, direction="backward", **more)
-
-
-def without_rows(family: str, one: Named) -> Named:
-    """The same kernel under a contract that leaves a family of rows out: one that loses them as it is."""
-    rows = tuple(name for name in ALL if name != family)
-    return replace(one, problem=replace(one.problem, spec=replace(one.problem.spec, accuracy_rows=rows)))
 
 
 def team(threads_per_row: int, rows_per_block: int, vector: int, **knobs: Any) -> dict[str, Any]:
@@ -52,9 +44,11 @@ CASES: dict[str, Named] = {
     "welford_masked": forward(
         "layernorm", "4096x123", "f16", team(32, 1, 2, edges="masked", variance="welford"), pitch=124
     ),
-    "shifted_block": without_rows(
-        "outlier_first", forward("layernorm", "4096x512", "bf16", team(64, 1, 4, variance="shifted", **HELD))
+    "corrected_block": forward(
+        "layernorm", "4096x512", "f32", team(64, 1, 4, variance="corrected_two_pass", **HELD)
     ),
+    "guarded_lanes": forward("layernorm", "4096x96", "f32", team(8, 4, 4, variance="guarded", **HELD)),
+    "shifted_block": forward("layernorm", "4096x512", "bf16", team(64, 1, 4, variance="shifted", **HELD)),
     "max_sum_hybrid": forward("row_max_sum", "4096x6144", "f32", team(32, 1, 4, hold="hybrid", unroll=1)),
     "approximate_softmax": forward("softmax", "4096x256", "f32", team(32, 2, 4, arithmetic="approximate", **HELD)),
     # edges, lengths at run time, chained launches

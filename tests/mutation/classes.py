@@ -40,7 +40,7 @@ def other_pitch(match: re.Match[str]) -> str:
 def other_parameter(match: re.Match[str]) -> str:
     """The other column parameter, where a kernel reads two."""
     other = {"weight": "bias", "bias": "weight"}[match[1]]
-    return match[0].replace(match[1], other) if f"* __restrict__ {other}," in match.string else match[0]
+    return match[0].replace(match[1], other) if f"> {other}," in match.string else match[0]
 
 
 def cols_of(match: re.Match[str]) -> str:
@@ -171,7 +171,7 @@ MONOIDS = (
     C("welford_count", "no count", r"x_count \+ 1\.0f", "x_count"),
     C("welford_new_mean", "about the old mean", r"\(x_i - new_mean\) \* delta", "delta * delta"),
     C("welford_empty", "0 / 0 of two empty states", r"maximum\(total, 1\.0f\)", "total"),
-    C("pivot_dropped", "a mean about the pivot", r"= row_x_first \+ ", "= "),
+    C("pivot_dropped", "a mean about the pivot", r"= row_x_pivot \+ ", "= "),
     C("pivot_of_lane", "a pivot for each lane", r"(element\(read<1>\(x_row)\), 0\)", r"\1 + lane), 0)"),
 )  # fmt: skip
 
@@ -220,7 +220,7 @@ TRANSPORTS = (
     C("next_row_kept", "the next row never becomes the current one", r"\b(\w+)_held\[step\] = \1_next\[step\];", ""),
     C("held_of_another", "another tensor's row", r"\b(x|dy)_held\[step\] = \1_(next|shared|row)", other_operand),
     C("next_row_distance", "the row after the next", r"(\w+_row = first_row \+) gridDim\.x", r"\1 2 * gridDim.x"),
-    C("dependency_wait_dropped", "the kernel in front is not waited for", r"dependency_wait\(\);", ""),
+    C("dependency_wait_dropped", "the kernel in front is not waited for", r"Chain::wait\(\);", ""),
 )  # fmt: skip
 
 SUMS_OVER_ROWS = (

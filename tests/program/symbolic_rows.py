@@ -21,8 +21,12 @@ def run_row(
     scalars: tuple[str, ...] = (),
     tidy: Callable[[sp.Expr], sp.Expr] = lambda e: e,
     reduce: Callable[[Monoid, list[Row]], Row] | None = None,
+    spared: bool = False,
 ) -> dict[str, Row]:
-    """Every value of the program in every column (row values: the same in each); `tidy` is applied to each value."""
+    """Every value of the program in every column (row values: the same in each); `tidy` is applied to each value.
+
+    spared: whether this is a row that guards spare their reductions.
+    """
     n = len(next(iter(inputs.values())))
     values = {name: inputs[name] for name in scalars}
 
@@ -32,10 +36,13 @@ def run_row(
 
     for statement in program.statements:
         match statement:
-            case Load(name=name, first_of=first_of):
-                values[name] = [inputs[first_of][0]] * n if first_of else inputs[name]
+            case Load(name=name, of=of, column=column):
+                values[name] = [inputs[of][column.of(n)]] * n if of else inputs[name]
             case Map(name=name, expr=expr):
                 values[name] = [at(expr, c) for c in range(n)]
+            case Reduce(names=names, guard=guard) if guard and spared:
+                for name, value in zip(names, guard.instead, strict=True):
+                    values[name] = [at(value, c) for c in range(n)]
             case Reduce(names=names, kind=Kind.ROW, monoid=monoid, args=args):
                 rows = [[at(arg, c) for arg in args] for c in range(n)]
                 for name, result in zip(names, (reduce or chain)(monoid, rows), strict=True):

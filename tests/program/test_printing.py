@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from normgen.errors import ProgramError
-from normgen.program.ir import Load, RowProgram, Store, check, show_statement
-from normgen.program.monoid import symbol
+from normgen.program.ir import Guard, Load, Reduce, RowProgram, Store, check, show_statement
+from normgen.program.monoid import SUM, symbol
 from normgen.program.printing import show_expr
 from normgen.spec.spec import Kind
 
@@ -51,10 +51,32 @@ def test_what_is_shown_means_the_same(expr: sp.Expr) -> None:
     assert float(shown.subs(point)) == pytest.approx(want, rel=1e-9, abs=1e-9)
 
 
-def test_the_first_element_of_a_row_is_a_row_value() -> None:
-    first = Load("x_first", Kind.ROW, first_of="x")
-    assert show_statement(first) == "  load   x_first : row = x[0]"
+def test_a_guard_is_made_of_row_values_and_spares_rows() -> None:
+    x, m = symbol("x"), symbol("m")
+    loads = (Load("x", Kind.ELEM), Load("m", Kind.ROW))
+
+    def guarded(kind: Kind, guard: Guard) -> RowProgram:
+        return RowProgram(name="g", statements=(*loads, Reduce(("s",), kind, SUM, (x,), guard)))
+
+    right = check(guarded(Kind.ROW, Guard(m, (2 * m,))))
+    assert show_statement(right.statements[-1]) == "  reduce s : row = sum(x) unless 0 <= m, then 2*m"
+    for program in (
+        guarded(Kind.ROW, Guard(x, (m,))),
+        guarded(Kind.ROW, Guard(m, (x,))),
+        guarded(Kind.COL, Guard(m, (m,))),
+    ):
+        with pytest.raises(ProgramError, match="a guard is made of row values, and spares rows"):
+            check(program)
+    with pytest.raises(ProgramError, match="a guard has a value for each that is reduced"):
+        check(guarded(Kind.ROW, Guard(m, (m, m))))
+    with pytest.raises(ProgramError, match="a value must be defined before it is used"):
+        check(guarded(Kind.ROW, Guard(symbol("later"), (m,))))
+
+
+def test_one_element_of_a_row_is_a_row_value() -> None:
+    first = Load("x_first", Kind.ROW, of="x")
+    assert show_statement(first) == "  load   x_first : row = x[first]"
     assert (first.tensor, Load("x", Kind.ELEM).tensor) == ("x", "x")
     check(RowProgram(name="first", statements=(first, Store("s", "x_first", Kind.ROW))))
-    with pytest.raises(ProgramError, match="the first element of a row is a row value"):
-        check(RowProgram(name="first", statements=(Load("x_first", Kind.ELEM, first_of="x"),)))
+    with pytest.raises(ProgramError, match="one element of a row is a row value"):
+        check(RowProgram(name="first", statements=(Load("x_first", Kind.ELEM, of="x"),)))

@@ -1,18 +1,20 @@
 import re
 
+import numpy as np
 import pytest
 import sympy as sp
 
 from normgen.errors import UsageError
 from normgen.pipeline import emit
-from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Store, looks, show_statement
+from normgen.program.evaluate import evaluate
+from normgen.program.ir import COLS, Column, Load, Map, Reduce, RowProgram, Store, looks, show_statement
 from normgen.program.lower import lower
-from normgen.program.monoid import ONLINE_SOFTMAX, SUM, WELFORD, symbol
+from normgen.program.monoid import ONLINE_SOFTMAX, SUM, WELFORD, Monoid, symbol
 from normgen.program.rewrites.hoist import hoist_row_divisions
 from normgen.program.rewrites.passes import passed
 from normgen.program.rewrites.reductions import SOFTMAX, VARIANCE, applicable, softmax, variance
 from normgen.program.source import problem_for
-from normgen.schedule.knobs import KNOBS
+from normgen.schedule.knobs import KNOBS, Variance
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load, parse
 from normgen.spec.spec import Kind
@@ -133,6 +135,15 @@ def lines(program: RowProgram) -> list[str]:
 def test_the_rewritten_programs_read_like_textbooks() -> None:
     program = lower(load("layernorm"), present=frozenset({"x", "y"}))
     tail = ["map var : row = var_sum/cols", "map rstd : row = rsqrt(eps + var)", "map y : elem = (x - mean)*rstd"]
+    assert lines(variance(program, "corrected_two_pass"))[1:8] == [
+        "reduce x_rough_sum : row = sum(x)",
+        "map x_rough_mean : row = x_rough_sum/cols",
+        "reduce x_shifted_sum : row = sum(x - x_rough_mean)",
+        "reduce x_shifted_squares : row = sum((x - x_rough_mean)**2)",
+        "map x_shifted_mean : row = x_shifted_sum/cols",
+        "map mean : row = x_rough_mean + x_shifted_mean",
+        "map var_sum : row = Max(0, x_shifted_squares - cols*x_shifted_mean**2)",
+    ]
     assert lines(variance(program, "sum_of_squares")) == [
         "load x : elem",
         "reduce x_sum : row = sum(x)",
@@ -142,12 +153,27 @@ def test_the_rewritten_programs_read_like_textbooks() -> None:
         *tail,
         "store y",
     ]
-    assert lines(variance(program, "shifted"))[1:7] == [
-        "load x_first : row = x[0]",
-        "reduce x_shifted_sum : row = sum(x - x_first)",
-        "reduce x_shifted_squares : row = sum((x - x_first)**2)",
+    assert lines(variance(program, "shifted"))[1:10] == [
+        "load x_first : row = x[first]",
+        "load x_middle : row = x[middle]",
+        "load x_last : row = x[last]",
+        "map x_pivot : row = Max(Min(x_first, x_middle), Min(x_last, Max(x_first, x_middle)))",
+        "reduce x_shifted_sum : row = sum(x - x_pivot)",
+        "reduce x_shifted_squares : row = sum((x - x_pivot)**2)",
         "map x_shifted_mean : row = x_shifted_sum/cols",
-        "map mean : row = x_first + x_shifted_mean",
+        "map mean : row = x_pivot + x_shifted_mean",
+        "map var_sum : row = Max(0, x_shifted_squares - cols*x_shifted_mean**2)",
+    ]
+    assert lines(variance(program, "guarded"))[1:11] == [
+        "reduce x_rough_sum : row = sum(x)",
+        "reduce x_squares : row = sum(x**2)",
+        "map x_rough_mean : row = x_rough_sum/cols",
+        "map x_left : row = x_squares - cols*x_rough_mean**2",
+        "map x_margin : row = x_left - 3*x_squares/4",
+        "reduce x_shifted_sum : row = sum(x - x_rough_mean) unless 0 <= x_margin, then 0",
+        "reduce x_shifted_squares : row = sum((x - x_rough_mean)**2) unless 0 <= x_margin, then x_left",
+        "map x_shifted_mean : row = x_shifted_sum/cols",
+        "map mean : row = x_rough_mean + x_shifted_mean",
         "map var_sum : row = Max(0, x_shifted_squares - cols*x_shifted_mean**2)",
     ]
     assert lines(variance(program, "welford")) == [
@@ -164,24 +190,84 @@ def test_the_rewritten_programs_read_like_textbooks() -> None:
     ]
 
 
-@pytest.mark.parametrize("method", VARIANCE[1:])
-def test_one_pass_methods_save_a_look(method: str) -> None:
+@pytest.mark.parametrize("method", VARIANCE)
+def test_one_pass_methods_save_a_look(method: Variance) -> None:
     for program in (lower(load("layernorm")), RESIDUAL):
-        assert (looks(program), looks(variance(program, method))) == (3, 2)
+        # The second look of `guarded` is one that most rows are spared.
+        want = 2 if method.looks_once and method is not Variance.GUARDED else 3
+        assert (looks(program), looks(variance(program, method))) == (3, want)
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("program", [lower(load("layernorm")), RESIDUAL], ids=["layernorm", "residual"])
+def test_a_row_that_is_spared_its_second_look_has_the_same_results(program: RowProgram, n: int) -> None:
+    inputs = inputs_of(program, n) | {"eps": [symbol("eps")] * n}
+    written = run_row(program, inputs, scalars=program.scalars, tidy=polynomial)
+    guarded = variance(program, "guarded")
+    got = run_row(guarded, inputs, scalars=program.scalars, tidy=polynomial, spared=True)
+    assert got["y"] == written["y"]
+
+
+def test_rows_are_spared_their_second_look_where_less_than_a_quarter_cancels() -> None:
+    """A quarter of the elements 4, the others 0: cols mean^2 is just a quarter of the sum of squares."""
+    x = np.zeros((4, 16))
+    x[:, :4], x[1, 0], x[2, 0], x[3] = 4.0, np.nextafter(4.0, 5), np.nextafter(4.0, 3), np.nan
+    x[1, 5], x[2, 5] = -1e-3, 1e-3
+    guarded = variance(lower(load("layernorm"), present=frozenset({"x", "y"})), "guarded")
+    values = evaluate(guarded, {"x": x}, {"eps": 1e-5}, keep_all=True)
+    margin = values["x_margin"]
+    assert margin[0] == 0
+    assert margin[1] > 0 > margin[2]
+    assert np.isnan(margin[3])
+    left, second = values["x_left"], ((x - values["x_rough_mean"][:, None]) ** 2).sum(axis=1)
+    assert np.array_equal(values["x_shifted_squares"][:2], left[:2])
+    assert values["x_shifted_squares"][2] == second[2]
+    assert np.array_equal(values["x_shifted_sum"][:2], [0, 0])
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("method", ["corrected_two_pass", "guarded"])
+@pytest.mark.parametrize("program", [lower(load("layernorm")), RESIDUAL], ids=["layernorm", "residual"])
+def test_residuals_correct_whatever_the_first_sum_is_off_by(program: RowProgram, method: str, n: int) -> None:
+    """The exact first sum would hide a wrong correction, which is then 0."""
+    inputs = inputs_of(program, n) | {"eps": [symbol("eps")] * n}
+    sums: list[list[sp.Expr]] = []
+
+    def off_at_first(monoid: Monoid, rows: list[list[sp.Expr]]) -> list[sp.Expr]:
+        sums.append([symbol("anything")] if not sums else chain(monoid, rows))
+        return sums[-1]
+
+    written = run_row(program, inputs, scalars=program.scalars, tidy=polynomial)
+    got = run_row(variance(program, method), inputs, scalars=program.scalars, tidy=polynomial, reduce=off_at_first)
+    assert symbol("anything") in got["x_rough_sum" if "x_rough_sum" in got else "h_rough_sum"][0].free_symbols
+    assert got["y"] == written["y"]
+
+
+def test_a_sum_that_is_read_by_itself_is_corrected_too() -> None:
+    named = spec_program('a = "x - sum(x)/cols"\nq = "sum(a*a)"\ny = "a / sqrt(q / cols + 1e-5)"')
+    x_sum = next(r.names[0] for r in named.row_reduces)
+    assert f"map {x_sum} : row = x_rough_sum + x_shifted_sum" in lines(variance(named, "corrected_two_pass"))
 
 
 def test_online_softmax_saves_a_look() -> None:
     assert [looks(softmax(TEMPERATURE, method)) for method in SOFTMAX] == [3, 2]
 
 
-def test_the_pivot_of_an_expression_reads_the_first_element_of_each_tensor() -> None:
+def test_the_pivot_of_an_expression_reads_three_elements_of_each_tensor() -> None:
     shifted = variance(RESIDUAL, "shifted")
-    assert [(load.name, load.tensor) for load in shifted.loads if load.first_of] == [
-        ("r_first", "r"),
-        ("w_first", "w"),
-        ("x_first", "x"),
+    assert [(load.name, load.tensor, load.column) for load in shifted.loads if load.of] == [
+        (f"{tensor}_{column}", tensor, column) for column in Column for tensor in "rwx"
     ]
-    assert "map h_pivot : row = r_first*w_first + x_first" in lines(shifted)
+    assert "map h_middle : row = r_middle*w_middle + x_middle" in lines(shifted)
+    assert "map h_pivot : row = Max(Min(h_first, h_middle), Min(h_last, Max(h_first, h_middle)))" in lines(shifted)
+
+
+@pytest.mark.parametrize("cols", [1, 2, 3, 8])
+def test_no_single_element_is_the_pivot_where_it_lies_far_from_the_others(cols: int) -> None:
+    program = variance(lower(load("layernorm"), present=frozenset({"x", "y"})), "shifted")
+    x = np.where(np.eye(cols) > 0, 1000.0, np.arange(cols) / cols)  # row i: all but element i are below 1
+    pivot = evaluate(program, {"x": x}, {"eps": 1e-5}, keep_all=True)["x_pivot"]
+    assert np.all(pivot < 1) if cols > 2 else np.all(np.isin(pivot, x))
 
 
 def test_patterns_are_found_in_the_algebra_whatever_the_names() -> None:

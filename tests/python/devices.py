@@ -37,8 +37,8 @@ class Place(Protocol):
     ) -> Any:
         """A window into a copy of flat values, of their dtype or another; offset in elements of the values."""
 
-    def part(self, array: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
-        """A window into an array, from its first element on."""
+    def part(self, array: Any, shape: tuple[int, ...], strides: tuple[int, ...], start: int = 0) -> Any:
+        """A window into an array, from its element number `start` on."""
 
     def values(self, array: Any) -> Array: ...
 
@@ -105,8 +105,9 @@ class OnCpu:
         steps = tuple(step * kind.itemsize for step in strides)
         return np.ndarray(shape, kind, memory, offset * values.itemsize, steps)
 
-    def part(self, array: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
-        return np.lib.stride_tricks.as_strided(array, shape, [step * array.itemsize for step in strides])
+    def part(self, array: Array, shape: tuple[int, ...], strides: tuple[int, ...], start: int = 0) -> Array:
+        steps = [step * array.itemsize for step in strides]
+        return np.lib.stride_tricks.as_strided(array.reshape(-1)[start:] if start else array, shape, steps)
 
     def values(self, array: Array) -> Array:
         return array
@@ -133,8 +134,9 @@ class OnGpu:
         pointer = buffer.pointer + offset * values.itemsize
         return _Interface(pointer, shape, strides, np.dtype(dtype or values.dtype), keeps=buffer)
 
-    def part(self, array: DeviceArray, shape: tuple[int, ...], strides: tuple[int, ...]) -> _Interface:
-        return _Interface(array.buffer.pointer, shape, strides, array.dtype.numpy, keeps=array)
+    def part(self, array: DeviceArray, shape: tuple[int, ...], strides: tuple[int, ...], start: int = 0) -> _Interface:
+        pointer = array.buffer.pointer + start * array.dtype.bytes
+        return _Interface(pointer, shape, strides, array.dtype.numpy, keeps=array)
 
     def values(self, array: Any) -> Array:
         return array.numpy() if isinstance(array, DeviceArray) else array.values()

@@ -14,8 +14,9 @@ import pytest
 from normgen.cli import main as cli
 from normgen.errors import UsageError
 from normgen.records.compare import compare_files, judge
+from normgen.records.place import Context, Place, Setting
 from normgen.records.record import SCHEMA, Outcome, Record, from_dict
-from normgen.records.statistics import Times
+from normgen.records.statistics import Price, Times
 from normgen.records.t4 import t4_results
 from tests.records.test_record import record
 
@@ -98,15 +99,40 @@ def test_every_record_fits_the_schema_and_what_is_none_does_not() -> None:
     good = record().as_dict()
     VALIDATOR.validate(good)
     assert RECORD_SCHEMA["properties"]["schema"]["const"] == SCHEMA
-    assert set(RECORD_SCHEMA["required"]) == set(good)
+    where = {"context", "setting"}  # which older lines have `cache` for
+    assert set(RECORD_SCHEMA["required"]) == set(good) - where
     stable = dataclasses.replace(record().problem, stable_parameters=True, deterministic=True)
-    whole = record(problem=stable, roofs_us={"copy": 14.5, "elementwise": 13.7}, text="ab", spec="name").as_dict()
+    priced = {"chain_us": record().times_us, "price_us": Price(median=0.5, low=0.4, high=0.6), "alone_us": 1.5}
+    roofs_us = {"copy": 14.5, "elementwise": 13.7}
+    whole = record(problem=stable, roofs_us=roofs_us, text="ab", spec="name", **priced).as_dict()
     VALIDATOR.validate(whole)
-    assert set(whole) == set(RECORD_SCHEMA["properties"])
+    assert set(whole) == set(RECORD_SCHEMA["properties"]) - {"cache"}
     for wrong in ({"outcome": "fine"}, {"rows": -1}, {"schedule": {}}, {"times_us": {"n": 3}}, {"more": 1}):
         assert not VALIDATOR.is_valid({**good, **wrong})
     for name in good:
         part = {key: value for key, value in good.items() if key != name}
-        assert not VALIDATOR.is_valid(part)
+        assert name in where or not VALIDATOR.is_valid(part)
         with pytest.raises(ValueError, match=name):
             from_dict(part)
+
+
+def test_what_was_timed_in_place_is_judged_by_its_price_and_shows_the_chains_beside_it() -> None:
+    base = timed(6.0, 6.0, 6.0).times_us
+
+    def priced(t: float, low: float, price: float, high: float) -> Record:
+        return timed(t, t, t, chain_us=base, price_us=Price(median=price, low=low, high=high))
+
+    before = priced(10.0, 3.9, 4.0, 4.1)
+    assert judge("p", before, priced(9.7, 3.6, 3.7, 3.85)).verdict == "FASTER"
+    assert judge("p", before, priced(9.7, 3.6, 3.7, 3.95)).verdict == "SAME"
+    pair = judge("p", before, priced(11.0, 4.9, 5.0, 5.1))
+    assert (pair.verdict, pair.before_us, pair.after_us) == ("SLOWER", 4.0, 5.0)
+    assert (pair.ratio, pair.chain_ratio) == (1.25, 1.1)
+    assert judge("p", timed(9.0, 9.1, 9.2), timed(9.0, 9.1, 9.2)).chain_ratio is None
+
+
+def test_results_of_different_places_are_of_different_problems(tmp_path: Path) -> None:
+    alone = timed(1.0, 1.0, 1.0, place=Place(context=Context.ALONE, setting=Setting.COLD))
+    with pytest.raises(UsageError, match="share no problem") as caught:
+        compare_files(write(tmp_path / "a.jsonl", timed(9.0, 9.1, 9.2)), write(tmp_path / "b.jsonl", alone))
+    assert "place" in str(caught.value)

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from normgen.bench.ablation import tuned_entries
+from normgen.bench.runner import record_places
 from normgen.cli import main as cli
+from normgen.cli.bench_command import known_records
 from normgen.device import TARGETS
 from normgen.errors import NormgenError
-from normgen.export import headers_of
+from normgen.export import folder_records, headers_of
 from normgen.problem.problem import Problem
 from normgen.records.compare import compare_files
-from normgen.records.record import Cache, ProblemKey, Record, parse_line
-from normgen.records.winners import adopt, lookup, read
+from normgen.records.place import Context, Place, Setting
+from normgen.records.record import ProblemKey, Record, parse_line
+from normgen.records.winners import adopt, lookup, read, shipped_folder
 from normgen.report.evidence import gather
 from normgen.report.page import render
+from normgen.report.readme import results_part
 from normgen.spec.reader import load
+from normgen.studies.fit import read_measured
 from tests.measure.simulated import problem
 from tests.records.test_record import record
 
@@ -117,7 +123,7 @@ def test_a_line_that_is_a_record_in_every_field_but_one_breaks_no_reader(tmp_pat
 def read_everywhere(odd: Record, folder: Path) -> None:
     """Each reader takes the record or says in an error of ours why not."""
     file = folder / "h200.jsonl"
-    file.write_text(odd.line() + served(cache=Cache.HOT).line())
+    file.write_text(odd.line() + served(place=Place(setting=Setting.HOT)).line())
     readers = (
         lambda: lookup(layernorm(), H200, folders=[folder]),
         lambda: adopt(served(us=13.0), folder, H200),
@@ -177,9 +183,75 @@ def test_a_folder_in_the_place_of_the_winners_is_one_damaged_line(tmp_path: Path
 
 def test_a_bad_line_among_the_winners_costs_no_other_line(tmp_path: Path) -> None:
     file, bad = tmp_path / "h200.jsonl", line_with("rows", '"8"')
-    file.write_text(bad + served(cache=Cache.HOT).line())
+    file.write_text(bad + served(place=Place(context=Context.ALONE, setting=Setting.HOT)).line())
     found = lookup(layernorm(), H200, folders=[tmp_path])
     assert found.exact
-    assert adopt(served(), tmp_path, H200)
+    assert adopt(served(place=Place(setting=Setting.HOT)), tmp_path, H200)
     assert len(read(file).records) == 2
     assert file.with_name("h200.jsonl.damaged").read_text() == bad
+
+
+def mixed_file(folder: Path) -> Path:
+    """Two records that ship, and two bad lines around them."""
+    good = "".join((shipped_folder() / "h200.jsonl").read_text().splitlines(keepends=True)[:2])
+    file = folder / "mixed.jsonl"
+    file.write_text("{broken\n" + good + line_with("rows", '"8"'))
+    return file
+
+
+def said_once(file: Path, err: str) -> bool:
+    told = [line for line in err.splitlines() if str(file) in line]
+    return len(told) == 1 and ":1: set aside: not JSON" in told[0] and "2 lines in all" in told[0]
+
+
+@pytest.mark.parametrize(
+    "command", ["export {} --output {out}", "export --format t4 {}", "compare {} {}", "report {} --out {out}/x.html"]
+)
+def test_a_command_takes_the_records_between_bad_lines_and_says_so_once(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = mixed_file(tmp_path)
+    (tmp_path / "out").mkdir()
+    arguments = [part.format(*[file] * 2, out=tmp_path / "out") for part in command.split()]
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    output = capsys.readouterr()
+    assert ended.value.code == 0, output.err
+    assert said_once(file, output.err)
+    if command.startswith("export {}"):
+        assert len(read(tmp_path / "out" / "records" / "h200.jsonl").records) == 2
+
+
+@pytest.mark.parametrize(
+    "reader",
+    [
+        lambda file: known_records((file,), H200),
+        lambda file: tuned_entries(str(file), H200, ()),
+        lambda file: lookup(layernorm(), H200, folders=[file.parent]),
+        lambda file: folder_records(file.parent.parent),
+        lambda file: adopt(served(us=13.0), file.parent, H200),
+        lambda file: gather([file]),
+        lambda file: results_part(file.parent.parent.parent),
+        lambda file: read_measured([file]),
+        lambda file: record_places((file,), H200).__enter__(),
+    ],
+    ids=["bench", "ablation", "lookup", "export folder", "adopt", "report", "readme", "fit", "bench --records"],
+)
+def test_a_reader_keeps_the_records_between_bad_lines_and_says_so_once(
+    reader: Callable[[Path], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "generated" / "records" / "h200.jsonl"
+    file.parent.mkdir(parents=True)
+    mixed_file(file.parent).rename(file)
+    found = reader(file)
+    reader(file)
+    assert found
+    assert said_once(file, capsys.readouterr().err)
+
+
+def test_what_tune_printed_is_compared_without_its_bad_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "suite.json"
+    good = {"best": json.loads(served().line())}
+    file.write_text(json.dumps({"jobs": [{"best": {**good["best"], "rows": "8"}}, good, 5, {"best": 5}]}))
+    assert len(compare_files(file, file).pairs) == 1
+    assert "suite.json:1: set aside: rows must be a whole number" in capsys.readouterr().err

@@ -15,7 +15,8 @@ from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.records.nearest import FARTHEST, Neighbour, distance, fitted, is_trusted, nearest, neighbours
-from normgen.records.record import Cache, Outcome, ProblemKey, Record
+from normgen.records.place import DEFAULT_PLACE, Context, Place, Setting
+from normgen.records.record import Outcome, ProblemKey, Record
 from normgen.records.statistics import summarise
 from normgen.records.winners import read, shipped_folder
 from normgen.schedule.default import default_schedule
@@ -35,10 +36,12 @@ def make(
     return problem_for(load(op), shape=shape, dtype=dtype, without=without, direction=direction)
 
 
-def tuned(problem: Problem, schedule: Schedule | None = None, *, cache: Cache = Cache.COLD, us: float = 10.0) -> Record:
+def tuned(
+    problem: Problem, schedule: Schedule | None = None, *, place: Place = DEFAULT_PLACE, us: float = 10.0
+) -> Record:
     return Record(
         problem=ProblemKey.of(problem),
-        cache=cache,
+        place=place,
         schedule=schedule or default_schedule(problem, H200),
         outcome=Outcome.OK,
         measured=True,
@@ -46,8 +49,8 @@ def tuned(problem: Problem, schedule: Schedule | None = None, *, cache: Cache = 
     )
 
 
-def nearest_shape(problem: Problem, *records: Record, cache: Cache = Cache.COLD) -> tuple[int, int] | None:
-    found = next(neighbours(problem, H200, records, cache=cache), None)
+def nearest_shape(problem: Problem, *records: Record, place: Place = DEFAULT_PLACE) -> tuple[int, int] | None:
+    found = next(neighbours(problem, H200, records, place=place), None)
     return (found.record.problem.rows, found.record.problem.cols) if found else None
 
 
@@ -101,14 +104,32 @@ def test_rows_of_whole_vectors_are_nearer_to_their_like() -> None:
     assert nearest_shape(make("65536x5120"), odd) is None  # its narrow accesses are worth no more than the default
 
 
-def test_the_asked_cache_is_nearer_and_measured_comes_before_predicted() -> None:
-    cold, hot = tuned(make("16x4096")), tuned(make("32x4096"), cache=Cache.HOT)
-    assert nearest_shape(make("20x4096"), cold, hot, cache=Cache.HOT) == (32, 4096)
-    assert nearest_shape(make("20x4096"), cold, hot) == (16, 4096)
+def test_the_asked_setting_is_nearer_and_measured_comes_before_predicted() -> None:
+    fresh, hot = tuned(make("16x4096")), tuned(make("32x4096"), place=Place(setting=Setting.HOT))
+    assert nearest_shape(make("20x4096"), fresh, hot, place=Place(setting=Setting.HOT)) == (32, 4096)
+    assert nearest_shape(make("20x4096"), fresh, hot) == (16, 4096)
     guess = Record(
-        problem=cold.problem, schedule=cold.schedule, outcome=Outcome.PREDICTED, measured=False, predicted_us=1.0
+        problem=fresh.problem, schedule=fresh.schedule, outcome=Outcome.PREDICTED, measured=False, predicted_us=1.0
     )
-    assert nearest_shape(make("20x4096"), guess, hot) == (32, 4096)
+    assert nearest_shape(make("20x4096"), guess, hot, place=Place(setting=Setting.HOT)) == (32, 4096)
+    cold, hot = (Place(context=Context.ALONE, setting=setting) for setting in (Setting.COLD, Setting.HOT))
+    alone, other = tuned(make("16x4096"), place=hot), tuned(make("16x4096"), place=cold)
+    assert nearest_shape(make("16x2048"), alone, other) == (16, 4096)
+    assert next(neighbours(make("16x2048"), H200, [alone, other], place=Place())).record is other
+
+
+def test_what_was_timed_in_place_comes_before_what_was_timed_alone() -> None:
+    alone = tuned(make("16x4096"), place=Place(context=Context.ALONE, setting=Setting.COLD))
+    assert nearest_shape(make("20x4096"), alone, tuned(make("32x4096"))) == (32, 4096)
+    assert nearest_shape(make("20x4096"), alone) == (16, 4096)
+
+
+def test_another_place_serves_only_who_names_it() -> None:
+    elsewhere = Place(context=Context.CHAIN)
+    record = tuned(make("16x4096"), place=elsewhere)
+    assert nearest_shape(make("20x4096"), record) is None
+    assert nearest_shape(make("20x4096"), record, place=elsewhere) == (16, 4096)
+    assert nearest_shape(make("20x4096"), tuned(make("32x4096")), place=elsewhere) == (32, 4096)
 
 
 def test_threads_grow_with_the_cols_and_nothing_else_changes() -> None:
@@ -159,7 +180,7 @@ def test_whatever_is_taken_is_legal(direction: str, cols: int) -> None:
     records = [tuned(make(f"4096x{c}", direction=direction)) for c in (60, 128, 512, 1024, 4096, 8192, 32768)]
     for rows in (1, 2000, 100_000):
         asked = make(f"{rows}x{cols}", direction=direction)
-        found = list(neighbours(asked, H200, records, cache=Cache.COLD))
+        found = list(neighbours(asked, H200, records, place=Place()))
         assert found or rows != 2000, "a neighbour within an octave or two fits"
         for near in found:
             assert refusal(asked, near.schedule, H200) is None
@@ -179,8 +200,8 @@ def test_rows_that_no_longer_fit_an_sm_twice_take_the_default_schedule() -> None
     """rmsnorm 8968x50432 bf16 on an H200: 585 us with the schedule of 8192x32768, 453 us by default, 433 us tuned."""
     twice = Schedule(threads_per_row=512, vector=8, hold="shared", copy="bulk", unroll=4, load="evict_last")
     record = tuned(make("8192x32768", without=["rstd"]), twice)
-    assert nearest(make("8968x50432", without=["rstd"]), H200, [record], cache=Cache.COLD) is None
-    near = nearest(make("8968x32000", without=["rstd"]), H200, [record], cache=Cache.COLD)
+    assert nearest(make("8968x50432", without=["rstd"]), H200, [record], place=Place()) is None
+    near = nearest(make("8968x32000", without=["rstd"]), H200, [record], place=Place())
     assert near is not None
     assert near.schedule == twice
 
@@ -189,10 +210,10 @@ def test_a_measurement_is_trusted_less_the_farther_away_it_was_made() -> None:
     asked = make("4096x5120")
     default = default_schedule(asked, H200)
     near = Neighbour(record=tuned(make("4096x4096")), distance=1.0, schedule=default)
-    assert is_trusted(near, asked, H200, cache=Cache.COLD)
-    assert not is_trusted(replace(near, distance=FARTHEST), asked, H200, cache=Cache.COLD)
+    assert is_trusted(near, asked, H200, place=Place())
+    assert not is_trusted(replace(near, distance=FARTHEST), asked, H200, place=Place())
     slow = replace(default, hold="reload", unroll=1)
-    assert not is_trusted(replace(near, schedule=slow), asked, H200, cache=Cache.COLD)
+    assert not is_trusted(replace(near, schedule=slow), asked, H200, place=Place())
 
 
 def test_parameters_that_come_to_be_read_late_are_not_pushed_out_of_l2() -> None:
@@ -226,7 +247,7 @@ def test_kernels_of_nearest_schedules_are_right_at_random_shapes() -> None:
     for _ in range(60):
         record = rng.choice(short)
         problem = untuned(record, rng)
-        found = next(neighbours(problem, H200, known, cache=record.cache), None)
+        found = next(neighbours(problem, H200, known, place=record.place), None)
         if found is not None:
             checked += 1
             told = check_on_cpu(problem, emit(problem, found.schedule), seed=rng.randrange(1000))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from normgen.device import TARGETS
-from normgen.records.record import Cache, Outcome, ProblemKey, Record, is_better, parse_line
+from normgen.records.record import Outcome, ProblemKey, Record, is_better, parse_line
 from normgen.records.statistics import Times
 from normgen.schedule.schedule import Schedule
 from tests.measure.simulated import problem
@@ -160,4 +160,3 @@ def test_the_slot_ignores_the_spec_text() -> None:
     key = ProblemKey.of(problem())
     assert dataclasses.replace(key, spec_sha256="x").slot() == key.slot()
     assert key.slot() != ProblemKey.of(problem(rows=1)).slot()
-    assert Cache("hot") is Cache.HOT

@@ -12,7 +12,7 @@ from normgen.device import TARGETS
 from normgen.files.private import make_private
 from normgen.records.lines import append
 from normgen.records.memory import Memory
-from normgen.records.record import Cache, Outcome, ProblemKey, Record
+from normgen.records.record import Outcome, ProblemKey, Record
 from normgen.records.results import Environment, Results, canonical, environment_of, results_path
 from normgen.schedule.schedule import Schedule
 from tests.measure.simulated import problem
@@ -54,7 +54,7 @@ def test_what_one_process_measured_another_finds(tmp_path: Path) -> None:
     [
         ({"protocol": "2"}, "protocol 1, here 2"),
         ({"nvrtc": "13.1.1"}, "nvrtc 13.0.88, here 13.1.1"),
-        ({"cache": Cache.HOT.value}, "cache cold, here hot"),
+        ({"place": "hot"}, "place fresh, here hot"),
         ({"spec": "cd" * 32}, f"spec {HERE.spec[:12]}, here cdcdcdcdcdcd"),
         ({"policy": canonical({"screen_samples": 24})}, "policy"),
         ({"gpu": "NVIDIA H100", "nvrtc": "12"}, "gpu NVIDIA H200, here NVIDIA H100; nvrtc 13.0.88, here 12"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 from normgen.records import statistics
+from normgen.records.statistics import Price, price_of, price_ratio
 
 
 def test_quantiles_interpolate_between_order_statistics() -> None:
@@ -56,3 +58,53 @@ def test_no_samples_is_an_error() -> None:
         statistics.median([])
     with pytest.raises(ValueError, match="at least one sample"):
         statistics.median_interval([])
+
+
+def chains(seed: int, *, base: float, price: float, rounds: int = 40, noise: float = 0.01) -> tuple[list[float], ...]:
+    """T of a kernel, and two samples of T0, of rounds whose clock drifts."""
+    rng = np.random.default_rng(seed)
+    drift = 1 + 0.03 * np.sin(np.arange(rounds) / 7)
+
+    def sampled(us: float) -> list[float]:
+        return list(us * drift + noise * rng.standard_normal(rounds))
+
+    return sampled(base + price), sampled(base), sampled(base)
+
+
+def test_a_price_is_the_difference_round_by_round_and_drift_costs_little() -> None:
+    chain, *bases = chains(0, base=5.0, price=2.0, noise=0.0)
+    found = price_of(chain, bases)
+    assert found.median == pytest.approx(2.0, rel=0.02)
+    assert found.low <= found.median <= found.high
+    assert found.spread == pytest.approx((found.high - found.low) / found.median)
+
+
+def test_95_of_100_intervals_hold_the_price_and_the_ratio_of_two() -> None:
+    prices = ratios = 0
+    for seed in range(200):
+        ours, first, second = chains(seed, base=5.0, price=2.0, noise=0.2)
+        theirs = chains(seed + 1000, base=5.0, price=2.5, noise=0.2)[0]
+        price = price_of(ours, [first, second])
+        prices += price.low <= 2.0 <= price.high
+        ratio = price_ratio(theirs, ours, a_base=first, b_base=second)
+        assert ratio is not None
+        ratios += ratio.low <= 1.25 <= ratio.high
+    assert 180 <= prices <= 200
+    assert 176 <= ratios <= 200
+
+
+def test_an_interval_is_the_same_each_time_it_is_asked_for() -> None:
+    chain, *bases = chains(3, base=5.0, price=2.0)
+    assert price_of(chain, bases) == price_of(chain, bases)
+
+
+def test_prices_that_cannot_be_told_from_nothing_have_no_ratio() -> None:
+    ours, first, second = chains(1, base=5.0, price=0.0, noise=0.5)
+    assert price_ratio(ours, ours, a_base=first, b_base=second) is None
+    assert price_of(ours, [first, second]).low < 0
+    assert Price(median=-1.0, low=-2.0, high=0.0).spread == float("inf")
+
+
+def test_a_price_without_rounds_is_an_error() -> None:
+    with pytest.raises(ValueError, match="at least one round"):
+        price_of([], [[], []])

@@ -14,7 +14,8 @@ from normgen.errors import UsageError
 from normgen.files.private import write_atomically
 from normgen.records import winners
 from normgen.records.lines import append, locked
-from normgen.records.record import Cache, Outcome, ProblemKey
+from normgen.records.place import Context, Place, Setting
+from normgen.records.record import Outcome, ProblemKey
 from normgen.records.winners import adopt, lookup, read
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
@@ -57,19 +58,19 @@ def test_a_missing_file_is_empty(tmp_path: Path) -> None:
     assert read(tmp_path / "none.jsonl").records == ()
 
 
-def test_winners_have_one_sorted_line_a_problem_and_cache(tmp_path: Path) -> None:
+def test_winners_have_one_sorted_line_a_problem_and_place(tmp_path: Path) -> None:
     fast = Schedule(threads_per_row=128)
     wide = dataclasses.replace(record(), problem=ProblemKey.of(problem(cols=1024)))
     assert adopt(wide, tmp_path, H200)
     assert adopt(record(), tmp_path, H200)
-    assert adopt(record(cache=Cache.HOT), tmp_path, H200)
+    assert adopt(record(place=Place(setting=Setting.HOT)), tmp_path, H200)
     assert not adopt(record(us=15.0, schedule=fast), tmp_path, H200)
     assert adopt(record(us=12.0, schedule=fast), tmp_path, H200)
     found = read(tmp_path / "h200.jsonl").records
-    assert [(r.problem.cols, r.cache.value, r.us) for r in found] == [
-        (768, "cold", 12.0),
+    assert [(r.problem.cols, str(r.place), r.us) for r in found] == [
+        (768, "fresh", 12.0),
         (768, "hot", 14.0),
-        (1024, "cold", 14.0),
+        (1024, "fresh", 14.0),
     ]
     assert adopt(record(us=15.0), tmp_path, H200, force=True)
     before = (tmp_path / "h200.jsonl").read_bytes()
@@ -80,7 +81,7 @@ def test_winners_have_one_sorted_line_a_problem_and_cache(tmp_path: Path) -> Non
 def test_damaged_winners_move_aside_and_the_rest_stays(tmp_path: Path) -> None:
     path = tmp_path / "h200.jsonl"
     path.write_text("{broken\n" + record().line())
-    adopt(record(cache=Cache.HOT), tmp_path, H200)
+    adopt(record(place=Place(setting=Setting.HOT)), tmp_path, H200)
     assert len(read(path).records) == 2
     assert not read(path).damaged
     assert (tmp_path / "h200.jsonl.damaged").read_text() == "{broken\n"
@@ -102,24 +103,63 @@ def test_lookup_prefers_the_exact_problem_then_the_nearest_rows(tmp_path: Path) 
     assert near.reason == "tuned for 1024x768, the nearest to 2000x768"
 
 
-def test_lookup_prefers_measured_records_and_the_asked_cache_policy(tmp_path: Path) -> None:
+def test_lookup_prefers_measured_records_and_the_asked_place(tmp_path: Path) -> None:
     user, shipped = tmp_path / "user", tmp_path / "shipped"
     predicted = record(outcome=Outcome.PREDICTED, measured=False, times_us=None, predicted_us=1.0)
     adopt(predicted, user, H200)
     adopt(record(us=14.0), shipped, H200)
-    adopt(record(us=12.0, cache=Cache.HOT), shipped, H200)
-    for cache, us in ((Cache.COLD, 14.0), (Cache.HOT, 12.0)):
-        found = lookup(problem(), H200, cache=cache, folders=[user, shipped]).record
+    adopt(record(us=12.0, place=Place(setting=Setting.HOT)), shipped, H200)
+    for place, us in ((Place(), 14.0), (Place(setting=Setting.HOT), 12.0)):
+        found = lookup(problem(), H200, place=place, folders=[user, shipped]).record
         assert found is not None
         assert found.us == us
 
 
-def test_a_measured_record_of_the_other_cache_comes_before_a_prediction_of_the_asked_one(tmp_path: Path) -> None:
+COLD_ALONE = Place(context=Context.ALONE, setting=Setting.COLD)
+
+
+def test_what_was_measured_alone_comes_before_a_prediction_and_says_where_it_was_timed(tmp_path: Path) -> None:
     adopt(record(outcome=Outcome.PREDICTED, measured=False, times_us=None, predicted_us=1.0), tmp_path, H200)
-    adopt(record(us=12.0, cache=Cache.HOT), tmp_path, H200)
-    found = lookup(problem(), H200, cache=Cache.COLD, folders=[tmp_path]).record
-    assert found is not None
-    assert found.measured
+    adopt(record(us=12.0, place=COLD_ALONE), tmp_path, H200)
+    found = lookup(problem(), H200, folders=[tmp_path])
+    assert found.record is not None
+    assert found.record.measured
+    assert found.reason == "tuned for this problem, cold alone (no record is in place yet)"
+    plain = record(us=12.0, place=COLD_ALONE, schedule=default_schedule(problem(), H200))
+    adopt(plain, tmp_path, H200, force=True)
+    near = lookup(problem(rows=2000), H200, folders=[tmp_path])
+    assert near.reason.endswith("the nearest to 2000x768, cold alone (no record is in place yet)")
+
+
+def test_a_slower_record_in_place_comes_before_a_faster_one_alone(tmp_path: Path) -> None:
+    user, shipped = tmp_path / "user", tmp_path / "shipped"
+    adopt(record(us=3.0, place=COLD_ALONE), user, H200)
+    adopt(record(us=14.0), shipped, H200)
+    found = lookup(problem(), H200, folders=[user, shipped])
+    assert (found.record, found.reason) == (record(us=14.0), "tuned for this problem")
+
+
+def test_a_record_of_another_place_is_evidence_that_only_its_name_reaches(tmp_path: Path) -> None:
+    for elsewhere in (Place(setting=Setting.HOT), Place(context=Context.MATMUL)):
+        adopt(record(us=3.0, place=elsewhere), tmp_path, H200)
+        assert lookup(problem(), H200, folders=[tmp_path]).record is None
+        assert lookup(problem(), H200, place=elsewhere, folders=[tmp_path]).exact
+    adopt(record(us=14.0), tmp_path, H200)
+    found = lookup(problem(), H200, place=Place(context=Context.CHAIN), folders=[tmp_path])
+    assert (found.record, found.reason) == (record(us=14.0), "tuned for this problem, fresh")
+
+
+def test_a_winner_in_place_replaces_what_was_timed_alone(tmp_path: Path) -> None:
+    other = ProblemKey.of(problem(cols=1024))
+    hot_alone = Place(context=Context.ALONE, setting=Setting.HOT)
+    for line in (record(place=COLD_ALONE), record(place=hot_alone), record(problem=other, place=COLD_ALONE)):
+        adopt(line, tmp_path, H200)
+    predicted = record(outcome=Outcome.PREDICTED, measured=False, times_us=None, predicted_us=1.0)
+    adopt(predicted, tmp_path, H200)
+    assert len(read(tmp_path / "h200.jsonl").records) == 4  # a prediction replaces no measurement
+    adopt(record(us=99.0), tmp_path, H200)
+    found = read(tmp_path / "h200.jsonl").records
+    assert [(r.problem.cols, str(r.place)) for r in found] == [(768, "fresh"), (1024, "cold alone")]
 
 
 def test_a_record_that_failed_serves_nobody(tmp_path: Path) -> None:

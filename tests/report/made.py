@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from normgen.device import TARGETS
-from normgen.records.record import Cache, Outcome, ProblemKey, Record
+from normgen.records.place import DEFAULT_PLACE, Place
+from normgen.records.record import Outcome, ProblemKey, Record
 from normgen.records.statistics import Times
 from normgen.schedule.schedule import Schedule
 from normgen.studies.sweep_file import Point as SweepPoint
@@ -87,14 +88,14 @@ def files(folder: Path) -> list[Path]:
     return [write(folder / name, records) for name, records in made.items()]
 
 
-def sweep(path: Path, *, cache: Cache = Cache.COLD) -> Path:
+def sweep(path: Path, *, place: Place = DEFAULT_PLACE) -> Path:
     """A finished sweep of the twelve schedules, one of them wrong, one the twin of another."""
     problem = key()
     plain = {name: getattr(problem, name) for name in ProblemKey.__dataclass_fields__} | {
         "dtypes": dict(problem.dtypes)
     }
     header = header_of(
-        SCHEDULES, default=SCHEDULES[0], problem=plain, cache=cache.value, device=H200, versions=VERSIONS,
+        SCHEDULES, default=SCHEDULES[0], problem=plain, place=place, device=H200, versions=VERSIONS,
         roof_us=9.5, noise_floor=0.004, bytes=50_000_000, seed=0,
     )  # fmt: skip
     points = [SweepPoint(schedule=s, outcome=Outcome.OK, us=us_of(s), registers=40) for s in SCHEDULES]

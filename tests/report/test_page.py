@@ -184,12 +184,12 @@ def test_headings_sort_both_ways_and_what_has_no_figure_comes_last(look: Any) ->
 
 
 def test_figures_in_the_table_are_those_of_the_records_and_predictions_are_marked(look: Any) -> None:
-    texts = f"return {ROWS}.map((row) => [...row.cells].slice(1, 7).map((cell) => cell.textContent));"
+    texts = f"return {ROWS}.map((row) => [...row.cells].slice(1, 8).map((cell) => cell.textContent));"
     (winner,) = look(state="kind=winner&op=layernorm", script=texts).probe
-    assert winner == ["layernorm forward f32 8192×768", "winner", "10.00", "5000", "95.0", "2.00×"]
+    assert winner == ["layernorm forward f32 8192×768", "winner", "10.00", "–", "5000", "95.0", "2.00×"]
     first, *_ = look(state="op=softmax", script=texts).probe
     assert first[:3] == ["softmax forward f32 8192×4096", "predicted, not measured", "≈ 12.00"]
-    assert first[4] == "–"
+    assert first[5] == "–"
 
 
 def test_keys_step_through_evaluations_and_open_details(look: Any) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from normgen.records.place import Context, Place, Setting
+from normgen.records.statistics import Price
 from normgen.report.evidence import gather
 from normgen.report.page import embedded, render
 from normgen.report.view import dtype_of, labels_of, page_data, roof_lines
@@ -82,3 +84,24 @@ def test_the_page_names_nothing_outside_itself(tmp_path: Path) -> None:
     assert "<link" not in page
     assert "@import" not in page
     assert "url(" not in page
+
+
+def test_what_was_timed_in_place_is_shown_by_its_price_and_what_was_timed_alone_says_so(tmp_path: Path) -> None:
+    base = made.record(made.key(), made.SCHEDULES[0], 4.0).times_us
+    price = Price(median=10.0, low=9.8, high=10.2)
+    one = made.winner(made.key(), us=14.0, default_us=24.0, chain_us=base, price_us=price, alone_us=9.0)
+    alone = made.winner(made.key(cols=512), place=Place(context=Context.ALONE, setting=Setting.HOT))
+    searched = [made.record(made.key(), s, 4.0 + made.us_of(s), chain_us=base) for s in made.SCHEDULES]
+    evidence = gather([made.write(tmp_path / "a.jsonl", [one, alone, *searched])])
+    data = page_data(evidence)
+    first = next(f for f in data["finals"] if f["cols"] == 768)
+    assert (first["us"], first["low"], first["high"]) == (10.0, 9.8, 10.2)
+    assert (first["chain"], first["alone_us"], first["default_us"]) == ([14.0, 4.0], 9.0, 20.0)
+    other = next(f for f in data["finals"] if f["cols"] == 512)
+    assert (other["us"], other["chain"], other["place"]) == (10.0, None, "hot alone")
+    (series,) = data["series"]
+    assert min(t["us"] for t in series["trials"]) == pytest.approx(min(map(made.us_of, made.SCHEDULES)))
+    assert series["default_us"] == 20.0
+    lines = {line.label: line.points for line in roof_lines(evidence)}
+    assert set(lines) == {"layernorm forward f32", "layernorm forward f32 hot alone"}
+    assert [p.percent_of_roof for p in lines["layernorm forward f32"]] == [95.0]

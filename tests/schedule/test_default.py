@@ -9,6 +9,7 @@ import pytest
 
 from normgen.device import Device, target
 from normgen.program.source import problem_for
+from normgen.records.place import Context
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
@@ -25,6 +26,8 @@ def test_the_default_reaches_nine_tenths_of_a_sweeps_optimum(path: Path) -> None
     sweep = read_sweep(path)
     times = {point.schedule: point.us for point in sweep.points if point.us is not None}
     default = default_schedule(swept_problem(sweep.header), Device(**dict(sweep.header.device)))
+    if sweep.header.place.context is Context.ALONE and "hot" in path.name:
+        pytest.skip("timed behind its own copies, where short launches overlap: not what the default is for")
     near = [us for s, us in times.items() if replace(s, load=default.load, store=default.store) == default]
     assert near, "neither the default nor its siblings with other hints are in the sample"
     assert min(times.values()) >= 0.9 * times.get(default, max(near))
@@ -47,7 +50,7 @@ def test_long_rows_take_small_clusters_of_blocks_that_leave_room_for_others(
 
 @pytest.mark.parametrize(
     ("shape", "cluster", "threads"),
-    [("1x4096", 1, 256), ("64x8192", 1, 256), ("1x16384", 4, 128), ("64x16384", 2, 256)],
+    [("1x4096", 1, 512), ("64x8192", 1, 512), ("1x16384", 4, 128), ("64x16384", 2, 256)],
 )
 def test_few_rows_are_split_over_more_threads_and_then_over_idle_sms(shape: str, cluster: int, threads: int) -> None:
     found = default("rmsnorm", shape)

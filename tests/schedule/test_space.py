@@ -208,7 +208,7 @@ def test_a_specs_own_values_are_searched_in_the_direction_they_are_given_for() -
     assert forward["vector"] == {8} < backward["vector"]
     assert backward["stages"] == {2}
     assert backward["load"] == {"streaming"}  # which no default has: a spec may widen the space
-    assert forward["load"] == {"default", "no_allocate", "evict_last"}
+    assert forward["load"] == {"default", "no_allocate", "evict_first"}
 
 
 def test_a_spec_may_ask_for_what_no_search_proposes() -> None:
@@ -235,3 +235,9 @@ def test_every_knob_of_a_schedule_has_its_values_listed() -> None:
     assert list(KNOBS) == list(Schedule().as_dict())
     for name, default in Schedule().as_dict().items():
         assert default in KNOBS[name].values
+
+
+def test_every_refusal_of_the_unrolling_names_a_number_of_steps() -> None:
+    reasons = [found.reason for found in space(problem(shape="8x1024"), H200).refusals]
+    assert any("exceeds the" in reason for reason in reasons)
+    assert not [reason for reason in reasons if re.search(r"the (-\d+|0) steps?", reason)]

@@ -14,7 +14,8 @@ from normgen.cost.model import predict
 from normgen.device import TARGETS
 from normgen.errors import UsageError
 from normgen.program.source import problem_for, stages_of
-from normgen.records.record import Cache, Outcome, ProblemKey, Record
+from normgen.records.place import Place, Setting
+from normgen.records.record import Outcome, ProblemKey, Record
 from normgen.records.statistics import summarise
 from normgen.schedule.default import default_schedule
 from normgen.schedule.space import space
@@ -55,7 +56,7 @@ def test_the_factor_of_a_hint_comes_from_pairs_that_differ_in_it_alone() -> None
     assert found["store_streaming"] == pytest.approx(TRUE.store_streaming, abs=0.01)
     assert found["load_past_l1"] == pytest.approx(TRUE.load_past_l1, abs=0.01)
     assert "load_streams_past_l1" not in found, "a forward pass reads one stream of rows"
-    assert paired_factors([replace(measured, hot=True)]) == {}
+    assert paired_factors([replace(measured, place=Place(setting=Setting.HOT))]) == {}
 
 
 def test_the_level_of_a_problem_weighs_less_than_the_order_within_it() -> None:
@@ -88,8 +89,8 @@ def test_records_become_measured_points(tmp_path: Path) -> None:
     gone = ok.line().replace('"hold": "', '"hold": "in a knob that is gone ')
     packed.write_bytes(lzma.compress(path.read_bytes() + gone.encode()))
     assert read_measured([packed]) == [found]
-    path.write_text(replace(ok, cache=Cache.HOT).line())
-    assert read_measured([path])[0].hot
+    path.write_text(replace(ok, place=Place(setting=Setting.HOT)).line())
+    assert read_measured([path])[0].place.is_hot
     path.write_text(lost.line())
     with pytest.raises(UsageError, match="needs measured schedules"):
         read_measured([path])

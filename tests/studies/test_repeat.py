@@ -16,7 +16,8 @@ from normgen.errors import NothingValidError, UsageError
 from normgen.measure import judge
 from normgen.pipeline import emit
 from normgen.program.source import problem_for
-from normgen.records.record import Cache, Outcome
+from normgen.records.place import DEFAULT_PLACE, Place, Setting
+from normgen.records.record import Outcome
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from normgen.studies import repeat
@@ -30,14 +31,14 @@ PROBLEM = problem_for(load("rmsnorm"), shape="64x512", dtype="bf16")
 CHOSEN = [Schedule(threads_per_row=t, rows_per_block=2, vector=8, hold="registers", unroll=0) for t in (32, 64)]
 
 
-def swept(*us: float, cache: str = "cold") -> Sweep:
+def swept(*us: float, place: Place = DEFAULT_PLACE) -> Sweep:
     key = {
         "op": "rmsnorm", "direction": "forward", "rows": 64, "cols": 512, "pitch": 512, "align": 16,
         "dtypes": {t.name: t.dtype.name for t in PROBLEM.tensors},
     }  # fmt: skip
     schedules = [Schedule(threads_per_row=32, rows_per_block=2 ** (n + 1)) for n in range(len(us))]
     header = header_of(
-        schedules, default=schedules[0], problem=key, cache=cache, device=H200.as_dict(), versions={}, roof_us=1.0,
+        schedules, default=schedules[0], problem=key, place=place, device=H200.as_dict(), versions={}, roof_us=1.0,
         noise_floor=0.01, bytes=1, seed=0,
     )  # fmt: skip
     points = tuple(Point(schedule=s, outcome=Outcome.OK, us=t) for s, t in zip(schedules, us, strict=True))
@@ -107,10 +108,10 @@ def test_winners_are_compared_with_the_fastest_of_the_sweep_as_timed_in_the_same
 def test_the_fastest_of_a_sweep_are_those_of_the_same_question() -> None:
     sweep = swept(5.0, 3.0, 4.0, 6.0, 2.0)
     order = [sweep.points[i].schedule for i in (4, 1, 2)]
-    assert list(fastest_of(sweep, PROBLEM, Cache.COLD, H200)) == order[:SWEPT]
-    assert fastest_of(None, PROBLEM, Cache.COLD, H200) == ()
+    assert list(fastest_of(sweep, PROBLEM, Place(), H200)) == order[:SWEPT]
+    assert fastest_of(None, PROBLEM, Place(), H200) == ()
     with pytest.raises(UsageError, match="sweep must be of the problem"):
-        fastest_of(swept(5.0, cache="hot"), PROBLEM, Cache.COLD, H200)
+        fastest_of(swept(5.0, place=Place(setting=Setting.HOT)), PROBLEM, Place(), H200)
 
 
 def test_a_tune_that_fails_or_only_predicts_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

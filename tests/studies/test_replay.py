@@ -11,6 +11,7 @@ import pytest
 
 from normgen.device import TARGETS
 from normgen.errors import UsageError
+from normgen.records.place import Place, Setting
 from normgen.records.record import Outcome
 from normgen.schedule.schedule import Schedule
 from normgen.studies.replay import EVALUATIONS, Landscape, exact_random, follow, landscape_of, replay, swept_problem
@@ -156,8 +157,8 @@ def test_a_recorded_file_becomes_a_landscape_of_its_problem(tmp_path: Path) -> N
         "dtypes": {t.name: t.dtype.name for t in asked.tensors},
     }  # fmt: skip
     header = header_of(
-        chosen, default=chosen[1], problem=key, cache="hot", device=device.as_dict(), versions={}, roof_us=1.4,
-        noise_floor=0.01, bytes=asked.compulsory_bytes, seed=0,
+        chosen, default=chosen[1], problem=key, place=Place(setting=Setting.HOT), device=device.as_dict(), versions={},
+        roof_us=1.4, noise_floor=0.01, bytes=asked.compulsory_bytes, seed=0,
     )  # fmt: skip
     writer = SweepWriter(tmp_path / "a.jsonl.xz", header)
     writer.append(

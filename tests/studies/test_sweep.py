@@ -22,16 +22,17 @@ from normgen.files.decoded import LARGEST_UNPACKED
 from normgen.measure.protocol import Check, DeviceLostError
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.records.record import Cache, Outcome, ProblemKey
+from normgen.records.place import DEFAULT_PLACE, Place, Setting
+from normgen.records.record import Outcome, ProblemKey
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import space
 from normgen.spec.reader import load
 from normgen.studies.fit import read_measured
-from normgen.studies.sweep import POLICY, REFERENCE, Progress, Sweeper, called_fastest, sample_of, sweep
+from normgen.studies.sweep import POLICY, REFERENCE, Base, Progress, Sweeper, called_fastest, sample_of, sweep
 from normgen.studies.sweep_file import Header, Sweep, header_of, read_sweep
 from normgen.tuning.compile import Builder
 from tests.measure.simulated import problem
-from tests.tuning.test_campaign import SimulatedBench, compile_now, emit
+from tests.tuning.test_campaign import BASE_US, COPY_US, SimulatedBench, compile_now, emit
 from tests.tuning.test_search import DEFAULT, LEGAL, OPTIMUM, truth
 
 SOME = [s for s in LEGAL if s.threads_per_row in (1, 64, 1024)]
@@ -63,12 +64,12 @@ class SweptBench(SimulatedBench):
 def describe(legal: Sequence[Schedule], **changed: Any) -> Any:
     facts = {
         "problem": asdict(ProblemKey.of(problem())) | {"dtypes": {t.name: t.dtype.name for t in problem().tensors}},
-        "cache": "cold", "device": TARGETS["h200"].as_dict(), "bytes": 1,
+        "place": DEFAULT_PLACE, "device": TARGETS["h200"].as_dict(), "bytes": 1,
         "versions": {"protocol": "1", "default_text": "ab"}, "seed": 0,
     }  # fmt: skip
 
-    def header(roof_us: float | None, noise_floor: float) -> Header:
-        return header_of(legal, default=DEFAULT, roof_us=roof_us, noise_floor=noise_floor, **(facts | changed))
+    def header(base: Base) -> Header:
+        return header_of(legal, default=DEFAULT, **vars(base), **(facts | changed))
 
     return header
 
@@ -113,7 +114,7 @@ def test_every_point_is_there_once_with_its_time_or_its_failure(tmp_path: Path) 
         elif s.variance == "welford":
             assert (point.outcome, point.us) == (Outcome.WRONG_RESULT, None)
         else:
-            assert point.us == pytest.approx(truth(s), rel=0.08)  # noise and what is left of 3 % drift
+            assert point.us == pytest.approx(BASE_US + truth(s), rel=0.08)  # noise and what is left of 3 % drift
             assert point.registers == 40
 
 
@@ -121,7 +122,9 @@ def test_the_best_point_is_the_best_there_is_and_was_timed_again(tmp_path: Path)
     bench = SweptBench()
     found = swept(tmp_path / "a.jsonl.xz", bench)
     assert truth(found.optimum.schedule) <= 1.02 * OPTIMUM
-    assert found.optimum.us == pytest.approx(truth(found.optimum.schedule), rel=0.03)
+    assert found.optimum.us == pytest.approx(BASE_US + truth(found.optimum.schedule), rel=0.03)
+    assert found.header.chain_us == pytest.approx(BASE_US, rel=0.03)
+    assert found.header.roof_us == pytest.approx(COPY_US, rel=0.05)
     assert bench.loads[found.optimum.schedule.key] == 2
     assert found.header.roof_us is not None
     assert 0 < (found.header.noise_floor or 0) < 0.02
@@ -187,13 +190,13 @@ def test_a_sample_holds_what_was_asked_for_first(tmp_path: Path) -> None:
 def test_the_first_choices_are_the_cost_models_and_of_equals_the_plainest() -> None:
     asked = problem_for(load("rmsnorm"), shape="4096x4096", dtype="bf16")
     legal = space(asked, TARGETS["h200"]).legal
-    chosen = called_fastest(asked, legal, TARGETS["h200"], Cache.COLD, count=200)
+    chosen = called_fastest(asked, legal, TARGETS["h200"], Place(), count=200)
     told = [predicted_us(asked, s, TARGETS["h200"]) for s in chosen]
     assert told == sorted(predicted_us(asked, s, TARGETS["h200"]) for s in legal)[:200]
     equals = [(a, b) for (a, b), (x, y) in zip(pairwise(chosen), pairwise(told), strict=True) if x == y]
     assert equals
     assert all(len(str(a)) <= len(str(b)) for a, b in equals)
-    assert called_fastest(asked, legal, TARGETS["h200"], Cache.COLD, count=0) == []
+    assert called_fastest(asked, legal, TARGETS["h200"], Place(), count=0) == []
 
 
 def test_what_is_far_behind_gets_three_samples_and_what_is_near_all(tmp_path: Path) -> None:
@@ -208,15 +211,19 @@ def test_what_is_far_behind_gets_three_samples_and_what_is_near_all(tmp_path: Pa
     bench.sample = counted  # type: ignore[method-assign]
     swept(tmp_path / "a.jsonl.xz", bench)
     timed = {s: taken[s.key] for s in SOME if taken[s.key]}
-    far = [n for s, n in timed.items() if truth(s) > 1.7 * OPTIMUM]
-    near = [n for s, n in timed.items() if truth(s) < 1.1 * OPTIMUM]
+    far = [n for s, n in timed.items() if BASE_US + truth(s) > 1.7 * (BASE_US + OPTIMUM)]
+    near = [n for s, n in timed.items() if BASE_US + truth(s) < 1.05 * (BASE_US + OPTIMUM)]
     assert statistics.median(far) == POLICY.drop_after
     assert min(near) >= POLICY.screen_samples
 
 
 @pytest.mark.parametrize(
     "changed",
-    [{"cache": "hot"}, {"device": {"name": "another"}}, {"versions": {"protocol": "1", "default_text": "cd"}}],
+    [
+        {"place": Place(setting=Setting.HOT)},
+        {"device": {"name": "another"}},
+        {"versions": {"protocol": "1", "default_text": "cd"}},
+    ],
 )
 def test_what_cannot_be_compared_is_not_mixed(tmp_path: Path, changed: dict[str, Any]) -> None:
     path = tmp_path / "a.jsonl.xz"
@@ -268,7 +275,7 @@ def test_the_command_sweeps_a_sample_and_the_first_choices_on_a_simulated_device
     monkeypatch.setattr(judge, "BENCH", "tests.suites.fake_worker:FakeBench")
     monkeypatch.setattr("normgen.studies.sweep.environment", lambda *, measured: {"protocol": "test"})  # noqa: ARG005
     file = tmp_path / "sweep.jsonl.xz"
-    asked = ["--op", "rmsnorm", "--shape", "64x512", "--dtype", "bf16", "--cache", "hot", "--out", str(file)]
+    asked = ["--op", "rmsnorm", "--shape", "64x512", "--dtype", "bf16", "--setting", "hot", "--out", str(file)]
     with pytest.raises(SystemExit) as end:
         cli.main(["sweep", *asked, "--limit", "24", "--best", "6", "--json"])
     assert end.value.code == 0
@@ -276,7 +283,7 @@ def test_the_command_sweeps_a_sample_and_the_first_choices_on_a_simulated_device
     assert 24 <= found["points"] <= 31
     (points,) = read_measured([file], thinned=False)
     legal = space(points.problem, TARGETS["h200"]).legal
-    wanted = called_fastest(points.problem, legal, TARGETS["h200"], Cache.HOT, count=6)
+    wanted = called_fastest(points.problem, legal, TARGETS["h200"], Place(setting=Setting.HOT), count=6)
     assert set(wanted) <= {s for s, _ in points.points}
     assert first_choice(points).first == wanted[0]
 
@@ -286,7 +293,7 @@ def test_a_small_sweep_on_a_device(tmp_path: Path) -> None:
     from normgen.studies.sweep import sweep_on_gpu
 
     asked = problem_for(load("rmsnorm"), shape="64x1024", dtype="bf16")
-    found = sweep_on_gpu(asked, cache=Cache.HOT, path=tmp_path / "a.jsonl.xz", limit=40)
+    found = sweep_on_gpu(asked, place=Place(setting=Setting.HOT), path=tmp_path / "a.jsonl.xz", limit=40)
     assert len(found.points) == 40
     assert found.header.default in {p.schedule for p in found.points}
     assert found.optimum.us is not None

@@ -20,6 +20,7 @@ from normgen.tuning import tuner
 from tests.measure.simulated import SimulatedTimer
 
 COPY_US = 5.0
+BASE_US = 3.0  # of the chain without a kernel
 SLOW_S = float(os.environ.get("NORMGEN_TEST_SLOW", "0"))
 
 
@@ -29,7 +30,7 @@ class FakeBench(SimulatedTimer):
     roofs = ("copy",)
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        super().__init__({"copy": COPY_US}, noise=0.002, drift=0.0, spikes=0.0)
+        super().__init__({"copy": COPY_US}, noise=0.002, drift=0.0, spikes=0.0, base_us=BASE_US)
 
     def load(self, key: str, module: Module, cubin: Cubin) -> None:
         kernel = module.kernels[0]

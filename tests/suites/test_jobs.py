@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +226,7 @@ def test_hosts_share_a_suite_and_one_that_is_killed_loses_nothing(server: str, t
         assert f"{winner.problem.rows}x{winner.problem.cols}" == job.task["shape"]
         kept = recorded(server, study_name(job))
         assert len(kept) == len({r.schedule for r in kept}) == 16
-        assert winner.schedule in {r.schedule for r in kept}
+        assert replace(winner.schedule, statistics="nullable") in {r.schedule for r in kept}  # a finalist may lack them
     after = {r.schedule: r for r in recorded(server, name)}
     assert all(after[schedule] == record for schedule, record in before.items())  # not measured again
     assert sorted(study_names(server, suite)) == [study_name(job) for job in found]  # hosts begin in any order

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from normgen.errors import SpecError, UsageError
-from normgen.records.record import Cache
+from normgen.records.place import Place, Setting
 from normgen.spec.toml_lines import array_lines
 from normgen.suites.suite import list_suites, load_suite, parse_suite
 
@@ -16,18 +16,22 @@ HEAD = 'name = "few"\n[[entry]]\nop = "rmsnorm"\n'
 
 def test_an_entry_takes_the_defaults_and_one_problem_for_each_shape() -> None:
     suite = parse_suite(
-        'name = "few"\nsummary = "s"\n[defaults]\ncache = "hot"\ndtype = "bf16"\n'
+        'name = "few"\nsummary = "s"\n[defaults]\nsetting = "hot"\ndtype = "bf16"\n'
         '[[entry]]\nop = "rmsnorm"\nshape = ["1x4096", "2x3x128"]\nwithout = ["rstd"]\n'
-        '[[entry]]\nop = "layernorm"\nshape = "8x100"\ncache = "cold"\ndirection = "backward"\n'
+        '[[entry]]\nop = "layernorm"\nshape = "8x100"\nsetting = "fresh"\ndirection = "backward"\n'
         'dtypes = { weight = "f32" }\npitch = 104\nalign = 4\n'
     )
     first, second, third = suite.entries
-    assert (first.cache, first.problem.dtype.name, first.problem.present) == (Cache.HOT, "bf16", {"y", "x", "weight"})
+    assert (first.place, first.problem.dtype.name, first.problem.present) == (
+        Place(setting=Setting.HOT),
+        "bf16",
+        {"y", "x", "weight"},
+    )
     assert (second.problem.rows, second.problem.cols) == (6, 128)
-    assert third.cache is Cache.COLD
+    assert third.place == Place()
     assert third.problem.present == {"dx", "dweight", "dbias", "dy", "x", "weight", "mean", "rstd"}
     assert (third.problem.pitch, third.problem.align) == (104, 4)
-    assert third.label == "layernorm bwd 8x100 bf16 cold dweight=f32 weight=f32 pitch=104 align=4"
+    assert third.label == "layernorm bwd 8x100 bf16 fresh dweight=f32 weight=f32 pitch=104 align=4"
     assert dict(third.dtypes) == {"weight": "f32"}
 
 
@@ -38,14 +42,14 @@ def test_an_entry_takes_the_defaults_and_one_problem_for_each_shape() -> None:
         ('name = "a"\n', 1, "at least one [[entry]]"),
         ('name = "a"\nentry = [1]\n', 2, "at least one [[entry]]"),
         ('name = "a"\nentries = 1\n', 2, "unknown key 'entries'\n  hint: did you mean 'entry'?"),
-        ('name = "a"\n[defaults]\ncach = "hot"\n', 3, "unknown key 'cach'\n  hint: did you mean 'cache'?"),
+        ('name = "a"\n[defaults]\nsetin = "hot"\n', 3, "unknown key 'setin'\n  hint: did you mean 'setting'?"),
         (HEAD, 2, "an entry has 'shape'"),
         (HEAD + 'shape = "8xx"\n', 2, "whole numbers joined by 'x'"),
         (HEAD + 'shape = "0x8"\n', 4, "nothing to time"),
         (HEAD + "shape = []\n", 4, "'shape' is a shape or a list of them"),
         (HEAD + 'shape = "8x8"\n\ndytpe = "f16"\n', 6, "unknown key 'dytpe'\n  hint: did you mean 'dtype'?"),
         (HEAD + 'shape = "8x8"\ndtype = "f64"\n', 2, "unknown dtype\n  received: f64"),
-        (HEAD + 'shape = "8x8"\ncache = "warm"\n', 5, "unknown cache\n  received: warm"),
+        (HEAD + 'shape = "8x8"\nsetting = "warm"\n', 5, "unknown setting\n  received: warm"),
         (HEAD + 'shape = "8x8"\ndirection = "back"\n', 5, "did you mean 'backward'?"),
         (HEAD + 'shape = "8x8"\nwithout = ["weigth"]\n', 2, "did you mean 'weight'?"),
         (HEAD + 'shape = "8x8"\nwithout = "rstd"\n', 5, "'without' is a list of names"),
@@ -76,7 +80,7 @@ def test_the_suites_that_ship_have_their_shapes() -> None:
     assert {name: suite.name for name, suite in suites.items()} == {name: name for name in suites}
     forward = suites["forward_h200"]
     assert 38 <= len(forward.entries) <= 45
-    assert {e.cache for e in forward.entries} == {Cache.COLD}
+    assert {e.place for e in forward.entries} == {Place()}
     odd = {1000, 1023, 4095, 4097, 8191}
     large = {e.problem.cols for e in forward.entries if e.problem.compulsory_bytes >= 64e6}
     assert large >= odd
@@ -84,7 +88,7 @@ def test_the_suites_that_ship_have_their_shapes() -> None:
     assert any(e.problem.pitch > e.problem.cols for e in forward.entries)
     decode = suites["decode_h200"]
     assert len(decode.entries) == 16
-    assert all(e.cache is Cache.HOT and e.problem.rows <= 64 for e in decode.entries)
+    assert all(e.place == Place() and e.problem.rows <= 64 for e in decode.entries)
     backward = suites["backward_h200"]
     assert len(backward.entries) == 20
     assert {e.problem.direction for e in backward.entries} == {"backward"}
@@ -92,7 +96,7 @@ def test_the_suites_that_ship_have_their_shapes() -> None:
 
 def test_only_keeps_the_entries_that_contain_the_pattern() -> None:
     suite = load_suite("backward_h200")
-    assert [e.label for e in suite.only("softmax*bf16").entries] == ["softmax bwd 8192x4096 bf16 cold"]
+    assert [e.label for e in suite.only("softmax*bf16").entries] == ["softmax bwd 8192x4096 bf16 fresh"]
     with pytest.raises(UsageError, match="no entry of suite 'backward_h200'"):
         suite.only("softmax*f16 hot")
 
@@ -106,7 +110,7 @@ def test_an_entry_takes_the_path_of_a_users_own_spec(tmp_path: Path) -> None:
     text = f'name = "mine"\n[defaults]\ndirection = "backward"\n[[entry]]\nop = "{own}"\nshape = "8x64"\n'
     (entry,) = parse_suite(text).entries
     assert [t.name for t in entry.problem.tensors] == ["dx", "dw", "dy", "x", "w"]
-    assert entry.label == "cubes bwd 8x64 f32 cold"
+    assert entry.label == "cubes bwd 8x64 f32 fresh"
 
 
 def test_a_suite_is_found_by_name_or_path(tmp_path: Path) -> None:
@@ -121,3 +125,12 @@ def test_a_suite_is_found_by_name_or_path(tmp_path: Path) -> None:
     file.write_bytes(b"name = '\xff'")
     with pytest.raises(SpecError, match="UTF-8"):
         load_suite(file)
+
+
+def test_a_suite_can_be_held_elsewhere_than_it_says() -> None:
+    suite = load_suite("decode_h200")
+    assert {str(e.place) for e in suite.at(context="matmul").entries} == {"fresh matmul"}
+    assert {str(e.place) for e in suite.at(setting="hot", context="alone").entries} == {"hot alone"}
+    assert suite.at() == suite
+    with pytest.raises(UsageError, match="setting is one of"):
+        suite.at(setting="warm")

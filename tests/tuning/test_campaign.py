@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from normgen.codegen.module import Kernel, Launch, Module
 from normgen.cuda.cubin import Cubin, Resources
 from normgen.device import TARGETS
-from normgen.errors import CompileError, NothingValidError, ProgramError
-from normgen.measure.protocol import Check, DeviceLostError
+from normgen.errors import CompileError, NormgenError, NothingValidError, ProgramError
+from normgen.measure.protocol import Check, DeviceLostError, KernelFaultError, twin_name
 from normgen.measure.timing import Policy
 from normgen.problem.problem import Problem
-from normgen.records.record import Cache, Outcome
+from normgen.program.source import problem_for
+from normgen.records.place import Context, Place
+from normgen.records.record import Outcome
 from normgen.records.winners import read
 from normgen.schedule.schedule import Schedule
+from normgen.spec.reader import load
 from normgen.tuning.campaign import BATCH, Campaign, finalist_records
 from normgen.tuning.compile import Builder
 from normgen.tuning.progress import Silent
@@ -29,6 +34,7 @@ from tests.tuning.test_search import DEFAULT, LEGAL, OPTIMUM, PREDICTED, truth
 
 BY_KEY = {s.key: s for s in LEGAL}
 COPY_US = 0.98 * OPTIMUM
+BASE_US = 6.0  # the chain without a kernel
 
 
 class SimulatedBench(SimulatedTimer):
@@ -37,7 +43,7 @@ class SimulatedBench(SimulatedTimer):
     roofs = ("copy",)
 
     def __init__(self, *, stop_after: int | None = None, seed: int = 0) -> None:
-        super().__init__({"copy": COPY_US}, seed=seed)
+        super().__init__({"copy": COPY_US}, seed=seed, base_us=BASE_US)
         self.timed: list[str] = []
         self.full_checks: list[str] = []
         self.wrong: set[str] = set()
@@ -94,7 +100,7 @@ def compile_now(module: Module) -> Future[Cubin]:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path))
     with open_run(
-        problem(), TARGETS["h200"], cache=Cache.COLD, seed=5, trials=80, budget_s=60.0, progress=Silent(),
+        problem(), TARGETS["h200"], place=Place(), seed=5, trials=80, budget_s=60.0, progress=Silent(),
         command="test", versions={"normgen": "0.1.0"},
     ) as opened:  # fmt: skip
         yield opened
@@ -115,16 +121,96 @@ def test_the_winner_is_near_the_optimum_and_beats_the_default(run: Run) -> None:
     campaign = campaign_on(run, SimulatedBench())
     finish = campaign.finish()
     assert truth(finish.winner.schedule) <= 1.02 * OPTIMUM
-    assert finish.roof_us == pytest.approx(COPY_US, rel=0.05)
-    assert finish.default_us == pytest.approx(truth(DEFAULT), rel=0.05)
+    assert finish.roof.us == pytest.approx(COPY_US, rel=0.05)
+    assert finish.default_us == pytest.approx(BASE_US + truth(DEFAULT), rel=0.05)
     records = finalist_records(campaign, finish)
     assert records[0].schedule == finish.winner.schedule
     assert DEFAULT in [r.schedule for r in records]
     assert records[0].percent_of_roof == pytest.approx(98, abs=2.5)
     assert set(records[0].roofs_us) == set(SimulatedBench.roofs)
     assert min(records[0].roofs_us.values()) == records[0].roof_us
+    assert {r.place for r in records} == {run.place}
     assert SETTLED_AFTER <= records[0].search["trials"] <= 80
     assert 0 < records[0].search["noise_floor"] < 0.02
+
+
+def test_a_finalist_is_recorded_with_its_price_and_with_what_it_takes_alone(run: Run) -> None:
+    campaign = campaign_on(run, SimulatedBench())
+    finish = campaign.finish()
+    for record in finalist_records(campaign, finish):
+        assert record.times_us is not None
+        assert record.chain_us is not None
+        assert record.price_us is not None
+        assert record.times_us.median == pytest.approx(BASE_US + truth(record.schedule), rel=0.05)
+        assert record.chain_us.median == pytest.approx(BASE_US, rel=0.05)
+        assert record.price_us.low <= record.price_us.median <= record.price_us.high
+        assert record.price_us.median == pytest.approx(truth(record.schedule), rel=0.05)
+        assert record.cost_us == record.price_us.median
+        assert record.alone_us == pytest.approx(truth(record.schedule), rel=0.05)
+        assert record.chain_us.n == 2 * record.times_us.n
+    searched = read(run.folder / "candidates.jsonl").records
+    assert all(r.price_us is None and r.alone_us is None for r in searched)
+    assert all(r.chain_us is not None for r in searched)
+
+
+def test_a_winner_that_loses_to_the_default_between_matrix_products_is_passed_over(run: Run) -> None:
+    first = campaign_on(run, SimulatedBench()).finish()
+    assert first.winner.schedule != DEFAULT
+    bench = SimulatedBench()
+    bench.between = {twin_name(first.winner.key, Context.MATMUL): 6.0}
+    campaign = campaign_on(run, bench)
+    second = campaign.finish()
+    assert second.winner.key != first.winner.key
+    assert f"passed over, it loses to the default between matrix products: {first.winner.schedule}" in run.notes
+    found = finalist_records(campaign, second)[0].search["matmul"]
+    assert found[first.winner.key]["to_default"]["low"] > 1.05
+    assert found[second.winner.key]["to_default"]["low"] <= 1.05
+    assert found[DEFAULT.key]["chain_us"] == pytest.approx(5 * BASE_US, rel=0.05)
+    assert first.winner.key in {c.key for c in second.candidates}  # it stays as evidence
+
+
+def test_a_device_without_cublas_is_told_and_costs_no_winner(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = SimulatedBench()
+    twin = bench.twin
+
+    def refusing(key: str, context: Context | None = None) -> str:
+        if context is Context.MATMUL:
+            raise NormgenError("the context matmul needs cuBLAS", received="no wheel of it is installed")
+        return twin(key, context)
+
+    monkeypatch.setattr(bench, "twin", refusing)
+    finish = campaign_on(run, bench).finish()
+    assert truth(finish.winner.schedule) <= 1.02 * OPTIMUM
+    assert finish.matmul == {}
+    assert "not compared between matrix products: no wheel of it is installed" in run.notes
+
+
+def test_a_hot_chain_that_does_not_stay_in_the_l2_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = SimulatedBench()
+    monkeypatch.setattr(bench, "conditions", lambda: {"spills": "a chain takes 48 MiB and does not stay in L2"})
+    campaign = campaign_on(run, bench)
+    finish = campaign.finish()
+    assert "not hot: a chain takes 48 MiB and does not stay in L2" in run.notes
+    assert finalist_records(campaign, finish)[0].search["conditions"]["spills"].startswith("a chain takes 48 MiB")
+
+
+@pytest.mark.parametrize("where", [Context.MATMUL, Context.ALONE])
+def test_a_finalist_that_faults_elsewhere_is_out(run: Run, monkeypatch: pytest.MonkeyPatch, where: Context) -> None:
+    first = campaign_on(run, SimulatedBench()).finish()
+    bench = SimulatedBench()
+    sample = bench.sample
+
+    def faulty(key: str) -> float:
+        if key == twin_name(first.winner.key, where):
+            raise KernelFaultError("it left its tensors", key=first.winner.key, outcome=Outcome.LAUNCH_ERROR)
+        return sample(key)
+
+    monkeypatch.setattr(bench, "sample", faulty)
+    finish = campaign_on(run, bench).finish()
+    assert first.winner.key not in {c.key for c in finish.candidates}
+    assert finish.winner.key != first.winner.key
+    last = read(run.folder / "candidates.jsonl").records[-1]
+    assert (last.schedule, last.outcome) == (first.winner.schedule, Outcome.LAUNCH_ERROR)
 
 
 def test_every_candidate_is_recorded_with_its_outcome_and_no_wrong_one_is_timed(run: Run) -> None:
@@ -274,3 +360,60 @@ def test_two_runs_with_one_seed_agree_on_every_proposal(run: Run) -> None:
         campaign.finish()
         proposals.append([t.params for t in campaign.search.study.get_trials()])
     assert proposals[0] == proposals[1]
+
+
+def test_the_search_expects_times_of_the_chain_and_proposes_prices(run: Run) -> None:
+    campaign = campaign_on(run, SimulatedBench())
+    campaign.finish()
+    expected = np.log(np.asarray(PREDICTED) + BASE_US)
+    assert campaign.search._strategy.log_cost == pytest.approx(expected, rel=0.02)
+    assert campaign.search.ask(1)[0].predicted_us in PREDICTED
+
+
+def bare_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path))
+    asked = problem_for(load("layernorm"), shape="8192x768", without=("mean", "rstd"))
+    monkeypatch.setattr("tests.tuning.test_campaign.problem", lambda: asked)
+    return open_run(
+        asked, TARGETS["h200"], place=Place(), seed=5, trials=80, budget_s=60.0, progress=Silent(),
+        command="test", versions={"normgen": "0.1.0"},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("gain", "wins"), [(0.05, True), (0.004, False), (-0.02, False)])
+def test_statistics_are_left_out_of_a_winner_only_where_that_gains_a_hundredth(
+    gain: float, wins: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One record serves callers with and without them."""
+    bare = {replace(s, statistics="left_out").key: replace(s, statistics="left_out") for s in LEGAL}
+    monkeypatch.setattr("tests.tuning.test_campaign.BY_KEY", {**BY_KEY, **bare})
+    plain = truth
+
+    def shortened(schedule: Schedule) -> float:
+        own = replace(schedule, statistics="nullable")
+        return plain(own) * (1 - gain * (own != schedule))
+
+    monkeypatch.setattr("tests.tuning.test_campaign.truth", shortened)
+    with bare_run(tmp_path, monkeypatch) as run:
+        finish = campaign_on(run, SimulatedBench()).finish()
+    tried = [c.schedule for c in finish.candidates if c.schedule.statistics == "left_out"]
+    assert len(tried) == 1
+    assert (finish.winner.schedule.statistics == "left_out") is wins
+
+
+def test_a_leader_without_statistics_races_the_kernel_that_serves_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a leader comes from the records: it would race against itself, and nothing would hold it to its gain."""
+    best = replace(min(LEGAL, key=truth), statistics="left_out")
+    bare = {replace(s, statistics="left_out").key: replace(s, statistics="left_out") for s in LEGAL}
+    monkeypatch.setattr("tests.tuning.test_campaign.BY_KEY", {**BY_KEY, **bare})
+    plain = truth
+    monkeypatch.setattr("tests.tuning.test_campaign.truth", lambda s: plain(replace(s, statistics="nullable")))
+    with bare_run(tmp_path, monkeypatch) as run:
+        campaign = campaign_on(run, SimulatedBench())
+        campaign.search = Search([best, DEFAULT], predicted=[1.0, 2.0], seeds=(DEFAULT,), seed=run.seed)
+        finish = campaign.finish()
+    schedules = [c.schedule for c in finish.candidates]
+    assert len(set(schedules)) == len(schedules) == 3
+    assert finish.winner.schedule == replace(best, statistics="nullable")

@@ -30,13 +30,13 @@ def searched(copy: StudyCopy | None, trials: int = 16) -> Search:
 def test_the_study_in_sqlite_has_every_knob_and_every_time(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'studies.db'}"
     copy = StudyCopy(url, "layernorm 8192x768")
-    copy.describe(device="NVIDIA H200", cache="cold")
+    copy.describe(device="NVIDIA H200", place="fresh")
     search = searched(copy)
     assert copy.lost == ""
 
     study = optuna.load_study(study_name="layernorm 8192x768", storage=url)
     assert study.direction is optuna.study.StudyDirection.MINIMIZE
-    assert study.user_attrs == {"device": "NVIDIA H200", "cache": "cold"}
+    assert study.user_attrs == {"device": "NVIDIA H200", "place": "fresh"}
     trials = study.get_trials()
     assert len(trials) == search.trials == 16
     states = {t.state for t in trials}

@@ -16,7 +16,8 @@ from normgen.measure import judge
 from normgen.measure.protocol import Check
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.records.record import Cache, Outcome, Record
+from normgen.records.place import Place
+from normgen.records.record import Outcome, Record
 from normgen.records.winners import adopt, read, state_folder
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
@@ -38,9 +39,9 @@ class PredictedBench(SimulatedTimer):
 
     roofs = ("copy",)
 
-    def __init__(self, problem: Problem, facts: Device, *, index: int, cache: Cache, seed: int) -> None:
-        super().__init__({"copy": COPY_US}, seed=seed)
-        assert (problem, facts, index, cache) == (PROBLEM, H200, 0, Cache.COLD)
+    def __init__(self, problem: Problem, facts: Device, *, index: int, place: Place, seed: int) -> None:
+        super().__init__({"copy": COPY_US}, seed=seed, base_us=4.0)
+        assert (problem, facts, index, place) == (PROBLEM, H200, 0, Place())
         self._rewrite: dict[str, str] = {}
 
     def load(self, key: str, module: Module, cubin: Cubin) -> None:
@@ -61,7 +62,7 @@ class PredictedBench(SimulatedTimer):
 def tune_once(monkeypatch: pytest.MonkeyPatch, storage: str | None = None) -> tuple[tuple[Record, ...], Path]:
     monkeypatch.setattr(judge, "BENCH", f"{__name__}:PredictedBench")
     with measured.processes(0) as using, open_run(
-        PROBLEM, H200, cache=Cache.COLD, seed=0, trials=32, budget_s=60.0, progress=Silent(),
+        PROBLEM, H200, place=Place(), seed=0, trials=32, budget_s=60.0, progress=Silent(),
         command="test", versions=environment(measured=False), storage=storage,
     ) as run:  # fmt: skip
         records, interrupted = measured.measure_on_gpu(run, using)

@@ -17,7 +17,8 @@ from normgen.measure import cpu_check
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.records.record import Cache, Outcome
+from normgen.records.place import Place, Setting
+from normgen.records.record import Outcome
 from normgen.records.winners import read
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
@@ -35,7 +36,7 @@ PROBLEM = problem_for(load("layernorm"), shape="8x1024x768")
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path))
     with open_run(
-        PROBLEM, H200, cache=Cache.COLD, seed=0, trials=6, budget_s=60.0, progress=Silent(),
+        PROBLEM, H200, place=Place(), seed=0, trials=6, budget_s=60.0, progress=Silent(),
         command="test", versions=environment(measured=False),
     ) as opened:  # fmt: skip
         yield opened
@@ -67,12 +68,12 @@ def test_a_first_choice_that_is_wrong_is_said_with_the_reason(run: Run, monkeypa
         module = emit(problem, schedule)
         text = re.sub(r"if \((mean|rstd) != nullptr\) ", "", module.text)
         emitted.append(schedule.variance)
-        return replace(module, text=text) if schedule.variance == "two_pass" else module
+        return replace(module, text=text) if schedule.variance == "guarded" else module
 
     monkeypatch.setattr(predicted, "emit", emit_wrong_first)
     records, _ = predicted.predict_without_gpu(run)
-    assert {"two_pass", "welford"} <= set(emitted)
-    assert records[0].schedule.variance != "two_pass"
+    assert set(emitted) > {"guarded"}
+    assert records[0].schedule.variance != "guarded"
     said = [note for note in run.notes if note.startswith("left out: ")]
     assert said
     assert "WRONG with null mean: layernorm forward" in said[0]
@@ -129,23 +130,23 @@ def test_a_problem_of_one_row_is_checked_on_every_family_of_rows() -> None:
 
 
 def test_the_command_says_only_what_differs_from_the_defaults() -> None:
-    assert command_of("layernorm", PROBLEM, cache=Cache.COLD, seed=0, target=None) == ("normgen tune --shape 8192x768")
+    assert command_of("layernorm", PROBLEM, place=Place(), seed=0, target=None) == ("normgen tune --shape 8192x768")
     backward = problem_for(
         *(load("layernorm"),),
         **{"shape": "8x768", "direction": "backward", "gradients": ["x", "weight"], "without": ["bias"]},
         **{"accumulate": True, "deterministic": True},
     )
-    assert command_of("layernorm", backward, cache=Cache.COLD, seed=0, target=None) == (
+    assert command_of("layernorm", backward, place=Place(), seed=0, target=None) == (
         "normgen tune --shape 8x768 --direction backward --without bias --accumulate --deterministic"
     )
     frozen = problem_for(load("layernorm"), shape="8x768", direction="backward", gradients=["x"])
-    assert command_of("layernorm", frozen, cache=Cache.COLD, seed=0, target=None) == (
+    assert command_of("layernorm", frozen, place=Place(), seed=0, target=None) == (
         "normgen tune --shape 8x768 --direction backward --gradients x"
     )
     other = problem_for(load("rmsnorm"), shape="4x64", dtype="bf16", without=("weight",), pitch=80, align=4)
-    assert command_of("rmsnorm", other, cache=Cache.HOT, seed=3, target=H200) == (
+    assert command_of("rmsnorm", other, place=Place(setting=Setting.HOT), seed=3, target=H200) == (
         "normgen tune --shape 4x64 --op rmsnorm --dtype bf16 --without weight --pitch 80 --align 4 "
-        "--cache hot --seed 3 --device cpu --target h200"
+        "--setting hot --seed 3 --device cpu --target h200"
     )
 
 

@@ -18,7 +18,8 @@ import pytest
 from normgen.device import TARGETS
 from normgen.measure.isolation.turns import turn
 from normgen.measure.timing import Policy
-from normgen.records.record import Cache, Outcome
+from normgen.records.place import Place
+from normgen.records.record import Outcome
 from normgen.records.winners import read, state_folder
 from normgen.tuning.campaign import finalist_records
 from normgen.tuning.measured import memory_of
@@ -60,7 +61,7 @@ def simulated_run(
     os.environ["NORMGEN_STATE_DIR"] = str(folder / "state")
     os.environ["NORMGEN_CACHE_DIR"] = str(folder / "cache")
     with open_run(
-        problem(), TARGETS["h200"], cache=Cache.COLD, seed=5, trials=TRIALS, budget_s=60.0, progress=Silent(),
+        problem(), TARGETS["h200"], place=Place(), seed=5, trials=TRIALS, budget_s=60.0, progress=Silent(),
         command="test", versions=VERSIONS, measured=True, resume=resume, reuse=reuse,
     ) as run:  # fmt: skip
         run.memory = memory_of(run, Policy())
@@ -216,7 +217,7 @@ def test_a_run_of_another_space_is_not_gone_on_with(tmp_path: Path, monkeypatch:
     notes = []
     for asked in (narrow, problem(), narrow):
         with open_run(
-            asked, TARGETS["h200"], cache=Cache.COLD, seed=5, trials=TRIALS, budget_s=60.0, progress=Silent(),
+            asked, TARGETS["h200"], place=Place(), seed=5, trials=TRIALS, budget_s=60.0, progress=Silent(),
             command="test", versions=VERSIONS, measured=True, resume=True, reuse=True,
         ) as run:  # fmt: skip
             notes.append(" ".join(run.notes))

@@ -54,6 +54,27 @@ def two_pass(x: F, add: Sum) -> tuple[F, F]:
     return mean, add(centred * centred) / n
 
 
+def about(x: F, pivot: F, add: Sum) -> tuple[F, F]:
+    """Mean and variance by the differences from a pivot."""
+    n, d = f32(x.shape[1]), x - pivot
+    offset = add(d) / n
+    return pivot + offset, np.maximum(add(d * d) - n * (offset * offset), f32(0)) / n
+
+
+def corrected_two_pass(x: F, add: Sum) -> tuple[F, F]:
+    return about(x, add(x) / f32(x.shape[1]), add)
+
+
+def guarded(x: F, add: Sum) -> tuple[F, F]:
+    """The variance by the sum of squares where at most a quarter of it cancels."""
+    n, squares = f32(x.shape[1]), add(x * x)
+    mean = add(x) / n
+    left = squares - n * (mean * mean)
+    is_spared = left - f32(0.75) * squares >= 0
+    corrected, again = corrected_two_pass(x, add)
+    return np.where(is_spared, mean, corrected), np.where(is_spared, left / n, again)
+
+
 def sum_of_squares(x: F, add: Sum) -> tuple[F, F]:
     n = f32(x.shape[1])
     mean = add(x) / n
@@ -61,10 +82,8 @@ def sum_of_squares(x: F, add: Sum) -> tuple[F, F]:
 
 
 def shifted(x: F, add: Sum) -> tuple[F, F]:
-    n, pivot = f32(x.shape[1]), x[:, :1]
-    d = x - pivot
-    offset = add(d) / n
-    return pivot + offset, np.maximum(add(d * d) / n - offset * offset, f32(0))
+    cols = x.shape[1]
+    return about(x, np.median(x[:, [0, cols // 2, cols - 1]], axis=1, keepdims=True), add)
 
 
 def welford(x: F, _: Sum) -> tuple[F, F]:
@@ -101,6 +120,8 @@ def _merge(a: tuple[f32, F, F], b: tuple[f32, F, F]) -> tuple[f32, F, F]:
 
 VARIANCES = {
     "two_pass": two_pass,
+    "corrected_two_pass": corrected_two_pass,
+    "guarded": guarded,
     "shifted": shifted,
     "welford": welford,
     "welford_lanes": welford_lanes,

@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 import sympy as sp
 
-from normgen.errors import VerificationError
+from normgen.device import TARGETS
+from normgen.errors import ProgramError, VerificationError
+from normgen.pipeline import emit
 from normgen.program.evaluate import evaluate
 from normgen.program.ir import Map, Reduce, RowProgram, Statement
 from normgen.program.source import problem_for, written_program
-from normgen.spec.reader import list_specs, load
+from normgen.schedule.default import default_schedule
+from normgen.spec.reader import list_specs, load, parse
 from normgen.spec.spec import Kind, Spec
 from normgen.verify import derivative_proof, prove, proven_program
 from normgen.verify.derivative_proof import Slope
@@ -162,3 +165,35 @@ def test_a_slope_is_wrong_beyond_its_bound_and_when_it_is_not_a_number() -> None
     assert not replace(right, bound=0.2).ok
     assert not replace(right, derived=float("nan")).ok
     assert str(right).startswith("<dx, d> for row 2 of 7 x 33: derived 1, by differences 1.25")
+
+
+HOSTILE = {
+    "a number in a solved definition": 'm = "sum(x)"\ny = "x / m / 0.5 - (m * 0.5)**3"',
+    "a value that algebra makes a number of": 'y = "abs(0 - x * x**-1) * x - minimum(x, 2)"',
+    "a root of a root": 'y = "x * rsqrt(rsqrt(mean(x * x)))"',
+    "e": 'y = "x * exp(x / x)"',
+}
+
+
+@pytest.mark.parametrize("formulas", HOSTILE.values(), ids=HOSTILE)
+def test_what_algebra_may_write_otherwise_has_a_proven_gradient_and_a_text(formulas: str) -> None:
+    spec = parse(f'name = "hostile"\ntensors.x = "input"\ntensors.y = "output"\n[formulas]\n{formulas}\n')
+    problem = problem_for(spec, shape=(8, 64), direction="backward")
+    proven_program(problem)
+    emit(problem, default_schedule(problem, TARGETS["h200"]))
+
+
+def test_m8_a_formula_without_a_smooth_row_is_no_fault_of_normgen() -> None:
+    text = '[formulas]\ny = "(x - 1e30)**-0.5"\n'
+    spec = parse(f'name = "nowhere"\ntensors.x = "input"\ntensors.y = "output"\n{text}')
+    with pytest.raises(VerificationError, match="cannot be proven") as caught:
+        proven_program(problem_for(spec, shape=(8, 64), direction="backward"))
+    assert "fault of normgen" not in str(caught.value)
+    assert "there the formula must have a slope" in str(caught.value)
+
+
+def test_a_gradient_with_a_constant_that_is_no_number_is_refused() -> None:
+    text = '[formulas]\ny = "x / ((x * x) * 2 - (x * x) * 2)"\n'
+    spec = parse(f'name = "nowhere"\ntensors.x = "input"\ntensors.y = "output"\n{text}')
+    with pytest.raises(ProgramError, match="a constant factor that is no number"):
+        problem_for(spec, shape=(8, 64), direction="backward")

@@ -8,7 +8,7 @@ import sympy as sp
 
 from normgen.errors import ProgramError
 from normgen.program.evaluate import evaluate
-from normgen.program.ir import Load, Map, Reduce, RowProgram, Store
+from normgen.program.ir import Guard, Load, Map, Reduce, RowProgram, Store
 from normgen.program.monoid import SUM, WELFORD, symbol
 from normgen.program.source import problem_for, written_program
 from normgen.spec.spec import Kind, Spec
@@ -98,5 +98,9 @@ def test_what_a_program_lacks_or_a_rewrite_made_is_refused_by_name() -> None:
     rewritten = RowProgram("w", (Load("x", Kind.ELEM), welford, Store("n", "n", Kind.ROW)))
     with pytest.raises(ProgramError, match="a value of the program is needed"):
         ProgramWalk(Float64(cols=1), rewritten, {"x": np.ones((1, 1))}).value("n")
+    guarded = Reduce(("s",), Kind.ROW, SUM, (x,), Guard(sp.Integer(1), (sp.Integer(0),)))
+    spared = RowProgram("g", (Load("x", Kind.ELEM), guarded, Store("s", "s", Kind.ROW)))
+    with pytest.raises(ProgramError, match="a value of the program is needed"):
+        ProgramWalk(Float64(cols=1), spared, {"x": np.ones((1, 1))}).value("s")
     with pytest.raises(ProgramError, match="gamma cannot be evaluated"):
         ProgramWalk(Float64(cols=1), elementwise(sp.gamma(x)), {"x": np.ones((1, 1))}).value("y")

@@ -21,6 +21,7 @@ from normgen.measure.gpu import GpuBench
 from normgen.measure.gpu import get_ready as get_ready
 from normgen.measure.protocol import Check, DeviceLostError
 from normgen.problem.problem import Problem
+from normgen.records.place import Context
 
 if TYPE_CHECKING:
     from normgen.bench.peers.device import TorchSide
@@ -68,12 +69,16 @@ class PeerBench(GpuBench):
             self._side = None
         super().close()
 
-    def _capture(self, key: str) -> Any:
+    def _capture(self, key: str, context: Context) -> Any:
         if not self._is_peer(key):
-            return super()._capture(key)
+            return super()._capture(key, context)
         side = self._torch()
         with self._theirs(key):
-            return self._sized(lambda count: side.capture(key, count), self.plan, side.rough_us(key))
+            rough_us = side.rough_us(key)
+            if context is Context.ALONE:
+                return self._sized(lambda count: side.capture(key, count), rough_us)
+            chain = self.chain(context)
+            return self._captured(lambda count: side.capture(key, count, chain), self._links[context])
 
     def _is_peer(self, key: str) -> bool:
         return self._side is not None and self._side.has(key)
@@ -87,6 +92,7 @@ class PeerBench(GpuBench):
     def _peers_shares(self, name: str) -> dict[str, float]:
         """Errors of a peer's results for set 0, each as a fraction of its limit."""
         side, expected = self._torch(), self._expected
+        self.restore()
         results = side.run(name)
         missing = expected.missing(results)
         if missing:

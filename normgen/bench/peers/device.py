@@ -14,7 +14,10 @@ from normgen.bench.expected import Array, Chunk
 from normgen.bench.peers import Call, Options, Tensors, load_peer
 from normgen.cuda import dlpack
 from normgen.cuda.stream import Graph
+from normgen.measure.chains.chain import Chain
+from normgen.measure.chains.ends import Region
 from normgen.measure.gpu import GpuBench
+from normgen.measure.replays import consumed
 from normgen.problem.problem import Problem, TensorUse
 
 
@@ -90,9 +93,12 @@ class TorchSide:
         flat = torch.utils.dlpack.from_dlpack(capsule)
         return flat.as_strided(shape, (pitch, 1)) if is_elem else flat
 
-    def capture(self, name: str, count: int) -> Graph:
-        """Launch i on set i % sets. The results of a set live until that set comes round again, so that outputs
-        rotate through as much memory as ours do."""
+    def capture(self, name: str, count: int, chain: Chain | None = None) -> Graph:
+        """Call i on set i % sets, between P and C of a chain where there is one; C reads what the call returned.
+
+        The results of a set live until that set comes round again, so that outputs rotate through as much memory as
+        ours do.
+        """
         call = self._calls[name]
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         kept: list[Tensors | None] = [None] * len(self._sets)
@@ -102,10 +108,21 @@ class TorchSide:
                 for i in range(count):
                     slot = i % len(kept)
                     kept[slot] = None
-                    kept[slot] = call(slot)
+                    if chain is None:
+                        kept[slot] = call(slot)
+                        continue
+                    chain.before(slot, self._stream.cuda_stream)
+                    results = kept[slot] = call(slot)
+                    chain.behind(slot, self._stream.cuda_stream, self._read_by(results))
         finally:
             gc.enable()
         return Graph.of(graph.raw_cuda_graph(), device=self._index, owner=graph)
+
+    def _read_by(self, results: Tensors) -> list[Region]:
+        """What C reads of a call's results, wherever the library allocated them."""
+        names = [t.name for t in consumed(self._bench.problem) if t.name in results]
+        tensors = [results[name] for name in names]
+        return [Region(pointer=t.data_ptr(), bytes=t.numel() * t.element_size()) for t in tensors]
 
     def rough_us(self, name: str) -> float:
         """From three in a row, queued from the host: good enough to size a graph."""

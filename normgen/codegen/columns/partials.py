@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from normgen.codegen.chain import declare
+from normgen.codegen.chain import chain_setting, declare
 from normgen.codegen.columns.sums import PITCH, Finish, SecondKernel
 from normgen.codegen.module import Kernel, Launch, Param, Source
 from normgen.codegen.statements import Do, Gap, If, Let, Statement, constant, setting
@@ -42,8 +42,8 @@ class TwoKernels(PartialRows):
         ]
         pitch = cells.sums.pitch
         columns = next((c for c in (32, 16) if pitch // c * len(outputs) >= FINISH_BLOCKS), 8)
-        dependent = launched is not DependentLaunch.OFF
-        launch = Launch(threads=FINISH_THREADS, blocks=pitch // columns * len(outputs), dependent=dependent)
+        blocks = pitch // columns * len(outputs)
+        launch = Launch(threads=FINISH_THREADS, blocks=blocks, dependent=launched is not DependentLaunch.OFF)
         constants = [
             setting("kCols", plan.problem.cols),
             constant("kPitch", PITCH, "columns of a row of float32 sums, padded"),
@@ -53,6 +53,7 @@ class TwoKernels(PartialRows):
             constant("kThreads", str(FINISH_THREADS)),
             constant("kTensors", str(len(outputs)), "that are summed over rows"),
             setting("kCells", columns, "of a block"),
+            chain_setting(plan),
         ]
         several = len(outputs) > 1
         writes: list[Statement] = [Let("const float total", "total_of_warps(warp_sums, threadIdx.x)")]
@@ -70,9 +71,9 @@ class TwoKernels(PartialRows):
             Let("const int tensor" if several else "constexpr int tensor", "blockIdx.x % kTensors" if several else "0"),
             Let("const int cell", "blockIdx.x / kTensors * kCells + threadIdx.x % kCells"),
         ]
-        body += [Do("dependency_trigger()")] if launched is DependentLaunch.START else []
-        body += [Do("dependency_wait()")] if dependent else []
         body += [
+            Do("Chain::at_start()"),
+            Do("Chain::wait_for_partner()"),
             Do("add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums)"),
             Let("const int column", cells.column_of_cell),
             If("threadIdx.x < kCells && cell < kCols", tuple(writes)),

@@ -52,7 +52,7 @@ class Registers(Gather):
     def _leave(self) -> list[Statement]:
         """Registers -> shared memory, one row of sums per group."""
         s, shifted = self.plan.schedule, self.plan.cut.shifted
-        shares_warp = s.threads_per_row < WARP and not shifted
+        shares_warp = s.threads_per_row <= WARP and not shifted
         group = "threadIdx.x / 32" if shares_warp else "slot" if s.rows_per_block > 1 else "0"
         cell = "column + i" if shifted else "i * kVectors + vector"
         row = f"group_sums[{group}]"

@@ -45,6 +45,10 @@ class Exchange:
         """The thread's state becomes the row's."""
         return []
 
+    def by_any(self, condition: str) -> str:
+        """Whether the condition, which a row's threads agree on, holds for any row that takes part in this exchange."""
+        return condition
+
     def next_row(self) -> list[Statement]:
         """At the end of a row."""
         return []

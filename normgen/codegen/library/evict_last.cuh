@@ -1,5 +1,7 @@
 #pragma once
 
+#include "load_by_policy.cuh"
+
 // Last to leave L2 (createpolicy: sm_80).
 struct EvictLast {
   static __device__ __forceinline__ unsigned long long l2_policy() {
@@ -9,24 +11,6 @@ struct EvictLast {
   }
   template <int kBytes>
   static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
-    const unsigned long long policy = l2_policy();
-    if constexpr (kBytes == 16) {
-      asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-          : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
-    } else if constexpr (kBytes == 8) {
-      asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
-          : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
-    } else if constexpr (kBytes == 4) {
-      asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;"
-          : "=r"(bits[0]) : "l"(address), "l"(policy));
-    } else {
-      unsigned short half;
-      if constexpr (kBytes == 2) {
-        asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
-      } else {
-        asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
-      }
-      bits[0] = half;
-    }
+    load_by_policy<kBytes>(address, bits, l2_policy());
   }
 };

@@ -18,6 +18,7 @@ from normgen.errors import NormgenError
 from normgen.measure.isolation.process import Post, RefusedError, Worker, WorkerLostError
 from normgen.measure.protocol import Check, DeviceLostError, KernelFaultError
 from normgen.measure.timing import Series
+from normgen.records.place import Context
 from normgen.records.record import Outcome
 
 ALONE_SAMPLES = 3
@@ -63,10 +64,11 @@ class WorkerBench:
         self._patience = patience or Patience()
         self._quickest_s: dict[str, float] = {}
         self._recipes: dict[str, tuple[str, tuple[Any, ...]]] = {}  # verb and arguments that make a key
-        self._twins: dict[str, str] = {}
+        self._twins: dict[str, tuple[str, Context | None]] = {}  # what each was captured of, and where
         self._present: set[str] = set()  # keys that the present worker knows
         self._is_open = False
         self._roofs: tuple[str, ...] | None = None
+        self._bases: tuple[str, ...] = ()
         self._best_us: float | None = None
         self._incidents: list[dict[str, str]] = []
         self._send_open(self._worker)
@@ -78,6 +80,12 @@ class WorkerBench:
             self._ready()
         assert self._roofs is not None
         return self._roofs
+
+    @property
+    def bases(self) -> Sequence[str]:
+        """The keys of the chain without a kernel; waits as `roofs`."""
+        assert self.roofs is not None
+        return self._bases
 
     @property
     def pid(self) -> int | None:
@@ -108,7 +116,7 @@ class WorkerBench:
     def unload(self, key: str) -> None:
         """Forget the kernel; the worker frees it when it has it."""
         self._recipes.pop(key, None)
-        self._twins = {twin: origin for twin, origin in self._twins.items() if origin != key}
+        self._twins = {twin: made for twin, made in self._twins.items() if made[0] != key}
         # A worker lost over this leaves nothing behind that would have to be freed.
         self._guarded(key, "unload", lambda: self._call("unload", key) if key in self._present else None)
         self._present.discard(key)
@@ -120,9 +128,10 @@ class WorkerBench:
         """One replay, as a race of one."""
         return self.race([key], samples=1, seed=0, keep=(), drop_after=None, margin=0.0)[key][0]
 
-    def twin(self, key: str) -> str:
-        again = str(self._guarded(key, "capture again", lambda: self._of(key, "twin", key)))
-        self._twins[again] = key
+    def twin(self, key: str, context: Context | None = None) -> str:
+        """Raises NormgenError where the device or the problem has no such context."""
+        again = str(self._guarded(key, "capture again", lambda: self._of(key, "twin", key, context)))
+        self._twins[again] = key, context
         self._present.add(again)
         return again
 
@@ -222,7 +231,7 @@ class WorkerBench:
         self._note(f"worker lost ({during}, {who}): {loss}; {then}")
 
     def _origin(self, key: str | None) -> str | None:
-        return self._twins.get(key, key) if key is not None else None
+        return self._twins[key][0] if key in self._twins else key
 
     def _of(self, key: str, verb: str, *args: Any, **named: Any) -> Any:
         """A call that needs the kernel in the worker."""
@@ -242,12 +251,13 @@ class WorkerBench:
         Returns what making it gave; None for one that is there.
         """
         self._ready()
-        if key in self._present or key in (self._roofs or ()):
+        if key in self._present or key in (*(self._roofs or ()), *self._bases):
             return None
         try:
             if key in self._twins:
-                self._provide(self._twins[key])
-                answer = self._call("twin", self._twins[key])
+                origin, context = self._twins[key]
+                self._provide(origin)
+                answer = self._call("twin", origin, context)
             else:
                 verb, args = self._recipes[key]
                 answer = self._call(verb, key, *args)
@@ -289,7 +299,7 @@ class WorkerBench:
                 if self._worker is None:
                     self._worker = self._post.worker()
                     self._send_open(self._worker)
-                self._roofs = self._worker.hear(self._patience.open_s)
+                self._roofs, self._bases = self._worker.hear(self._patience.open_s)
                 self._is_open = True
                 if self._best_us is not None:
                     self._worker.tell("expect", self._best_us)

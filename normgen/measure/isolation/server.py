@@ -42,6 +42,7 @@ class _Announcing:
     def __init__(self, bench: Bench, announce: Callable[[str], None]) -> None:
         self._bench = bench
         self._announce = announce
+        self.bases = bench.bases
         self.twin = bench.twin
 
     def warm_up(self, key: str) -> None:
@@ -78,14 +79,12 @@ class Server:
         self._bench: Bench | None = None
 
     def serve(self) -> None:
-        """Until the parent closes its end, or the device is lost."""
+        """Until the parent closes its end, or is gone when it is to be answered, or the device is lost."""
         goes_on = True
-        while goes_on:
-            try:
+        with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+            while goes_on:
                 verb, args, named = self._link.recv()
-            except EOFError:
-                return
-            goes_on = self._answer(verb, args, named)
+                goes_on = self._answer(verb, args, named)
 
     def _answer(self, verb: str, args: Sequence[Any], named: dict[str, Any]) -> bool:
         try:
@@ -104,7 +103,7 @@ class Server:
     def _do(self, verb: str, args: Sequence[Any], named: dict[str, Any]) -> Any:
         if verb == "open":
             self._bench = self._factory(**named)
-            return tuple(self._bench.roofs)
+            return tuple(self._bench.roofs), tuple(self._bench.bases)
         bench = self._bench
         if verb == "race":
             assert bench is not None, "a race is held on an open bench"

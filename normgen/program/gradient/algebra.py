@@ -106,16 +106,16 @@ class Algebra:
             self._names.setdefault(term, value)
             self._rules.setdefault(term, (_ONE, {value: _ONE}))
             return
-        if not expr.is_Symbol:
+        if not (expr.is_Symbol or expr.is_number):  # algebra makes a number of x/x
             self._names.setdefault(expr, value)
         term_and_rest = self._solvable(value, powers)
-        if term_and_rest is None:
+        if term_and_rest is None or number != 1:  # `origin` has no place for a number
             return
         term, rest = term_and_rest
         inverse = 1 / powers[term]
         solved = multiplied({value: inverse}, raised(rest, -inverse))
         if term not in self._rules:
-            self._rules[term] = (number**-inverse, solved)
+            self._rules[term] = (_ONE, solved)
             self.origin[value] = (term, dict(powers))
 
     def _solvable(

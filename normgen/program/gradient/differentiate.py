@@ -13,12 +13,13 @@ its cotangent must cancel to 0, as it does in softmax, where the maximum only sh
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import sympy as sp
 
 from normgen.errors import ProgramError, did_you_mean
+from normgen.program.cleanup import without_dead_code
 from normgen.program.gradient.algebra import Algebra
 from normgen.program.gradient.chain_order import in_chain_order
 from normgen.program.gradient.derivative import derivative
@@ -95,9 +96,19 @@ def differentiate(
     _known(tuple(added), names, "only a gradient can be accumulated")
     for name in sorted(chosen, key=lambda n: _elem_first(inputs[n])):
         writer.gradient(f"d{name}", inputs[name], gradients.get(name, {}), accumulate=f"d{name}" in added)
+    _require_finite(program, writer.statements)
     statements = in_chain_order(writer.statements, reverse.forward, reverse.given())
     statements = share_terms(statements, reverse.kinds | reverse.algebra.kinds, reverse.taken)
-    return check(RowProgram(f"{program.name}_backward", _in_order(statements, reverse), program.scalars))
+    derived = RowProgram(f"{program.name}_backward", _in_order(statements, reverse), program.scalars)
+    return check(without_dead_code(derived))  # eps, where the forward pass saved what it is in
+
+
+def _require_finite(program: RowProgram, statements: Iterable[Statement]) -> None:
+    """Raises ProgramError for a gradient with a constant factor 1/0 or 0/0, which algebra finds in v / (w - w)."""
+    for expr in (e for statement in statements for e in used_exprs(statement)):
+        if expr.has(sp.nan, sp.zoo, sp.oo, -sp.oo):
+            hint = "the formula divides by an expression that is always 0, or takes its logarithm"
+            raise ProgramError("a gradient has a constant factor that is no number", received=program.name, hint=hint)
 
 
 def backward_tensors(

@@ -56,13 +56,14 @@ class GradientWriter:
         self.statements: list[Statement] = []
         self._written: dict[sp.Symbol, sp.Symbol] = {COLS: COLS}
         self._stages: dict[sp.Symbol, int] = {COLS: 0}
+        self._open: list[str] = []
         self._by_expr: dict[tuple[sp.Expr, Kind], sp.Symbol] = {}
 
     # -- gradients -----------------------------------------------------------------------------------------
 
     def gradient(self, tensor: str, kind: Kind, poly: Poly, *, accumulate: bool) -> None:
         """The statements that compute and store one gradient; adding zeros to a tensor is no statement."""
-        expr = self.assembled(poly, kind, tensor)
+        expr = self._assembled_open(poly, kind, tensor)
         if accumulate and expr == 0:
             return
         known = self._by_expr.get((expr, kind))
@@ -72,6 +73,13 @@ class GradientWriter:
             statement = Reduce((tensor,), kind, SUM, (expr,)) if is_col_sum else Map(tensor, kind, expr)
             self._append(value, kind, expr, statement)
         self.statements.append(Store(tensor, value.name, kind, accumulate))
+
+    def _assembled_open(self, poly: Poly, kind: Kind, name: str) -> sp.Expr:
+        """As `assembled`; until it is, no named cotangent that it needs is said by this one."""
+        self._open.append(name)
+        expr = self.assembled(poly, kind, name)
+        self._open.pop()
+        return expr
 
     def assembled(self, poly: Poly, kind: Kind, purpose: str) -> sp.Expr:
         """The factored expression of a sum: common * (coefficient * term + ...)."""
@@ -97,7 +105,7 @@ class GradientWriter:
         for term, number in self.algebra.settled(poly).items():
             powers = dict(term)
             for value, definition in self.named.items():
-                if value.name != purpose and len(definition) == 1:
+                if value.name not in (purpose, *self._open) and len(definition) == 1:
                     powers = self._with_name(powers, value, *definition.items())
             shown = number if number.is_Rational else number.evalf(17)  # 2/sqrt(pi) is one constant
             add_into(result, {monomial(powers): shown})
@@ -194,7 +202,7 @@ class GradientWriter:
         if value in self.algebra.sums:
             return self._write_sum(value)
         if value in self.named:
-            expr = self.assembled(self.named[value], Kind.ELEM, value.name)
+            expr = self._assembled_open(self.named[value], Kind.ELEM, value.name)
             self._append(value, Kind.ELEM, expr, Map(value.name, Kind.ELEM, expr))
             return value
         if value.name in self.loaded:

@@ -1,8 +1,8 @@
 // State, formats and the small drawing kit all figures share. Text only ever enters the page as text nodes.
 const data = JSON.parse(document.getElementById("data").textContent);
 const byId = (id) => document.getElementById(id);
-const SHARED = ["op", "direction", "dtype", "cache"];
-const DEFAULTS = { op: "", direction: "", dtype: "", cache: "", outcome: "", kind: "", q: "", sort: "us", dir: "asc",
+const SHARED = ["op", "direction", "dtype", "place"];
+const DEFAULTS = { op: "", direction: "", dtype: "", place: "", outcome: "", kind: "", q: "", sort: "us", dir: "asc",
   y: "relative", run: "", knob: "" };
 const state = { ...DEFAULTS };
 const redraws = [];
@@ -48,11 +48,11 @@ const shape = (one) => `${one.rows}×${one.cols}`;
 const percent = (value) => (value === null || value === undefined ? "–" : value.toFixed(1) + " %");
 const unique = (values) => [...new Set(values)].sort((a, b) => (a < b ? -1 : a > b ? 1 : 0));
 
-// A colour for each op, direction, dtype and cache policy, the same in every figure; a dash for each run of one.
+// A colour for each op, direction, dtype and place, the same in every figure; a dash for each run of one.
 const families = unique([...data.series, ...data.roof].map(family));
 const ordinal = new Map();
 const DASHES = ["", "7 3", "2 3", "9 3 2 3"];
-function family(one) { return [one.op, one.direction, one.dtype, one.cache].join(" "); }
+function family(one) { return [one.op, one.direction, one.dtype, one.place].join(" "); }
 const colour = (one) => `var(--c${families.indexOf(family(one)) % 8})`;
 data.series.forEach((one) => {
   const before = ordinal.get(family(one)) ?? 0;

@@ -3,7 +3,7 @@ const hiddenRuns = new Set();
 const searches = data.series.filter((one) => one.kind === "search" && one.measured);
 const SCALES = {
   relative: { title: "time / best of the run", of: (us, one) => us / lowest(one), text: (v) => `${v.toFixed(3)}×` },
-  us: { title: "µs a launch", of: (us) => us, text: (v) => `${figures(v)} µs` },
+  us: { title: "price, µs", of: (us) => us, text: (v) => `${figures(v)} µs` },
   roof: { title: "% of roof", of: (us, one) => (one.roof_us ? (100 * one.roof_us) / us : null), text: percent },
 };
 function lowest(one) { return one.best[one.best.length - 1]; }

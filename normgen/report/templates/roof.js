@@ -1,4 +1,4 @@
-// % of roof over cols: one line per op, direction, dtype, cache policy and device; a point per shape.
+// % of roof over cols: one line per op, direction, dtype, place and device; a point per shape.
 function drawRoof() {
   const host = byId("roof"), lines = data.roof.filter(passes);
   const devices = unique(data.roof.map((line) => line.device));
@@ -18,7 +18,7 @@ function drawRoof() {
   const powers = Array.from({ length: high - low + 1 }, (_, i) => low + i).filter((p) => (p - low) % step === 0);
   xAxis(box, x, powers, "cols", (power) => (2 ** power).toLocaleString("en"));
   box.root.append(svg("line", { class: "roof", x1: box.x0, x2: box.x1, y1: y(100), y2: y(100) }),
-    svg("text", { x: box.x1, y: y(100) - 5, "text-anchor": "end" }, "roof: a copy of the same bytes"));
+    svg("text", { x: box.x1, y: y(100) - 5, "text-anchor": "end" }, "roof: hand-written kernels that move the same bytes"));
   for (const line of lines) drawRoofLine(box, line, x, y, name(line), roofDash(line, devices));
 }
 

@@ -22,7 +22,7 @@ function drawTiles() {
 }
 
 function startFilters() {
-  const titles = { op: "Operation", direction: "Direction", dtype: "Dtype", cache: "Cache" };
+  const titles = { op: "Operation", direction: "Direction", dtype: "Dtype", place: "Place" };
   const everyone = [...data.series, ...data.finals];
   byId("filters").append(...SHARED.map((name) => selectOf(name, titles[name], unique(everyone.map((one) => one[name])))),
     make("button", { type: "button", onclick: () => change({ ...DEFAULTS }) }, "Clear all filters"));

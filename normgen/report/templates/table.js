@@ -12,27 +12,32 @@ rows.forEach((row, i) => { row.id = i; });
 function rowOf(one, figure, kind, number = null) {
   const us = figure.us ?? null, predicted = figure.outcome === "predicted";
   return {
-    kind, op: one.op, direction: one.direction, dtype: one.dtype, cache: one.cache, device: one.device, rows: one.rows,
+    kind, op: one.op, direction: one.direction, dtype: one.dtype, place: one.place, device: one.device, rows: one.rows,
     cols: one.cols, outcome: figure.outcome, us, low: figure.low, high: figure.high, schedule: figure.schedule, predicted,
     gb: us && one.bytes ? one.bytes / us / 1e3 : null,
     roof: us && one.roof_us && !predicted ? (100 * one.roof_us) / us : null,
     gain: us && one.default_us ? one.default_us / us : null,
+    chain: figure.chain ?? null, alone: /alone$/.test(one.place) ? us : figure.alone_us ?? null,
     registers: figure.registers || null, spill: figure.spill, error: figure.error, reason: figure.reason ?? "", number,
     run: one.label, command: one.command, created: one.created, dtypes: one.dtypes, search: figure.search,
-    text: [one.op, one.direction, one.dtype, shape(one), one.cache, kind, figure.outcome, figure.schedule, one.device,
+    text: [one.op, one.direction, one.dtype, shape(one), one.place, kind, figure.outcome, figure.schedule, one.device,
       figure.reason ?? ""].join(" ").toLowerCase(),
   };
 }
 
 const COLUMNS = [
-  { key: "problem", name: "problem", of: (r) => `${r.op} ${r.direction} ${r.dtype} ${shape(r)}` + (r.cache === "hot" ? " hot" : ""),
+  { key: "problem", name: "problem", of: (r) => `${r.op} ${r.direction} ${r.dtype} ${shape(r)}` + (r.place === "fresh" ? "" : ` ${r.place}`),
     by: (r) => [r.op, r.direction, r.dtype, String(r.cols).padStart(9, "0"), String(r.rows).padStart(9, "0")].join(" "), css: "problem" },
   { key: "outcome", name: "outcome", of: badges, by: (r) => r.outcome },
-  { key: "us", name: "µs", of: (r) => (r.us === null ? "–" : (r.predicted ? "≈ " : "") + figures(r.us)), by: (r) => r.us, css: "n" },
+  { key: "us", name: "price µs", of: (r) => (r.us === null ? "–" : (r.predicted ? "≈ " : "") + figures(r.us) +
+    (/alone$/.test(r.place) ? " alone" : "")), by: (r) => r.us, css: "n" },
+  { key: "chain", name: "chain µs", of: (r) => (r.chain === null ? "–" : r.chain.map(figures).join(" / ")),
+    by: (r) => (r.chain === null ? null : r.chain[0]), css: "n" },
   { key: "gb", name: "GB/s", of: (r) => (r.gb === null ? "–" : (r.predicted ? "≈ " : "") + r.gb.toFixed(0)), by: (r) => r.gb, css: "n" },
   { key: "roof", name: "% of roof", of: (r) => (r.roof === null ? "–" : r.roof.toFixed(1)), by: (r) => r.roof, css: "n" },
   { key: "gain", name: "vs default", of: (r) => (r.gain === null ? "–" : `${r.gain.toFixed(2)}×`), by: (r) => r.gain, css: "n" },
   { key: "registers", name: "registers", of: (r) => (r.registers === null ? "–" : String(r.registers)), by: (r) => r.registers, css: "n" },
+  { key: "alone", name: "alone µs", of: (r) => (r.alone === null ? "–" : figures(r.alone)), by: (r) => r.alone, css: "n" },
   { key: "schedule", name: "schedule", of: (r) => r.schedule, by: (r) => r.schedule, css: "code" },
   { key: "device", name: "device", of: (r) => r.device, by: (r) => r.device },
 ];

@@ -30,7 +30,7 @@ def test_row_reductions_stages_and_looks_are_the_textbooks(case: str) -> None:
 
 def test_layernorm_reads_like_the_textbook() -> None:
     assert str(differentiate(forward.layernorm(), saved=("mean", "rstd"))) == (
-        "program layernorm_backward(eps)\n"
+        "program layernorm_backward()\n"
         "  load   dy : elem\n"
         "  load   x : elem\n"
         "  load   weight : col\n"

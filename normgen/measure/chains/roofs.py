@@ -1,0 +1,322 @@
+"""The roofs: hand-written kernels that move a problem's bytes and compute next to nothing, as fast as they can.
+
+    elementwise   what the kernel reads is read once, what it writes is written once, in one flat pass
+    two launches  of problems with sums over rows: the same, with f32 partial sums, and a small kernel that adds them
+    reduction     of few rows: a block, or a cluster, loads its row, reduces once and stores
+
+Each comes in several variants (threads, bytes an access, accesses in flight, cache hints, one wave of blocks or one
+block a tile); the best one in the run's own race is the roof.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from normgen.codegen.module import Kernel, Launch, Module, Param, Source
+from normgen.problem.problem import Problem, TensorUse
+
+THREADS = 256
+VECTOR_BYTES = 16
+MOST_HELD = 256  # bytes of its rows that a thread of a reduction roof holds in registers
+MOST_REDUCTIONS = 10
+SUM_COLUMNS = 32  # of a block of the kernel that adds partial sums
+FEW_ROWS = 2  # rows an SM: up to there the reduction decides, not the bytes
+CLUSTER_ARCH = 90
+
+
+@dataclass(frozen=True, kw_only=True)
+class Streams:
+    """What an elementwise roof moves, in bytes; `partials` is the f32 scratch of two launches."""
+
+    read: int
+    written: int
+    partials: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roof:
+    """One variant. Its module takes the tensors target, source, partials and sums, or in0.., out0..; see `arguments`.
+
+    rows       of its launch
+    arguments  what stands for the pitches of its parameters: the vectors to write, read, and of partial sums
+    """
+
+    name: str
+    module: Module
+    rows: int
+    vectors: tuple[tuple[str, int], ...] = ()
+
+
+_ELEMENTWISE = """\
+using Vector = {vector};
+
+__device__ __forceinline__ unsigned mix(uint4 v) {{ return v.x ^ (v.y * 3u) ^ (v.z * 5u) ^ (v.w * 7u); }}
+__device__ __forceinline__ unsigned mix(uint2 v) {{ return v.x ^ (v.y * 3u); }}
+__device__ __forceinline__ unsigned mix(unsigned v) {{ return v; }}
+
+// As source[at], without a line in L1.
+__device__ __forceinline__ uint4 past_l1(const uint4* source) {{
+    uint4 v;
+    asm("ld.global.L1::no_allocate.v4.u32 {{%0, %1, %2, %3}}, [%4];"
+        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(source));
+    return v;
+}}
+
+// Reads `sources` vectors and writes `targets` and `extras` of them, {flight} a thread in flight.
+extern "C" __global__ void __launch_bounds__({threads})
+    elementwise(Vector* __restrict__ target, const Vector* __restrict__ source, Vector* __restrict__ extra,
+                long long targets, long long sources, long long extras, int vectors) {{
+    constexpr int kFlight = {flight}, kTile = {threads} * kFlight;
+    unsigned mixed = 0;
+    for (long long first = blockIdx.x * static_cast<long long>(kTile) + threadIdx.x; first < vectors;
+         first += gridDim.x * static_cast<long long>(kTile)) {{
+        Vector held[kFlight] = {{}};
+#pragma unroll
+        for (int k = 0; k < kFlight; ++k) {{
+            const long long at = first + k * {threads};
+            if (at < sources) held[k] = {load};
+        }}
+#pragma unroll
+        for (int k = 0; k < kFlight; ++k) {{
+            const long long at = first + k * {threads};
+            if (at < targets) {{
+                {store};
+            }} else {{
+                mixed ^= mix(held[k]);
+            }}
+            if (at < extras) extra[at] = held[k];
+        }}
+    }}
+    // Keeps alive the loads of what is read and not written: almost no data makes it happen.
+    if (mixed == 0x9e3779b9u) target[0] = Vector{{}};
+}}
+"""
+
+_SUM = """
+// Adds `parts` rows of partial sums: 8 threads a column, then one of them adds theirs and stores.
+extern "C" __global__ void __launch_bounds__(256)
+    add_partials({element}* __restrict__ sums, const float* __restrict__ partials) {{
+    constexpr int kParts = {parts}, kColumns = {columns};
+    __shared__ float shared[8][32];
+    const int column = blockIdx.x * 32 + threadIdx.x % 32, lane = threadIdx.x / 32;
+    float sum = 0.0f;
+    if (column < kColumns) {{
+#pragma unroll 4
+        for (int part = lane; part < kParts; part += 8) {{
+            sum += partials[part * static_cast<long long>(kColumns) + column];
+        }}
+    }}
+    shared[lane][threadIdx.x % 32] = sum;
+    __syncthreads();
+    if (lane == 0 && column < kColumns) {{
+        for (int other = 1; other < 8; ++other) sum += shared[other][threadIdx.x];
+        sums[column] = static_cast<{element}>(sum);
+    }}
+}}
+"""
+
+_REDUCTION = """\
+using Vector = {vector};
+
+__device__ __forceinline__ float value(uint4 v) {{ return __uint_as_float((v.x ^ v.y ^ v.z ^ v.w) & 0x3fffffffu); }}
+__device__ __forceinline__ float value(uint2 v) {{ return __uint_as_float((v.x ^ v.y) & 0x3fffffffu); }}
+__device__ __forceinline__ float value(unsigned v) {{ return __uint_as_float(v & 0x3fffffffu); }}
+__device__ __forceinline__ float value(unsigned short v) {{ return __uint_as_float(v & 0x3fffffffu); }}
+__device__ __forceinline__ float value(unsigned char v) {{ return __uint_as_float(v & 0x3fffffffu); }}
+
+__device__ __forceinline__ float over_warp(float sum) {{
+#pragma unroll
+    for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, other);
+    return sum;
+}}
+
+// {cluster} block(s) a row: load it, reduce once, store. What is stored depends on the sum and on what was loaded.
+extern "C" __global__ void __launch_bounds__({threads}) reduction({params}) {{
+    constexpr int kThreads = {threads}, kCluster = {cluster}, kAll = kThreads * kCluster;
+    const long long row = blockIdx.x / kCluster;
+    const int rank = blockIdx.x % kCluster, thread = rank * kThreads + threadIdx.x;
+    __shared__ float of_warps[32];
+    __shared__ float of_blocks[kCluster];
+    float sum = 0.0f;
+{loads}
+    sum = over_warp(sum);
+    if (kThreads > 32) {{
+        if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = sum;
+        __syncthreads();
+        sum = over_warp(threadIdx.x % 32 < kThreads / 32 ? of_warps[threadIdx.x % 32] : 0.0f);
+    }}
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    if (kCluster > 1) {{
+        if (threadIdx.x < kCluster) {{
+            const unsigned mine = static_cast<unsigned>(__cvta_generic_to_shared(&of_blocks[rank]));
+            unsigned theirs;
+            asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(theirs) : "r"(mine), "r"(threadIdx.x));
+            asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(theirs), "f"(sum) : "memory");
+        }}
+        asm volatile("barrier.cluster.arrive.aligned;\\nbarrier.cluster.wait.aligned;" ::: "memory");
+        sum = 0.0f;
+#pragma unroll
+        for (int other = 0; other < kCluster; ++other) sum += of_blocks[other];
+    }}
+#endif
+    const unsigned mixed = __float_as_uint(sum);
+{stores}
+}}
+"""
+
+_LOADS = """\
+    {vector} held{i}[{held}] = {{}};
+#pragma unroll
+    for (int k = 0; k < {held}; ++k) {{
+        const int at = thread + k * kAll;
+        if (at < {vectors}) held{i}[k] = in{i}[row * {step}LL + at];
+        sum += value(held{i}[k]);
+    }}"""
+_STORES = """\
+#pragma unroll
+    for (int k = 0; k < {held}; ++k) {{
+        const int at = thread + k * kAll;
+        if (at < {vectors}) out{i}[row * {step}LL + at] = {made};
+    }}"""
+
+_LOAD = {"": "source[at]", "cs": "__ldcs(source + at)", "past L1": "past_l1(source + at)"}
+_ELEMENTS = {1: "unsigned char", 2: "unsigned short", 4: "float"}
+_TYPES = {16: "uint4", 8: "uint2", 4: "unsigned", 2: "unsigned short", 1: "unsigned char"}
+
+
+def elementwise_roofs(streams: Streams, *, sums: tuple[int, int] | None = None, parts: int = 0) -> Iterator[Roof]:
+    """Eight variants. With `sums` (columns, bytes of one) each is followed by the kernel that adds `parts` partials."""
+    plain = ((16, 1, "", 0), (16, 2, "", 0), (16, 4, "", 0), (16, 4, "", 8), (8, 4, "", 0))
+    hinted = ((16, 4, "cs", 0), (16, 2, "past L1", 0), (16, 4, "past L1", 0))
+    for size, flight, hint, wave in (*plain, *hinted):
+        text = _ELEMENTWISE.format(
+            vector=_TYPES[size],
+            threads=THREADS,
+            flight=flight,
+            load=_LOAD[hint],
+            store="__stcs(target + at, held[k])" if hint == "cs" else "target[at] = held[k]",
+        )
+        counts = {
+            "target": -(-streams.written // size),
+            "source": -(-streams.read // size),
+            "extra": -(-streams.partials // size),
+        }
+        launch = Launch(threads=THREADS, rows_per_block=THREADS * flight, persistent=wave, min_blocks=1)
+        kernels = [Kernel(name="elementwise", params=_FLAT, launch=launch)]
+        if sums is not None:
+            text += _SUM.format(element=_ELEMENTS[sums[1]], parts=parts, columns=sums[0])
+            blocks = -(-sums[0] // SUM_COLUMNS)
+            kernels.append(Kernel(name="add_partials", params=_ADDED, launch=Launch(threads=256, blocks=blocks)))
+        name = f"{size}x{flight}" + (f" {hint}" if hint else "") + (" one wave" if wave else "")
+        yield Roof(
+            name=("two launches " if sums is not None else "elementwise ") + name,
+            module=Module(instructions="", text=text, kernels=tuple(kernels)),
+            rows=max(counts.values()),
+            vectors=tuple(counts.items()),
+        )
+
+
+_FLAT = (
+    Param(name="target", ctype="Vector*", source=Source.TENSOR, key="target"),
+    Param(name="source", ctype="const Vector*", source=Source.TENSOR, key="source"),
+    Param(name="extra", ctype="Vector*", source=Source.TENSOR, key="extra"),
+    # Vectors, in the place of pitches: the argument of a module that is a long long and named after a tensor.
+    Param(name="targets", ctype="long long", source=Source.PITCH, key="target"),
+    Param(name="sources", ctype="long long", source=Source.PITCH, key="source"),
+    Param(name="extras", ctype="long long", source=Source.PITCH, key="extra"),
+    Param(name="vectors", ctype="int", source=Source.ROWS),
+)
+_ADDED = (
+    Param(name="sums", ctype="void*", source=Source.TENSOR, key="sums"),
+    Param(name="partials", ctype="const float*", source=Source.TENSOR, key="extra"),
+)
+
+
+def reduction_roofs(problem: Problem, *, sm_count: int, arch: int) -> Iterator[Roof]:
+    """Up to ten variants for few rows without sums over them; none for other problems."""
+    if not 0 < problem.rows <= FEW_ROWS * sm_count or problem.column_outputs:
+        return
+    widest = min(problem.row_alignment(t) for t in problem.elem_tensors)
+    row_bytes = problem.cols * problem.dtype.bytes
+    least = min(t.dtype.bytes for t in _inputs(problem))
+    sizes = [s for s in _TYPES if least <= s <= widest and all(_divides(s, t, problem) for t in _inputs(problem))][:2]
+    shapes = [(256, 1), (512, 1), (128, 1), (256, 4), (1024, 1), (512, 2), (64, 1), (256, 2), (32, 1), (128, 4)]
+    made = 0
+    for threads, cluster in shapes:
+        for size in sizes:
+            vectors = row_bytes // size
+            is_small = threads * cluster > 32 and threads * cluster // 2 >= vectors  # half of the threads have no work
+            is_large = -(-vectors // (threads * cluster)) * size * len(_inputs(problem)) > MOST_HELD
+            if made == MOST_REDUCTIONS or is_small or is_large or (cluster > 1 and arch < CLUSTER_ARCH):
+                continue
+            made += 1
+            yield _reduction(problem, threads=threads, size=size, cluster=cluster)
+
+
+def _divides(size: int, tensor: TensorUse, problem: Problem) -> bool:
+    return problem.cols * tensor.dtype.bytes % size == 0 and problem.pitch * tensor.dtype.bytes % size == 0
+
+
+def _inputs(problem: Problem) -> list[TensorUse]:
+    return [t for t in problem.elem_tensors if not t.is_written]
+
+
+def _reduction(problem: Problem, *, threads: int, size: int, cluster: int) -> Roof:
+    inputs, outputs = _inputs(problem), [t for t in problem.elem_tensors if t.is_written]
+    params: list[Param] = []
+    loads, stores = [], []
+    for i, tensor in enumerate(inputs):
+        vectors, step = (n * tensor.dtype.bytes // size for n in (problem.cols, problem.pitch))
+        held, word = -(-vectors // (threads * cluster)), _TYPES[size]
+        loads.append(_LOADS.format(vector=word, held=held, i=i, vectors=vectors, step=step))
+        params.append(Param(name=f"in{i}", ctype=f"const {word}*", source=Source.TENSOR, key=tensor.name))
+    kept = -(-(problem.cols * inputs[0].dtype.bytes // size) // (threads * cluster))
+    for i, tensor in enumerate(outputs):
+        wide = next(s for s in _TYPES if s <= size and _divides(s, tensor, problem))
+        vectors, step = (n * tensor.dtype.bytes // wide for n in (problem.cols, problem.pitch))
+        held, word = -(-vectors // (threads * cluster)), _TYPES[wide]
+        made = _made(word, "held0[k]") if word == _TYPES[size] and held <= kept else _made(word, "mixed")
+        stores.append(_STORES.format(held=held, i=i, vectors=vectors, step=step, made=made))
+        params.append(Param(name=f"out{i}", ctype=f"{word}*", source=Source.TENSOR, key=tensor.name))
+    text = _REDUCTION.format(
+        vector=_TYPES[size],
+        threads=threads,
+        cluster=cluster,
+        params=", ".join(f"{p.ctype} __restrict__ {p.name}" for p in params),
+        loads="\n".join(loads),
+        stores="\n".join(stores),
+    )
+    launch = Launch(threads=threads, cluster=cluster)
+    kernel = Kernel(name="reduction", params=tuple(params), launch=launch)
+    name = f"reduction {threads}x{size}" + (f" cluster {cluster}" if cluster > 1 else "")
+    return Roof(name=name, module=Module(instructions="", text=text, kernels=(kernel,)), rows=problem.rows)
+
+
+def _made(word: str, held: str) -> str:
+    """A value to store that depends on the sum and, where it is of the same type, on what was loaded."""
+    if word == "uint4":
+        x = f"{held}.{{}} ^ mixed" if held != "mixed" else "mixed"
+        return f"make_uint4({', '.join(x.format(part) for part in 'xyzw')})"
+    if word == "uint2":
+        x = f"{held}.{{}} ^ mixed" if held != "mixed" else "mixed"
+        return f"make_uint2({', '.join(x.format(part) for part in 'xy')})"
+    return f"static_cast<{word}>({held}{' ^ mixed' if held != 'mixed' else ''})"
+
+
+def streams_of(problem: Problem, *, parts: int = 0) -> Streams:
+    """The bytes of what a problem reads and writes, padding left out.
+
+    parts   of two launches: the first writes that many f32 rows of partial sums, the second the sums over rows
+    """
+
+    def size(tensors: Iterable[TensorUse]) -> int:
+        return sum(math.prod(t.kind.shape(problem.rows, problem.cols)) * t.dtype.bytes for t in tensors)
+
+    written = [t for t in problem.tensors if t.is_written and not (parts and t.is_row_sum)]
+    return Streams(
+        read=size(t for t in problem.tensors if not t.is_written),
+        written=size(written),
+        partials=4 * parts * problem.cols * problem.column_outputs,
+    )

@@ -1,0 +1,77 @@
+"""What stands in a kernel's place while the roofs are timed: copies and the hand-written kernels of `roofs`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from normgen.cuda.memory import DeviceBuffer, copy
+from normgen.cuda.stream import Stream
+from normgen.device import Device
+from normgen.measure.chains.ends import Loaded
+from normgen.measure.chains.roofs import Roof, elementwise_roofs, reduction_roofs, streams_of
+from normgen.measure.replays import Layout, consumed, main_input
+from normgen.problem.problem import Problem
+
+EVEN = 0.1  # a copy reads as much as it writes: it is no roof where a kernel's reads and writes differ by more
+
+Work = Callable[[int, Stream], None]  # queues what stands in the place of kernel i
+
+
+@dataclass(frozen=True, kw_only=True)
+class Works:
+    """The roofs of a problem by name, and what they hold on the device."""
+
+    works: dict[str, Work]
+    held: tuple[Loaded | DeviceBuffer, ...]
+
+    def close(self) -> None:
+        for part in self.held:
+            part.close()
+
+
+def works_of(problem: Problem, layout: Layout, sets: Sequence[DeviceBuffer], facts: Device, index: int) -> Works:
+    """Every roof of the problem, on the tensors of its sets."""
+    works: dict[str, Work] = {}
+    streams = streams_of(problem)
+    first_read = layout.slots[main_input(problem).name].start  # what is read follows what is written
+
+    def base(i: int) -> int:
+        return sets[i % len(sets)].pointer
+
+    def by_node(i: int, stream: Stream) -> None:
+        size = min(streams.read, streams.written)
+        copy(base(i), base(i) + first_read, size, stream=stream, device=index)
+
+    if abs(streams.read - streams.written) <= EVEN * max(streams.read, streams.written):
+        works["copy"] = by_node
+    parts = facts.sm_count if problem.column_outputs else 0
+    own = streams_of(problem, parts=parts)
+    partials = DeviceBuffer(max(own.partials, 16), device=index)
+    sums = [t for t in consumed(problem) if t.is_row_sum]
+    sums_start = min((layout.slots[t.name].start for t in sums), default=0)
+    flat = list(elementwise_roofs(streams))
+    if sums:
+        shape = (problem.cols * len(sums), min(t.dtype.bytes for t in sums))
+        flat += elementwise_roofs(own, sums=shape, parts=parts)
+    held: list[Loaded | DeviceBuffer] = [partials]
+
+    def add(roof: Roof, pointers: Callable[[int], dict[str, int]]) -> None:
+        loaded = Loaded(roof.module, facts, index)
+        held.append(loaded)
+        bound = loaded.bound.set(rows=roof.rows, pitches=dict(roof.vectors))
+
+        def work(i: int, stream: Stream) -> None:
+            bound.set(pointers=pointers(i)).launch(stream)
+
+        works[roof.name] = work
+
+    def flat_pointers(i: int) -> dict[str, int]:
+        at = base(i)
+        return {"target": at, "source": at + first_read, "extra": partials.pointer, "sums": at + sums_start}
+
+    for roof in flat:
+        add(roof, flat_pointers)
+    for roof in reduction_roofs(problem, sm_count=facts.sm_count, arch=facts.arch):
+        add(roof, lambda i: {name: base(i) + offset for name, offset in layout.offsets.items()})
+    return Works(works=works, held=tuple(held))

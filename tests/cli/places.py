@@ -1,0 +1,83 @@
+"""Commands in a place that is full, read-only or damaged: `python -m tests.cli.places KIND FOLDER ROOT`.
+
+Full and read-only are real file systems, mounted in a mount namespace of this process: run it by `unshare -rm`. ROOT
+has the FOLDERS, and a file `record.jsonl`. Prints one JSON object a command: {command, code, out, err}.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from normgen.cli import main as cli
+
+FOLDERS = ("state", "cache", "out")
+MOUNTED = ("full", "read-only")
+SIZE = "8m"
+TUNE = ("tune", "--shape", "8x96", "--device", "cpu", "--trials", "2", "--json")
+
+
+def commands(root: Path) -> dict[str, tuple[str, ...]]:
+    out = str(root / "out")
+    return {
+        "tune": (*TUNE, "--output", out),
+        "report": ("report", "--out", f"{out}/page.html"),
+        "export": ("export", str(root / "record.jsonl"), "--output", out),
+    }
+
+
+def run(command: Sequence[str]) -> tuple[int, str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    out.fileno = lambda: 1  # type: ignore[method-assign]
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            cli.main(command)
+        except SystemExit as ended:
+            code = ended.code
+    return code if isinstance(code, int) else 0, out.getvalue(), err.getvalue()
+
+
+def mount(folder: Path, kind: str) -> None:
+    """A file system of its own in the folder's place, with what was in it."""
+    kept = folder.with_name(f"{folder.name}-kept")
+    shutil.copytree(folder, kept)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", folder], check=True)
+    shutil.copytree(kept, folder, dirs_exist_ok=True)
+    os.chmod(folder, 0o700)
+    if kind == "read-only":
+        subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+        return
+    with (folder / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+def damage(folder: Path) -> None:
+    """Noise in the place of every file."""
+    rng = random.Random(1)
+    for path in [path for path in folder.rglob("*") if path.is_file()]:
+        path.write_bytes(rng.randbytes(path.stat().st_size))
+
+
+def main(kind: str, name: str, place: str) -> None:
+    root = Path(place)
+    os.environ |= {"NORMGEN_STATE_DIR": str(root / "state"), "NORMGEN_CACHE_DIR": str(root / "cache")}
+    if kind in MOUNTED:
+        mount(root / name, kind)
+    else:
+        damage(root / name)
+    for command, arguments in commands(root).items():
+        code, out, err = run(arguments)
+        print(json.dumps({"command": command, "code": code, "out": out, "err": err}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

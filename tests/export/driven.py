@@ -1,0 +1,131 @@
+"""Exported functions called on a made-up CUDA runtime: which kernels they launch, how, and with what arguments."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from normgen.codegen.module import Kernel, Param, Source
+from normgen.codegen.parts import Parts
+from normgen.cuda.cubin import symbol_of
+from normgen.export import Header
+from normgen.export.groups import Group
+from normgen.problem.problem import Problem
+
+from .cases import nvcc
+
+HERE = Path(__file__).parent
+SM_COUNT, CLUSTERS, WORKSPACE = 132, 20, 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A call of a group's pitched function. Tensor i lies at 4096 * (i + 1), less where it is null."""
+
+    rows: int
+    cols: int
+    null: frozenset[str] = frozenset()
+    odd: int = 0  # bytes that each row start is off an aligned address, and elements that each row is longer
+    apart: int = 0  # bytes by which the rows of the first tensor start elsewhere than those of the others
+
+    def address(self, group: Group, name: str) -> int:
+        names = [t.name for t in group.problem.tensors]
+        tensor = group.problem.tensor(name)
+        shift = self.odd * tensor.kind.is_elem + self.apart * (name == names[0])
+        return 0 if name in self.null else 4096 * (names.index(name) + 1) + shift
+
+    def pitch(self) -> int:
+        return self.cols + self.odd
+
+    def words(self, group: Group, scalars: Sequence[str], *, workspace: bool) -> str:
+        tensors = [self.address(group, t.name) for t in group.problem.tensors]
+        pitches = [self.pitch() for _ in group.problem.elem_tensors]
+        tail = [self.rows, self.cols, *(scalar(s) for s in scalars), *([WORKSPACE] if workspace else []), 7]
+        return " ".join(map(str, ["call", WORKSPACE, *tensors, *pitches, *tail]))
+
+
+def scalar(name: str) -> int:
+    return len(name) + 1
+
+
+def expected(group: Group, call: Call, problem: Problem, parts: Parts) -> list[str]:
+    """What the runtime must be asked: the workspace zeroed, then the kernels, as the emitter's own words say."""
+    first = parts.kernels[0].launch
+    blocks = first.grid(rows=call.rows, sm_count=SM_COUNT)
+    if first.loops_clusters:
+        blocks = first.fitting(blocks, clusters=CLUSTERS)
+    zeroed = parts.workspace_fixed_bytes
+    if problem.any_cols:
+        zeroed += parts.workspace_column_bytes * (call.cols - -(-problem.cols // 32) * 32)
+    lines = [f"zero 0 {zeroed}"] if zeroed else []
+    for kernel in parts.kernels:
+        grid = blocks if kernel is parts.kernels[0] else kernel.launch.blocks
+        if grid:
+            given = " ".join(str(value(p, group, call, blocks)) for p in kernel.params)
+            launch = kernel.launch
+            shape = f"{grid} {launch.threads} {launch.shared_bytes} {launch.cluster} {int(launch.dependent)}"
+            lines.append(f"launch {kernel.expression} {shape} {given}")
+    return lines
+
+
+def value(param: Param, group: Group, call: Call, blocks: int) -> int:
+    match param.source:
+        case Source.TENSOR:
+            return call.address(group, param.key)
+        case Source.PITCH:
+            return call.pitch()
+        case Source.ROWS:
+            return call.rows
+        case Source.COLS:
+            return call.cols
+        case Source.SCALAR:
+            (bits,) = struct.unpack("<i", struct.pack("<f", scalar(param.key)))
+            return int(bits)
+        case Source.WORKSPACE:
+            return WORKSPACE + param.offset
+        case Source.BLOCKS:
+            return blocks
+
+
+class Program:
+    """A header's function, compiled and linked with fake_cudart.cpp."""
+
+    def __init__(self, folder: Path, headers: Iterable[Header], file: str, function: str, *options: str) -> None:
+        for header in headers:
+            header.keep(folder)
+        for source in ("fake_cudart.cpp", "fake_cudart.h", "driver.cu"):
+            shutil.copy(HERE / source, folder)
+        self.path = folder / "driver"
+        defines = [f'-DHEADER="{file}"', f"-DFUNCTION={function}_pitched", *options]
+        sources = [folder / "driver.cu", folder / "fake_cudart.cpp"]
+        done = nvcc("-cudart", "none", *defines, "-o", self.path, *sources)
+        assert done.returncode == 0, done.stderr
+        self.kernels = self._said("kernels")
+
+    def _said(self, *commands: str) -> list[str]:
+        done = subprocess.run([self.path], input="\n".join(commands), capture_output=True, text=True, check=True)
+        return done.stdout.splitlines()
+
+    def linked(self, kernel: Kernel, namespace: str) -> str:
+        """The linker's name of a kernel."""
+        return symbol_of(kernel, [name for name in self.kernels if namespace in name])
+
+    def asks(self, commands: Sequence[str], known: dict[str, Kernel]) -> list[list[str]]:
+        """What each command asked the runtime, with kernels as C++ names them, and its answer."""
+        sizes = [
+            f"sizes {linked} {''.join('4' if p.ctype in ('int', 'float') else '8' for p in kernel.params)}"
+            for linked, kernel in known.items()
+        ]
+        found: list[list[str]] = [[]]
+        for line in self._said(f"device 0 {SM_COUNT} 90 {CLUSTERS}", *sizes, *commands):
+            words = line.split()
+            if words[0] == "launch":
+                words[1] = known[words[1]].expression
+            found[-1].append(" ".join(words))
+            if words[0] == "=":
+                found.append([])
+        return found[:-1]

@@ -1,0 +1,115 @@
+"""Random specs that the reader accepts or refuses, and a random question about each; the same draw, the same spec."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from normgen.device import TARGETS, Device
+from normgen.problem.problem import Problem
+from normgen.program.source import problem_for
+from normgen.schedule.default import default_schedule
+from normgen.schedule.knobs import KNOBS
+from normgen.schedule.legality import refusal
+from normgen.schedule.schedule import Schedule
+from normgen.spec.reader import parse
+
+H200 = TARGETS["h200"]
+NUMBERS = ("0", "1", "2", "3", "0.5", "0.1", "1e-5", "1e30", "1e-30", "-1", "-2.5", "7", "cols")
+EXPONENTS = ("2", "3", "-1", "-2", "0.5", "-0.5", "5", "1.5", "-1.5", "1", "0", "-5")
+UNARY = ("exp", "log", "sqrt", "rsqrt", "abs", "sigmoid", "tanh", "erf")
+REDUCTIONS = ("sum", "mean", "max", "absmax")
+COLS = (1, 2, 3, 8, 33, 64, 96, 256)
+SCHEDULE_TRIES = 40
+_WORD = re.compile(r"[a-z]\w*")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A spec as text, and what is asked of it."""
+
+    text: str
+    cols: int
+    dtype: str
+    direction: str
+    seed: int  # of the schedule
+
+    def problem(self) -> Problem:
+        """Raises NormgenError for what the reader or the compiler refuses."""
+        spec = parse(self.text, file="fuzz.toml")
+        return problem_for(spec, shape=(24, self.cols), dtype=self.dtype, direction=self.direction)
+
+    def schedules(self, problem: Problem, device: Device = H200) -> list[Schedule]:
+        """The default one, and another legal one where a few random points have one."""
+        rng, found = Random(self.seed), [default_schedule(problem, device)]
+        for _ in range(SCHEDULE_TRIES):
+            point = Schedule(**{name: rng.choice(knob.values) for name, knob in KNOBS.items()})
+            if refusal(problem, point, device) is None:
+                return [*found, point]
+        return found
+
+    def __str__(self) -> str:
+        return f"{self.text}# {self.cols} cols, {self.dtype}, {self.direction}, schedule seed {self.seed}\n"
+
+
+def draw(rng: Random) -> Asked:
+    """A spec of a few formulas over an input, parameters and scalars; most are legal."""
+    names, formulas = ["x", "x", "w", "b", "z", "eps"], dict[str, str]()
+    for number in range(rng.randint(0, 3)):
+        name = rng.choice((f"v{number}", f"m{number}"))
+        tree = _expression(rng, names, rng.randint(1, 3))
+        if name.startswith("m"):
+            tree = f"{rng.choice(REDUCTIONS)}({tree if _reads_x({**formulas, name: tree}, name) else f'x - {tree}'})"
+        formulas[name] = tree
+        names += [name, name]
+    formulas["y"] = _expression(rng, names, rng.randint(1, 4))
+    formulas = {name: text for name, text in formulas.items() if name == "y" or _uses(name, formulas, "y")}
+    if not _reads_x(formulas, "y"):
+        formulas["y"] = f"(x {rng.choice('+-*/')} {formulas['y']})"
+    words = {word for text in formulas.values() for word in _WORD.findall(text)}
+    lines = ['name = "fuzz"', "[tensors]", 'x = "input"']
+    lines += ['z = { role = "input", optional = true, absent = "0" }'] if "z" in words else []
+    lines += ['w = { role = "parameter", optional = true, absent = "1" }'] if "w" in words else []
+    lines += ['b = "parameter"'] if "b" in words else []
+    lines += [f'{name} = "statistic"' for name in formulas if name.startswith("m") and rng.random() < 0.3]
+    lines += ['y = "output"']
+    lines += ["[scalars]", f"eps = {rng.choice(('1e-5', '1.5', '0', '-2.0', '3e4'))}"] if "eps" in words else []
+    lines += ["[formulas]", *(f'{name} = "{text}"' for name, text in formulas.items())]
+    direction = "backward" if rng.random() < 0.4 else "forward"
+    dtype = rng.choice(("f32", "f32", "bf16", "f16"))
+    return Asked("\n".join(lines) + "\n", rng.choice(COLS), dtype, direction, rng.randrange(1 << 30))
+
+
+def _expression(rng: Random, names: Sequence[str], depth: int) -> str:
+    """Brackets around everything or, as people write, left to the precedence of the operators."""
+    if depth == 0 or rng.random() < 0.1:
+        return rng.choice(NUMBERS) if rng.random() < 0.2 else rng.choice(names)
+
+    def part() -> str:
+        return _expression(rng, names, depth - 1)
+
+    kind = rng.random()
+    if kind < 0.55:
+        left, right = part(), part()
+        right = left if rng.random() < 0.08 else right  # what algebra would fold
+        text = f"{left} {rng.choice('+-*/')} {right}"
+        return text if rng.random() < 0.2 else f"({text})"
+    if kind < 0.65:
+        return f"({part()})**{rng.choice(EXPONENTS)}"
+    if kind < 0.8:
+        return f"{rng.choice(UNARY)}({part()})"
+    if kind < 0.88:
+        return f"{rng.choice(('minimum', 'maximum'))}({part()}, {part()})"
+    return f"{rng.choice(REDUCTIONS)}({part()})" if kind < 0.96 else f"-{part()}"
+
+
+def _reads_x(formulas: dict[str, str], name: str) -> bool:
+    return _uses("x", formulas, name)
+
+
+def _uses(name: str, formulas: dict[str, str], root: str) -> bool:
+    """Whether the formula of `root` needs `name`, directly or through others."""
+    words = set(_WORD.findall(formulas[root]))
+    return name in words or any(_uses(name, formulas, other) for other in words & formulas.keys() - {root})

@@ -1,0 +1,141 @@
+"""What is done with a random spec, each step on its own: emitted, walked, compiled, run. A fault of ours is an error.
+
+A refusal (`NormgenError`) is an answer, unless its class or its words say that normgen is wrong.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from normgen.cuda.compiler import compile_module
+from normgen.errors import BrokenError, CompileError, FaultError, NormgenError, ProgramError
+from normgen.measure.cpu_check import check_on_cpu
+from normgen.pipeline import emit
+from normgen.problem.problem import Problem
+from normgen.program.ir import COLS
+from normgen.program.source import written_program
+from normgen.verify import check, make_inputs
+from normgen.verify.interpret import Array, Float64
+from normgen.verify.program_walk import ProgramWalk
+from tests.fuzz.specs import Asked
+
+LIMIT_S = 60.0  # a step that takes longer hangs; idle, the slowest takes 3 s
+SM = 90
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`state`: right, refused, wrong, crash or hang; `why` in words."""
+
+    state: str
+    why: str = ""
+
+    @property
+    def is_fault(self) -> bool:
+        return self.state in ("wrong", "crash", "hang")
+
+
+class HangError(Exception):
+    """A step took longer than LIMIT_S."""
+
+
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    def ring(_signal: int, _frame: FrameType | None) -> None:
+        raise HangError
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def answered(step: Callable[[Asked], Answer], asked: Asked, *, limit_s: float = LIMIT_S) -> Answer:
+    """The answer of one step; whatever it raises beside a refusal is a crash."""
+    try:
+        with limited(limit_s):
+            return step(asked)
+    except HangError:
+        return Answer("hang", f"more than {limit_s:.0f} s")
+    except (ProgramError, BrokenError, CompileError, FaultError) as error:
+        is_refusal = isinstance(error, ProgramError) and error.hint is not None  # a maximum without a gradient
+        return Answer("refused" if is_refusal else "crash", str(error))
+    except NormgenError as error:
+        is_ours = "fault of normgen" in str(error) or "is not the derivative" in str(error)
+        return Answer("wrong" if is_ours else "refused", str(error))
+    except Exception as error:
+        return Answer("crash", f"{type(error).__name__}: {error}")
+
+
+def emitted(asked: Asked) -> Answer:
+    """To CUDA text, by two schedules; a forward program is walked as well (`walked`)."""
+    problem = asked.problem()
+    for schedule in asked.schedules(problem):
+        emit(problem, schedule)
+    return walked(problem) if asked.direction == "forward" else Answer("right")
+
+
+def compiled(asked: Asked) -> Answer:
+    """Through NVRTC."""
+    problem = asked.problem()
+    for schedule in asked.schedules(problem):
+        compile_module(emit(problem, schedule), SM)
+    return Answer("right")
+
+
+def executed(asked: Asked) -> Answer:
+    """On the CPU executor, against the reference of every row family."""
+    problem = asked.problem()
+    for schedule in asked.schedules(problem):
+        found = check_on_cpu(problem, emit(problem, schedule))
+        if not found.ok:
+            return Answer("wrong", f"{schedule}\n{found.summary}")
+    return Answer("right")
+
+
+class Float32(Float64):
+    """As a kernel computes: every value is rounded to float32, so that what overflows there does so here."""
+
+    def constant(self, value: float) -> Array:
+        return np.asarray(value, dtype=np.float32)
+
+    def call(self, name: str, *args: Array) -> Array:
+        return super().call(name, *(np.asarray(arg, dtype=np.float64) for arg in args)).astype(np.float32)
+
+    def reduce(self, name: str, arg: Array) -> Array:
+        return super().reduce(name, arg).astype(np.float32)
+
+
+def walked(problem: Problem) -> Answer:
+    """The lowered program, walked in float32, against the formulas: what algebra did to them, without a kernel."""
+    inputs = make_inputs(problem)
+    program = written_program(problem)
+    known: dict[str, Any] = {}
+    for load in program.loads:
+        array = np.asarray(inputs.arrays[load.tensor]).astype(np.float32)
+        known[load.name] = array.reshape(problem.tensor(load.tensor).kind.broadcast_shape(problem.rows, problem.cols))
+    known |= {name: np.asarray(value, dtype=np.float32) for name, value in inputs.scalars.items()}
+    known[COLS.name] = np.asarray(problem.cols, dtype=np.float32)
+    walk = ProgramWalk(Float32(cols=problem.cols), program, known)
+    outputs = {}
+    with np.errstate(all="ignore"):
+        for store in program.stores:
+            tensor = problem.tensor(store.tensor)
+            shape = (problem.rows, problem.cols if tensor.kind.by_col else 1)
+            value = np.broadcast_to(walk.value(store.tensor), shape).astype(tensor.dtype.numpy)
+            outputs[store.tensor] = value if tensor.kind.by_col else value[:, 0]
+    verdict = check(problem, inputs, outputs)
+    return Answer("right") if verdict.ok else Answer("wrong", f"{program}\n{verdict.summary()}")
+
+
+STEPS: dict[str, Callable[[Asked], Answer]] = {"emit": emitted, "nvrtc": compiled, "execute": executed}

@@ -1,0 +1,32 @@
+"""A sample of what `python -m tests.fuzz` does: no random spec ends in a fault of ours."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from normgen.cpu import find_compiler
+from tests.fuzz.command import run
+from tests.fuzz.specs import Asked, draw
+from tests.fuzz.stages import answered, emitted
+
+SPECS = st.integers(0, 2**32).map(lambda seed: draw(Random(seed)))
+
+
+@given(SPECS)
+@settings(max_examples=150, deadline=None)
+def test_a_random_spec_is_emitted_and_computes_its_formulas_or_is_refused(asked: Asked) -> None:
+    answer = answered(emitted, asked)
+    assert not answer.is_fault, f"{answer.state}\n{asked}{answer.why}"
+
+
+def test_the_emitted_text_of_random_specs_compiles() -> None:
+    assert run("nvrtc", 12, seed=0) == 0
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+def test_the_kernels_of_random_specs_are_right_on_the_cpu() -> None:
+    assert run("execute", 5, seed=0) == 0
