@@ -10,6 +10,7 @@ from normgen.codegen.reductions import CONSTANTS, State, state_of
 from normgen.codegen.spelling import unmarked
 from normgen.codegen.statements import Comment, Do, Let, Statement
 from normgen.problem.problem import TensorUse
+from normgen.program.functions import COL, ROW
 from normgen.program.ir import COLS, Load
 from normgen.schedule.knobs import Load as LoadHint
 from normgen.schedule.knobs import Store as StoreHint
@@ -76,7 +77,7 @@ class Access:
         for name, kind in kinds.items():
             if not kind.by_col:
                 names[name] = (state_text.get(name) or self.row_name(name)) if kind.by_row else name
-        names[COLS.name] = self.cols
+        names |= {COLS.name: self.cols, ROW.name: self.valid_row, COL.name: COL.name}
         for name, kind in kinds.items():
             if kind.by_col and not kind.by_row:
                 names[name] = f"{name}_i"

@@ -16,6 +16,7 @@ from normgen.codegen.reductions import steps_of
 from normgen.codegen.statements import Do, If, Let, Statement
 from normgen.codegen.transport.transport import Transport
 from normgen.codegen.walk import Walk
+from normgen.program.functions import COL
 from normgen.program.ir import Load, Map, Store, names_of, used_names
 from normgen.schedule.plan import Place
 
@@ -50,7 +51,7 @@ class Looks:
         head: list[Statement] = []
         vectors = {load.name: self.vector_of(load, look, head, site, place) for load in loads}
         if look == len(self.plan.looks):
-            return self.outputs(maps, head, self.elements(loads, [], vectors, site), site)
+            return self.outputs(maps, head, self.element_reads(loads, vectors, site), site)
         group = self.plan.looks[look]
         by_vector = site is not EDGE and self.plan.cut.vector > 1
         steps = steps_of(self.access.states[look], group, self.access.names, by_vector=by_vector)
@@ -69,18 +70,25 @@ class Looks:
         self, loads: Iterable[Load], maps: Iterable[Map], vectors: dict[str, str], site: Site
     ) -> list[Statement]:
         """The values of one element: of `loads` from their vectors, and of `maps`."""
+        return [*self.element_reads(loads, vectors, site), *self.element_maps(maps)]
+
+    def element_reads(self, loads: Iterable[Load], vectors: dict[str, str], site: Site) -> list[Statement]:
+        """Which column the element is in, and the tensors' values there."""
+        names = self.access.names
+        column = site.at if site is EDGE else f"{site.at} + {site.index}"
+        reads = [Let(f"const float {names[ld.name]}", f"element({vectors[ld.name]}, {site.index})") for ld in loads]
+        return [Let(f"const int {names[COL.name]}", column), *reads]
+
+    def element_maps(self, maps: Iterable[Map]) -> list[Statement]:
         names, printer = self.access.names, Printer(self.access.names)
-        found: list[Statement] = [
-            Let(f"const float {names[ld.name]}", f"element({vectors[ld.name]}, {site.index})") for ld in loads
-        ]
-        return found + [Let(f"const float {names[m.name]}", printer.text(m.expr)) for m in maps]
+        return [Let(f"const float {names[m.name]}", printer.text(m.expr)) for m in maps]
 
     def outputs(self, maps: list[Map], head: list[Statement], elem: list[Statement], site: Site) -> Walk:
         """The last look: what is stored and what is summed over rows; `elem` reads its elements."""
         printer = Printer(self.access.names)
         stored = {s.value for s in self.plan.elem_stores}
         inlined = {m.name: m for m in maps if m.name in stored and not self.is_read_in_loop(m.name, maps)}
-        elem += self.elements([], [m for m in maps if m.name not in inlined], {}, site)
+        elem += self.element_maps(m for m in maps if m.name not in inlined)
         tail: list[Statement] = []
         for store in self.plan.elem_stores:
             source = inlined.get(store.value)

@@ -9,15 +9,30 @@ An ordered product is printed in its own order and with its own brackets.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import ClassVar
 
 import sympy as sp
 
 from normgen.errors import ProgramError
+from normgen.program.functions import (
+    COL,
+    INFINITY,
+    MEANINGS,
+    ROW,
+    Condition,
+    Index,
+    both,
+    clamp,
+    either,
+    name_of,
+    negation,
+    remainder,
+    where,
+)
+from normgen.program.ir import COLS
 from normgen.program.ordered import Ordered, steps
 from normgen.program.rewrites.approximate import exp_approximate
 
-SUM, PRODUCT, ATOM = 1, 2, 3  # how tightly a piece of text binds
+CHOICE, SUM, PRODUCT, ATOM = 0, 1, 2, 3  # how tightly a piece of text binds
 LONGEST_PRODUCT = 4  # factors of a power that is written out
 
 
@@ -30,14 +45,7 @@ def float_literal(value: float) -> str:
 class Printer:
     """Prints expressions with `names`: symbol name -> C text. The order of `names` orders terms and factors."""
 
-    functions: ClassVar[dict[type, str]] = {
-        sp.exp: "expf",
-        exp_approximate: "exp_approximate",
-        sp.log: "logf",
-        sp.Abs: "fabsf",
-        sp.tanh: "tanhf",
-        sp.erf: "erff",
-    }
+    infinity, minus_infinity = "__int_as_float(0x7f800000)", "__int_as_float(0xff800000)"
 
     def __init__(self, names: Mapping[str, str]) -> None:
         self.names = names
@@ -58,10 +66,12 @@ class Printer:
     def _print(self, expr: sp.Expr) -> tuple[str, int]:
         if isinstance(expr, sp.Symbol):
             return self._symbol(expr), ATOM
-        if expr is sp.oo:
-            return "__int_as_float(0x7f800000)", ATOM
-        if expr is -sp.oo:
-            return "__int_as_float(0xff800000)", ATOM
+        if isinstance(expr, Index | remainder):
+            return f"static_cast<float>({self.integer(expr)})", ATOM
+        if expr in (sp.oo, INFINITY):
+            return self.infinity, ATOM
+        if expr in (-sp.oo, -INFINITY):
+            return self.minus_infinity, ATOM
         if isinstance(expr, sp.NumberSymbol):  # of gradients, where algebra makes e of exp(x/x)
             return self._number(sp.Float(float(expr))), ATOM
         if isinstance(expr, sp.Number):
@@ -77,13 +87,57 @@ class Printer:
             return self._power(expr.base, expr.exp)
         if isinstance(expr, sp.Max | sp.Min):
             return self._extremum(expr), ATOM
-        if isinstance(expr, sp.sign):  # of the subgradients of |x| and of the elementwise maximum
+        if isinstance(expr, sp.sign):
             argument = self.operand(expr.args[0], ATOM)
             return f"static_cast<float>(({argument} > 0.0f) - ({argument} < 0.0f))", ATOM
-        name = self.functions.get(type(expr))
-        if name is None:
+        if isinstance(expr, clamp):
+            x, low, high = map(self.text, expr.args)
+            return f"minimum(maximum({x}, {low}), {high})", ATOM
+        if isinstance(expr, Condition):
+            return f"static_cast<float>({self.condition(expr)})", ATOM
+        if isinstance(expr, where):
+            condition, chosen, other = expr.args
+            texts = self.condition(condition), self.operand(chosen, SUM), self.operand(other, SUM)
+            return f"{texts[0]} ? {texts[1]} : {texts[2]}", CHOICE
+        return f"{self.function(expr)}({self.text(expr.args[0])})", ATOM
+
+    def function(self, expr: sp.Expr) -> str:
+        """The name of the function that `expr` is a call of."""
+        name = name_of(expr)
+        found = MEANINGS[name].text if name else "exp_approximate" if isinstance(expr, exp_approximate) else ""
+        if not found:
             raise ProgramError("the printer does not know this function", received=str(expr))
-        return f"{name}({self.text(expr.args[0])})", ATOM
+        return found
+
+    def condition(self, expr: sp.Expr) -> str:
+        """`expr` as a bool: a condition as it is written, another number as one that is not 0."""
+        if not isinstance(expr, Condition):
+            return f"{self.operand(expr, SUM)} != 0.0f"
+        if isinstance(expr, negation):
+            return f"!({self.condition(expr.args[0])})"
+        if isinstance(expr, both | either):
+            parts = [(arg, self.condition(arg)) for arg in expr.args]
+            shown = [f"({text})" if isinstance(arg, both | either) else text for arg, text in parts]
+        elif expr.atoms(Index) and all(map(self.integer, expr.args)):
+            shown = [self.integer(arg) for arg in expr.args]
+        else:
+            shown = [self.operand(arg, SUM) for arg in expr.args]
+        return f" {expr.symbol} ".join(shown)
+
+    def integer(self, expr: sp.Expr) -> str:
+        """`expr` in whole numbers: an index, its remainder, sums of those and of constants; else ""."""
+        if isinstance(expr, Index) or expr == COLS:
+            return self.names[expr.name]
+        if isinstance(expr, sp.Integer):
+            return str(expr)
+        if isinstance(expr, remainder):
+            return f"{self.integer(expr.args[0])} % {self.integer(expr.args[1])}"
+        if not expr.is_Add:
+            return ""
+        terms = sorted(expr.args, key=lambda term: bool(term.could_extract_minus_sign()))
+        texts = [self.integer(-term if term.could_extract_minus_sign() else term) for term in terms]
+        signs = [" - " if term.could_extract_minus_sign() else " + " for term in terms]
+        return "".join(map("".join, zip(signs, texts, strict=True)))[3:] if all(texts) and signs[0] == " + " else ""
 
     def _number(self, value: sp.Number) -> str:
         return float_literal(float(value))
@@ -149,7 +203,9 @@ class Printer:
             return f"{self.operand(sp.Pow(base, root), PRODUCT)} * {self.operand(rest, ATOM)}", PRODUCT
         if exponent.is_Rational and (exponent.q & (exponent.q - 1)) == 0:  # of gradients: the root of a root
             return self._power(sp.sqrt(base), 2 * exponent)
-        raise ProgramError("powers must be whole numbers or halves", received=f"{base}**{exponent}")
+        if exponent.is_number:
+            return f"powf({self.text(base)}, {float_literal(float(exponent))})", ATOM
+        raise ProgramError("an exponent is a number", received=f"{base}**{exponent}")
 
     def _extremum(self, expr: sp.Max | sp.Min) -> str:
         call = "maximum" if isinstance(expr, sp.Max) else "minimum"  # unlike fmaxf they keep NaN
@@ -163,10 +219,23 @@ class Printer:
 class FormulaPrinter(Printer):
     """Prints expressions for a comment: x**2, sqrt(v), 0.5. The names are the author's, in the order given."""
 
-    functions: ClassVar = {kind: name.removesuffix("f") for kind, name in Printer.functions.items()}
+    infinity, minus_infinity = "inf", "-inf"
 
     def __init__(self, names: Iterable[str]) -> None:
-        super().__init__({name: name for name in names})
+        super().__init__({name: name for name in (*names, ROW.name, COL.name, COLS.name)})
+
+    def _print(self, expr: sp.Expr) -> tuple[str, int]:
+        if isinstance(expr, Index | remainder):
+            return self.integer(expr), PRODUCT
+        if isinstance(expr, where):
+            texts = self.condition(expr.args[0]), *map(self.text, expr.args[1:])
+            return f"where({', '.join(texts)})", ATOM
+        if isinstance(expr, sp.sign | clamp):
+            return f"{name_of(expr)}({', '.join(map(self.text, expr.args))})", ATOM
+        return (self.condition(expr), CHOICE) if isinstance(expr, Condition) else super()._print(expr)
+
+    def function(self, expr: sp.Expr) -> str:
+        return name_of(expr) or super().function(expr)
 
     def _number(self, value: sp.Number) -> str:
         return str(value) if value.is_Integer else repr(float(value))

@@ -7,10 +7,12 @@ from fractions import Fraction
 from itertools import count
 
 from normgen.spec.formula import Binary, Call, Expression, Name, Number, Power
+from normgen.spec.functions import CONDITIONS
 
 LONGEST_LINE = 4096
-_SUM, _PRODUCT, _SIGN, _POWER, _ATOM = range(5)  # how tightly a printed expression holds together
-_BINDING = {"+": _SUM, "-": _SUM, "*": _PRODUCT, "/": _PRODUCT}
+# How tightly a printed expression holds together.
+_OR, _AND, _NOT, _COMPARISON, _SUM, _PRODUCT, _SIGN, _POWER, _ATOM = range(9)
+_BINDING = {"+": _SUM, "-": _SUM, "*": _PRODUCT, "/": _PRODUCT, "%": _PRODUCT, "or": _OR, "and": _AND, "not": _NOT}
 
 
 def comment_text(text: str) -> str:
@@ -40,6 +42,12 @@ def _printed(expression: Expression) -> tuple[str, int]:
             return name, _ATOM
         case Number(value=value):
             return _number(value)
+        case Call(function="not", args=(arg,)):
+            return f"not {_at_least(_NOT, arg)}", _NOT
+        case Call(function=function, args=(left, right)) if function in CONDITIONS:
+            binding = _BINDING.get(function, _COMPARISON)
+            least = binding + (binding == _COMPARISON)  # a < b < c is another tree than (a < b) < c
+            return f"{_at_least(least, left)} {function} {_at_least(binding + 1, right)}", binding
         case Call(function=function, args=args):
             return f"{function}({', '.join(map(formula_text, args))})", _ATOM
         case Power(base=base, exponent=exponent):

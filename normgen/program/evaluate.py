@@ -6,7 +6,7 @@ back as [rows, cols], [rows] and [cols].
 
 from __future__ import annotations
 
-import math
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy.typing as npt
 import sympy as sp
 
 from normgen.errors import ProgramError, did_you_mean
+from normgen.program.functions import COL, INFINITY, ROW, Index, value_of
 from normgen.program.ir import COLS, Column, Load, Map, Reduce, RowProgram, Store, value_kinds
 from normgen.program.monoid import LOWEST, Monoid, Recipe, symbol
 from normgen.program.ordered import Ordered, steps
@@ -75,6 +76,8 @@ class _Run:
         self.rows, self.cols = _size(program, inputs)
         lowest = np.finfo(np.float32).min
         self.values: dict[sp.Symbol, Array] = {COLS: np.asarray(self.cols, dtype), LOWEST: np.asarray(lowest, dtype)}
+        self.values[ROW] = np.arange(self.rows, dtype=dtype)[:, None]
+        self.values[COL] = np.arange(self.cols, dtype=dtype)[None, :]
         for name in program.scalars:
             self.values[symbol(name)] = np.asarray(_find(scalars, name, "scalar"), dtype)
 
@@ -152,46 +155,25 @@ def _apply(recipe: Recipe, values: Mapping[sp.Symbol, Array]) -> tuple[Array, ..
     return tuple(evaluate_expr(expr, known) for expr in recipe.results)
 
 
-def _erf(x: Array) -> Array:
-    return np.asarray(np.vectorize(math.erf, otypes=[np.float64])(x), x.dtype)
-
-
-_FUNCTIONS: dict[str, Callable[..., Array]] = {
-    "exp": np.exp,
-    "log": np.log,
-    "tanh": np.tanh,
-    "erf": _erf,
-    "Abs": np.abs,
-    "sign": np.sign,
-    "Max": np.maximum,
-    "Min": np.minimum,
-    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
-}
-
-
 def evaluate_expr(expr: sp.Expr, values: Mapping[sp.Symbol, Array]) -> Array:
     """One expression, operation by operation in sympy's argument order, in the dtype of the values."""
     dtype = next((v.dtype for v in values.values()), np.dtype(np.float64))
-    if expr.is_Symbol:
+    if expr.is_Symbol or isinstance(expr, Index):
         if expr not in values:
             _find({s.name: v for s, v in values.items()}, expr.name, "value")
         found: Array = values[expr]
         return found
-    if expr.is_number:
-        return np.asarray(float(expr), dtype)
+    if expr.is_number or expr == INFINITY:
+        return np.asarray(np.inf if expr == INFINITY else float(expr), dtype)
     if isinstance(expr, Ordered):
         return _ordered([(sign, evaluate_expr(operand, values)) for sign, operand in steps(expr)])
     args = [evaluate_expr(arg, values) for arg in expr.args]
     if expr.is_Pow:
         return _power(args[0], expr.exp, args[1])
-    name = type(expr).__name__
-    if not (expr.is_Add or expr.is_Mul or name in _FUNCTIONS):
-        raise ProgramError(f"the function {name} cannot be evaluated", received=str(expr))
-    operation: Callable[..., Array] = np.add if expr.is_Add else np.multiply if expr.is_Mul else _FUNCTIONS[name]
-    result = args[0] if len(args) > 1 else operation(*args)
-    for arg in args[1:]:
-        result = operation(result, arg)
-    return result
+    if expr.is_Add or expr.is_Mul or isinstance(expr, sp.Max | sp.Min):
+        operation: Callable[..., Array] = np.add if expr.is_Add else np.multiply if expr.is_Mul else value_of(expr)
+        return functools.reduce(operation, args)
+    return value_of(expr)(*args)
 
 
 def _ordered(operands: list[tuple[str, Array]]) -> Array:

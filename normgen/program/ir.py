@@ -7,9 +7,10 @@
     map    y : elem = (x - mean) * rstd          any sympy expression over earlier values
     store  y                                     float32 -> stored dtype
 
-A value's kind is the join of what it reads: scalar < row, col < elem. `cols` (the symbol COLS) and the
-scalars may appear in every expression. sympy's Max and Min mean IEEE 754-2019 maximum and minimum: NaN if an
-argument is NaN (the clamp of a variance must not hide a NaN row). Symbols are `symbol(name)`; a name is defined once.
+A value's kind is the join of what it reads: scalar < row, col < elem. `cols` (the symbol COLS), the scalars and the
+indices of row and column (`functions.ROW`, `functions.COL`) may appear in every expression. sympy's Max and Min mean
+IEEE 754-2019 maximum and minimum: NaN if an argument is NaN (the clamp of a variance must not hide a NaN row).
+Symbols are `symbol(name)`; a name is defined once.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from enum import StrEnum
 import sympy as sp
 
 from normgen.errors import ProgramError
+from normgen.program.functions import Index
 from normgen.program.monoid import Monoid, symbol
 from normgen.program.printing import show_expr
 from normgen.spec.spec import Kind, join
@@ -165,6 +167,12 @@ def used_exprs(statement: Statement) -> tuple[sp.Expr, ...]:
             return (symbol(value),)
 
 
+def kind_of(expr: sp.Expr, kinds: Mapping[str, Kind]) -> Kind:
+    """The join of the kinds of what an expression reads."""
+    indices = (index.kind for index in expr.atoms(Index))
+    return join([*(kinds[name] for name in names_of(expr)), *indices])
+
+
 def names_of(expr: sp.Expr) -> frozenset[str]:
     """Names of the values and scalars an expression reads (never `cols`)."""
     return frozenset(s.name for s in expr.free_symbols if s != COLS)
@@ -215,7 +223,7 @@ def check(program: RowProgram) -> RowProgram:
         for name in sorted(used_names(statement)):
             if name not in kinds:
                 raise ProgramError("a value must be defined before it is used", received=f"{name} in: {text}")
-        read = join(kinds[n] for n in used_names(statement))
+        read = join(kind_of(e, kinds) for e in used_exprs(statement))
         for rule in (*_broken_rules(statement, read), *_broken_guard(statement, kinds)):
             raise ProgramError(rule, received=text)
         for name in defined_names(statement):
@@ -264,7 +272,7 @@ def _broken_guard(statement: Statement, kinds: Mapping[str, Kind]) -> Iterator[s
     guard = statement.guard
     if len(guard.instead) != len(statement.names):
         yield "a guard has a value for each that is reduced"
-    if not statement.kind.by_row or any(kinds[n].by_col for e in (guard.margin, *guard.instead) for n in names_of(e)):
+    if not statement.kind.by_row or any(kind_of(e, kinds).by_col for e in (guard.margin, *guard.instead)):
         yield "a guard is made of row values, and spares rows"
 
 

@@ -19,21 +19,15 @@ import sympy as sp
 from normgen.dtypes import F32
 from normgen.errors import SpecError, UsageError, did_you_mean
 from normgen.program.cleanup import without_dead_code
-from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Statement, Store, check
+from normgen.program.functions import COL, INFINITY, MEANINGS, ROW, Opaque, remainder
+from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Statement, Store, check, kind_of
 from normgen.program.monoid import MONOIDS, SUM, Monoid, symbol
 from normgen.program.ordered import is_product, opened, product, quotient, settled
-from normgen.spec.formula import REDUCTIONS, Binary, Call, Expression, Name, Number, Power, names_in, parse_formula
-from normgen.spec.spec import Formula, Kind, Spec, Tensor, join
+from normgen.spec.formula import Binary, Call, Expression, Name, Number, Power, names_in, parse_formula
+from normgen.spec.functions import INFINITY as INFINITY_NAME
+from normgen.spec.functions import REDUCTIONS
+from normgen.spec.spec import Formula, Kind, Spec, Tensor
 
-_FUNCTIONS = {
-    "exp": sp.exp,
-    "log": sp.log,
-    "abs": sp.Abs,
-    "tanh": sp.tanh,
-    "erf": sp.erf,
-    "minimum": sp.Min,
-    "maximum": sp.Max,
-}
 _MONOIDS = {name: SUM if name == "mean" else MONOIDS[name] for name in REDUCTIONS}
 
 
@@ -80,7 +74,7 @@ class _Lowering:
         self.formulas = {f.name: f for f in self.spec.formulas}
         self.taken = {t.name for t in self.spec.tensors} | {n for n, _ in self.spec.scalars} | set(self.formulas)
         self.taken.add(COLS.name)
-        self.values[COLS.name] = COLS
+        self.values |= {COLS.name: COLS, INFINITY_NAME: INFINITY, ROW.name: ROW, COL.name: COL}
         for name, _ in self.spec.scalars:
             self.kinds[name], self.values[name] = Kind.SCALAR, symbol(name)
         for tensor in self.spec.tensors:
@@ -110,7 +104,7 @@ class _Lowering:
         return name
 
     def kind_of(self, expr: sp.Expr) -> Kind:
-        return join(self.kinds[s.name] for s in expr.free_symbols if s != COLS)
+        return kind_of(expr, self.kinds)
 
     def map(self, name: str, expr: sp.Expr) -> sp.Expr:
         self.kinds[name] = self.kind_of(expr)
@@ -193,6 +187,8 @@ class _Lowering:
                 return sp.Rational(value.numerator, value.denominator) if exact else sp.Float(float(value))
             case Name(name=name):
                 return self.values[name]
+            case Binary(operator="%", left=left, right=right):
+                return remainder(self.raw(owner, left), self.raw(owner, right))
             case Binary(operator=operator, left=left, right=right):
                 a, b = self.expr(owner, left), self.expr(owner, right)
                 return self.sum(owner, operator, a, b) if operator in "+-" else self.product(owner, operator, a, b)
@@ -240,8 +236,10 @@ class _Lowering:
                 return self.power(owner, args[0], sp.Rational(1 if function == "sqrt" else -1, 2))
             case "sigmoid":
                 return 1 / (1 + self.function(owner, "exp", [-args[0]]))
-        make = _FUNCTIONS[function]
+        make = MEANINGS[function].make
         found = make(*args)
+        if isinstance(found, Opaque):
+            return found
         is_kept = found.func is make and set(found.args) == set(args)
         return found if is_kept else make(*(self.part(owner, arg) for arg in args))
 
@@ -289,7 +287,7 @@ def _is_float32(number: sp.Expr) -> bool:
 
 def _is_reduction(tree: Expression) -> bool:
     """Is the whole formula one reduction, without a factor?"""
-    return isinstance(tree, Call) and tree.function in REDUCTIONS - {"mean"}
+    return isinstance(tree, Call) and tree.function in REDUCTIONS and tree.function != "mean"
 
 
 def _bases(expr: sp.Expr) -> frozenset[sp.Expr]:

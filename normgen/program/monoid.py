@@ -91,6 +91,7 @@ def _single(name: str, identity: sp.Expr, combine: sp.Expr, lift: sp.Expr, step:
 
 SUM = _single("sum", sp.Integer(0), _a + _b, _x, _value + _x, "Σ x")
 MAX = _single("max", -sp.oo, sp.Max(_a, _b), _x, sp.Max(_value, _x), "max x")
+MIN = _single("min", sp.oo, sp.Min(_a, _b), _x, sp.Min(_value, _x), "min x")
 ABSMAX = _single("absmax", sp.Integer(0), sp.Max(_a, _b), sp.Abs(_x), sp.Max(_value, sp.Abs(_x)), "max |x|")
 
 
@@ -152,4 +153,4 @@ def _online_softmax() -> Monoid:
 
 WELFORD = _welford()
 ONLINE_SOFTMAX = _online_softmax()
-MONOIDS: dict[str, Monoid] = {m.name: m for m in (SUM, MAX, ABSMAX, WELFORD, ONLINE_SOFTMAX)}
+MONOIDS: dict[str, Monoid] = {m.name: m for m in (SUM, MAX, MIN, ABSMAX, WELFORD, ONLINE_SOFTMAX)}

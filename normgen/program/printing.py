@@ -7,6 +7,7 @@ from typing import Any
 import sympy as sp
 from sympy.printing.str import StrPrinter
 
+from normgen.program.functions import Condition, Opaque, name_of
 from normgen.program.ordered import Ordered, steps
 
 
@@ -24,6 +25,17 @@ class _Printer(StrPrinter):  # type: ignore[misc]  # sympy has no types
         (_, first), *others = steps(expr)
         shown = [sign + self.parenthesize(operand, expr.precedence, strict=False) for sign, operand in others]
         return "".join([self.parenthesize(first, expr.precedence), *shown])
+
+    def _print_Function(self, expr: sp.Expr) -> str:
+        if not isinstance(expr, Opaque):
+            return str(super()._print_Function(expr))
+        name, args = str(name_of(expr)), [str(self._print(arg)) for arg in expr.args]
+        if not isinstance(expr, Condition):
+            return f"{name}({', '.join(args)})"
+        shown = [
+            f"({s})" if arg.is_Add or isinstance(arg, Condition) else s for arg, s in zip(expr.args, args, strict=True)
+        ]
+        return f" {name} ".join(shown) if len(shown) > 1 else f"{name} {shown[0]}"
 
     def _print_Mul(self, expr: sp.Expr) -> str:
         """Sums first, as in `(x - mean)*rstd`; reciprocal square roots as factors, not as quotients."""

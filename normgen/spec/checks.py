@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from normgen.errors import SpecError, did_you_mean
 from normgen.spec.formula import (
-    COLS,
     DEEPEST_SPEC,
-    REDUCTIONS,
     Call,
     Expression,
     Name,
@@ -17,6 +15,7 @@ from normgen.spec.formula import (
     names_in,
     parse_formula,
 )
+from normgen.spec.functions import CONSTANTS, REDUCTIONS
 from normgen.spec.spec import Formula, Kind, Role, Spec, join
 
 
@@ -76,7 +75,7 @@ def _check_name_clashes(spec: Spec, scalar_lines: Mapping[str, int]) -> None:
 
 def _check_names(spec: Spec, trees: Mapping[str, Expression]) -> None:
     known = {t.name for t in spec.tensors} | {n for n, _ in spec.scalars} | {f.name for f in spec.formulas}
-    known.add(COLS)
+    known |= CONSTANTS.keys()
     for key, formula in _all_formulas(spec):
         for used in names_in(trees[key]):
             if used.name not in known:
@@ -155,7 +154,8 @@ def _check_depth(spec: Spec, trees: Mapping[str, Expression], order: tuple[str, 
 
 def _check_kinds(spec: Spec, trees: Mapping[str, Expression], order: tuple[str, ...]) -> None:
     kinds = {t.name: t.kind for t in spec.tensors if not t.role.is_written}
-    kinds |= {name: Kind.SCALAR for name, _ in spec.scalars} | {COLS: Kind.SCALAR}
+    kinds |= dict.fromkeys((*(n for n, _ in spec.scalars), *CONSTANTS), Kind.SCALAR)
+    kinds |= {"row": Kind.ROW, "col": Kind.COL}
     formulas = dict(_all_formulas(spec))
     for key in order:
         formula = formulas[key]

@@ -3,11 +3,11 @@
 A formula is never evaluated as Python: `ast.parse` only reads it, and every node that is not listed here is
 refused with file, line and column.
 
-    number  name  e + e  e - e  e * e  e / e  -e  e ** number  function(e[, e])
+    number  name  e + e  e - e  e * e  e / e  e % e  -e  e ** number  function(e[, e])
+    e < e  e <= e  e > e  e >= e  e == e  e != e  e and e  e or e  not e
 
-Kernels compute it in this order: left to right, brackets first, products as written.
-
-Reductions (`sum`, `mean`, `max`, `absmax`) run over the columns of a row. `cols` is the length of a row.
+Kernels compute it in this order: left to right, brackets first, products as written. The functions, and the names
+that every formula knows (`cols`, `inf`, `row`, `col`), stand in `spec/functions.py`.
 """
 
 from __future__ import annotations
@@ -20,22 +20,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from normgen.errors import SpecError, did_you_mean
+from normgen.spec.functions import COLS, FUNCTIONS
 
-REDUCTIONS = frozenset({"sum", "mean", "max", "absmax"})
-FUNCTIONS = {
-    "exp": 1,
-    "log": 1,
-    "sqrt": 1,
-    "rsqrt": 1,
-    "abs": 1,
-    "sigmoid": 1,
-    "tanh": 1,
-    "erf": 1,
-    "minimum": 2,
-    "maximum": 2,
-    **dict.fromkeys(REDUCTIONS, 1),
-}
-COLS = "cols"  # the length of a row
 LONGEST_TEXT = 2000
 DEEPEST_TREE = 100
 DEEPEST_SPEC = 128  # levels, counted through the formulas that a formula names
@@ -55,7 +41,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Name:
-    """A tensor, a scalar, another formula or `cols`."""
+    """A tensor, a scalar, another formula or one of CONSTANTS."""
 
     name: str
     column: int = 0
@@ -63,7 +49,7 @@ class Name:
 
 @dataclass(frozen=True)
 class Binary:
-    """`left operator right` with operator + - * /."""
+    """`left operator right` with operator + - * / %."""
 
     operator: str
     left: Expression
@@ -82,7 +68,7 @@ class Power:
 
 @dataclass(frozen=True)
 class Call:
-    """One of FUNCTIONS."""
+    """One of FUNCTIONS or CONDITIONS."""
 
     function: str
     args: tuple[Expression, ...]
@@ -91,8 +77,36 @@ class Call:
 
 Expression = Number | Name | Binary | Power | Call
 
-_OPERATORS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
-_KNOWN_FORM = "a formula is made of numbers, names, + - * / **, brackets and the known functions"
+_OPERATORS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Mod: "%"}
+_COMPARISONS: dict[type[ast.cmpop], str] = {
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+}
+_KNOWN_FORM = "a formula is made of numbers, names, + - * / % **, comparisons, brackets and the known functions"
+_NOT_FUNCTIONS = {
+    "var": "write mean((x - mean(x))**2)",
+    "std": "write sqrt(mean((x - mean(x))**2))",
+    "relu": "write maximum(x, 0)",
+    "silu": "write x * sigmoid(x)",
+    "gelu": "write 0.5 * x * (1 + erf(x * 0.7071067811865476))",
+    "softplus": "write maximum(x, 0) + log(1 + exp(-abs(x)))",
+    "pow": "write x ** number",
+    "square": "write x ** 2",
+    "cumsum": "scans along a row are not supported",
+    "argmax": "not supported",
+}
+_IDIOMS: dict[type[ast.AST], str] = {
+    ast.BitXor: "a power is written **",
+    ast.IfExp: "write where(condition, a, b)",
+    ast.BitAnd: "write: a and b",
+    ast.BitOr: "write: a or b",
+    ast.Invert: "write: not a",
+    ast.FloorDiv: "write floor(a / b)",
+}
 
 
 def children(expression: Expression) -> tuple[Expression, ...]:
@@ -178,10 +192,17 @@ class _Parser:
                 return self.power(node, depth, at)
             case ast.BinOp(op=op) if type(op) in _OPERATORS:
                 return self.binary(node, depth, at)
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return Call("not", (self.expression(operand, depth + 1),), at)
+            case ast.BoolOp(op=op, values=values):
+                name = "and" if isinstance(op, ast.And) else "or"
+                return self.joined(name, [self.expression(value, depth + 1) for value in values], at)
+            case ast.Compare():
+                return self.comparison(node, depth, at)
             case ast.Call():
                 return self.call(node, depth, at)
             case _:
-                raise self.error(_KNOWN_FORM, at, hint=f"{type(node).__name__} is not part of the formula language")
+                raise self.error(_KNOWN_FORM, at, hint=_idiom(node))
 
     def number(self, node: ast.Constant, at: int) -> Number:
         written = (ast.get_source_segment(self.text[self.offset :], node) or "").replace("_", "")
@@ -201,12 +222,39 @@ class _Parser:
     def binary(self, node: ast.BinOp, depth: int, at: int) -> Expression:
         left, right = self.expression(node.left, depth + 1), self.expression(node.right, depth + 1)
         operator = _OPERATORS[type(node.op)]
-        if operator == "/" and isinstance(right, Number) and right.value == 0:
+        if operator in "/%" and isinstance(right, Number) and right.value == 0:
             raise self.error("a formula does not divide by the constant 0", at)
+        if operator == "%":
+            return self.remainder(left, right, at)
         found = _fold(Binary(operator, left, right, at))
         if isinstance(found, Number):
             self.bounded(found.value, at)
         return found
+
+    def joined(self, name: str, parts: list[Expression], at: int) -> Expression:
+        found = parts[0]
+        for part in parts[1:]:
+            found = Call(name, (found, part), at)
+        return found
+
+    def comparison(self, node: ast.Compare, depth: int, at: int) -> Expression:
+        """`a < b <= c` is `a < b and b <= c`."""
+        operands = [self.expression(operand, depth + 1) for operand in (node.left, *node.comparators)]
+        found: list[Expression] = []
+        for op, left, right in zip(node.ops, operands, operands[1:], strict=False):
+            if type(op) not in _COMPARISONS:
+                raise self.error(_KNOWN_FORM, at, hint="known comparisons: < <= > >= == !=")
+            found.append(Call(_COMPARISONS[type(op)], (left, right), at))
+        return self.joined("and", found, at)
+
+    def remainder(self, left: Expression, right: Expression, at: int) -> Expression:
+        if not (isinstance(left, Name) and left.name in ("row", "col")):
+            hint = "the remainder of other numbers is x - n * floor(x / n)"
+            raise self.error("'%' takes the remainder of row or col", at, hint=hint)
+        is_whole = isinstance(right, Number) and right.value.denominator == 1 and 0 < right.value < 2**31
+        if not is_whole and right != Name(COLS, getattr(right, "column", 0)):
+            raise self.error("'%' divides by cols or by a whole number", at)
+        return Binary("%", left, right, at)
 
     def power(self, node: ast.BinOp, depth: int, at: int) -> Expression:
         base, exponent = self.expression(node.left, depth + 1), self.expression(node.right, depth + 1)
@@ -214,8 +262,6 @@ class _Parser:
             raise self.error("an exponent is a constant", self.offset + node.right.col_offset)
         if abs(exponent.value) > LARGEST_EXPONENT:
             raise self.error(f"an exponent is at most {LARGEST_EXPONENT}", self.offset + node.right.col_offset)
-        if exponent.value.denominator > 2:
-            raise self.error("an exponent is a whole number or a half", self.offset + node.right.col_offset)
         if isinstance(base, Number):
             raise self.error("the base of a power contains a name", at, hint="write the constant's value")
         return Power(base, exponent.value, at)
@@ -225,11 +271,18 @@ class _Parser:
             raise self.error("only the known functions can be called", at, hint=did_you_mean("", FUNCTIONS))
         function = node.func.id
         if function not in FUNCTIONS:
-            raise self.error(f"unknown function '{function}'", at, hint=did_you_mean(function, FUNCTIONS))
-        takes = FUNCTIONS[function]
+            hint = _NOT_FUNCTIONS.get(function) or did_you_mean(function, FUNCTIONS)
+            raise self.error(f"unknown function '{function}'", at, hint=hint)
+        takes = FUNCTIONS[function].takes
         if node.keywords or len(node.args) != takes:
             raise self.error(f"{function} takes {takes} argument{'s' if takes > 1 else ''}", at)
         return Call(function, tuple(self.expression(arg, depth + 1) for arg in node.args), at)
+
+
+def _idiom(node: ast.expr) -> str:
+    """What to write in the place of a form that is not part of the language."""
+    inner = node.op if isinstance(node, ast.BinOp | ast.UnaryOp) else node
+    return _IDIOMS.get(type(inner), f"{type(inner).__name__} is not part of the formula language")
 
 
 def _fold(expression: Binary) -> Expression:

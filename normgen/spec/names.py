@@ -8,7 +8,7 @@ from __future__ import annotations
 import keyword
 import re
 
-from normgen.spec.formula import FUNCTIONS
+from normgen.spec.functions import CONSTANTS, FUNCTIONS
 
 
 def _words(text: str, reason: str) -> dict[str, str]:
@@ -18,7 +18,7 @@ def _words(text: str, reason: str) -> dict[str, str]:
 # `sum` and `mean` are missing: specs name their statistics so, and a call is told from a name by its brackets.
 RESERVED: dict[str, str] = {
     **dict.fromkeys(keyword.kwlist, "it is a keyword of Python, whose syntax formulas have"),
-    **_words("cols", "it is the number of columns"),
+    **{name: f"it is {words.split(';')[0]}" for name, words in CONSTANTS.items()},
     **dict.fromkeys(FUNCTIONS.keys() - {"sum", "mean"}, "it is a function of the formula language"),
     **_words("stream", "a call of a kernel takes its stream under this name"),
 }

@@ -6,6 +6,7 @@ proven to be the formula's derivative before it says what is right.
 
 from __future__ import annotations
 
+from normgen.verify.bounded import Bounded
 from normgen.verify.check import (
     Expectation,
     check,
@@ -15,7 +16,7 @@ from normgen.verify.check import (
     prepare,
 )
 from normgen.verify.derivative_proof import Slope, prove, proven_program
-from normgen.verify.error_model import Bounded, Float32Error
+from normgen.verify.error_model import Float32Error
 from normgen.verify.families import default_families, make_inputs
 from normgen.verify.interpret import finite_difference_check, interpret
 from normgen.verify.reference import BACKWARD_FORMULAS, has_reference, reference, register

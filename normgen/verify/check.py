@@ -13,8 +13,9 @@ from normgen.dtypes import DType
 from normgen.errors import UsageError
 from normgen.problem.problem import Problem, TensorUse
 from normgen.schedule.schedule import Schedule
-from normgen.verify.error_model import Bounded, ColumnSum, Float32Error, stored
-from normgen.verify.interpret import Array
+from normgen.verify.bounded import Bounded, whole
+from normgen.verify.error_model import ColumnSum, Float32Error, stored
+from normgen.verify.interpret import Array, constants
 from normgen.verify.program_walk import Walk
 from normgen.verify.reference import has_reference, reference
 from normgen.verify.rows import Inputs, Outputs
@@ -291,7 +292,7 @@ class _Model:
             values[name] = taken.astype(np.float64).reshape(kind.broadcast_shape(len(block), self.problem.cols))
         known = {name: Bounded(value) for name, value in values.items()}
         known |= {name: self.arithmetic.constant(value) for name, value in self.inputs.scalars.items()}
-        known["cols"] = self.arithmetic.constant(float(self.problem.cols))
+        known |= {name: whole(value) for name, value in constants(block, self.problem.cols).items()}
         return self.open_walk(self.arithmetic, known), values
 
     def _reference(self, values: dict[str, Array]) -> dict[str, Array]:

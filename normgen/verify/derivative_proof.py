@@ -13,11 +13,11 @@ of central differences of the formula as `interpret` walks it, both in float64. 
   <dx, d>, whose roundings all are multiples of u: it holds for float64 with u = 2^-53 in the place of 2^-24.
 
 Of the steps 2^-4 ... 2^-18 every row takes those with the smallest bound. A row does not count along a direction
-where at every step the formula is not finite or bends: an abs, minimum or maximum changes its branch between x - h d
-and x + h d (row maxima need no such care: `differentiate` demands that their cotangent cancels). Nor does one whose
-bound says nothing, being over `RESOLUTION` of the slope or the loss. If no row is left, inputs of one sign are drawn,
-for formulas such as log(x); after that the derivative counts as unproven, which is an error too (not at the
-problem's own cols, of which a single one may leave a formula without a value).
+where at every step the formula is not finite, jumps or bends: a comparison, an abs, minimum or maximum changes its
+branch between x - h d and x + h d (row maxima need no such care: `differentiate` demands that their cotangent
+cancels). Nor does one whose bound says nothing, being over `RESOLUTION` of the slope or the loss. If no row is left,
+inputs of one sign are drawn, for formulas such as log(x); after that the derivative counts as unproven, which is an
+error too (not at the problem's own cols, of which a single one may leave a formula without a value).
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ from normgen.problem.problem import Problem, TensorUse
 from normgen.program.ir import RowProgram
 from normgen.program.source import written_program
 from normgen.spec.spec import Formula
-from normgen.verify.error_model import Bounded, Float32Error
-from normgen.verify.interpret import Array, Evaluation, Float64, spec_formulas, spread_over_row
+from normgen.verify.bounded import Bounded, whole
+from normgen.verify.error_model import Float32Error
+from normgen.verify.function_errors import JUMPS
+from normgen.verify.interpret import Array, Evaluation, Float64, constants, spec_formulas, spread_over_row
 from normgen.verify.program_walk import ProgramWalk
 from normgen.verify.rows import draw_tensor
 
@@ -158,14 +160,17 @@ def _draw(problem: Problem, rng: np.random.Generator, *, one_sign: bool) -> dict
 
 @dataclass(frozen=True, kw_only=True)
 class _Branches(Float64):
-    """Float64 that also notes which branch every abs, minimum and maximum takes."""
+    """Float64 that also notes which branch every function that jumps or bends takes."""
 
     noted: list[Array] = field(default_factory=list)
 
     def call(self, name: str, *args: Array) -> Array:
+        found = super().call(name, *args)
         if name in ("abs", "minimum", "maximum"):
             self.noted.append(np.sign(args[0] if name == "abs" else args[0] - args[1]))
-        return super().call(name, *args)
+        elif name in JUMPS or name == "where":
+            self.noted.append(found if name in JUMPS else np.asarray(args[0] != 0, dtype=np.float64))
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +190,7 @@ class _Forward:
 
     def numbers(self) -> dict[str, Array]:
         scalars = {name: np.asarray(float(np.float32(value))) for name, value in self.problem.spec.scalars}
-        return {**scalars, "cols": np.asarray(float(self.problem.cols))}
+        return {**scalars, **constants(np.arange(self.problem.rows), self.problem.cols)}
 
     def at(self, values: Mapping[str, Array]) -> tuple[Array, list[Array]]:
         arithmetic = _Branches(cols=self.problem.cols)
@@ -193,7 +198,8 @@ class _Forward:
         return self._by_row(walk.value(LOSS)), arithmetic.noted
 
     def bounded(self) -> Evaluation[Bounded]:
-        known = {name: Bounded(value) for name, value in {**self.base, **self.numbers()}.items()}
+        known = {name: Bounded(value) for name, value in self.base.items()}
+        known |= {name: whole(value) for name, value in self.numbers().items()}
         return Evaluation(Float32Error(cols=self.problem.cols), self.formulas, known, file=self.problem.spec.file)
 
     def _by_row(self, value: Array) -> Array:
@@ -256,21 +262,21 @@ class _Forward:
     def _derived(self, program: RowProgram, name: str, direction: Array, rows: NDArray[np.intp]) -> Bounded:
         """<d name, d> of the derived program on these rows: [len(rows), 1], or [1, 1] of a parameter."""
         forward, arithmetic = self.bounded(), Float32Error(cols=self.problem.cols)
-        known = {n: Bounded(value) for n, value in self.numbers().items()}
+        known = {n: _rows_of(whole(value), rows, self.problem.rows) for n, value in self.numbers().items()}
         for load in program.loads:
-            whole = Bounded(self.base[load.name]) if load.name in self.base else forward.value(load.name)
-            known[load.name] = _rows_of(whole, rows, self.problem.rows) if load.kind.by_row else whole
+            found = Bounded(self.base[load.name]) if load.name in self.base else forward.value(load.name)
+            known[load.name] = _rows_of(found, rows, self.problem.rows) if load.kind.by_row else found
         walk = ProgramWalk(arithmetic, program, known)
         along = direction[rows] if len(direction) == self.problem.rows else direction
         product = arithmetic.multiply(walk.value(f"d{name}"), Bounded(along))
         return product if along.shape[-1] == 1 else arithmetic.reduce("sum", product)  # d of a row value has no columns
 
 
-def _rows_of(whole: Bounded, rows: NDArray[np.intp], total: int) -> Bounded:
+def _rows_of(found: Bounded, rows: NDArray[np.intp], total: int) -> Bounded:
     def taken(value: Array) -> Array:
         return np.broadcast_to(value, (total, *value.shape[1:]))[rows] if value.ndim == 2 else value
 
-    return Bounded(taken(whole.value), None if whole.error is None else taken(whole.error))
+    return replace(found, value=taken(found.value), error=None if found.error is None else taken(found.error))
 
 
 def _extrapolated(slopes: list[Array], noises: list[Array]) -> tuple[Array, Array]:

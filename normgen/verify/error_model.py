@@ -56,47 +56,28 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from normgen.dtypes import F32, DType
+from normgen.verify.bounded import (
+    HALF_SUBNORMAL,
+    OVERFLOW,
+    REARRANGED,
+    Bounded,
+    U,
+    plus,
+    relative,
+    rounded,
+    unknown,
+    whole,
+)
+from normgen.verify.function_errors import function
 from normgen.verify.interpret import EXTREMA, Array, Float64, spread_over_row
 
-U = F32.unit_roundoff
-HALF_SUBNORMAL = F32.smallest_subnormal / 2
-OVERFLOW = (2 - U) * 2.0**127  # what is smaller rounds to a finite number
-FLUSHED = 2.0**-126  # what an exponential by the hardware's power of two loses below the smallest normal
 LAMBDA = 6.0  # 2 exp(-λ²/2) = 3.0e-8: probability that one sum of independent roundings exceeds its bound
-REARRANGED = 2.0  # a schedule may trade each rounding for one other: see the module docstring
-
-
-@dataclass(frozen=True, slots=True)
-class Bounded:
-    """Values and bounds on their absolute error in float32; `error` None: exact.
-
-    least  no kernel finds less, whatever it rounds: 0 of a square, eps of a variance + eps, exp(-e) of exp(0 ± e)
-    """
-
-    value: Array
-    error: Array | None = None
-    least: Array | float = -math.inf
-
-    def from_least(self, least: Array | float) -> Bounded:
-        return Bounded(self.value, self.error, least)
-
-    @property
-    def near_0(self) -> NDArray[np.bool_] | None:
-        """Where a schedule may find the other sign, or 0, for all that the error says; None: nowhere."""
-        return None if self.error is None else np.abs(self.value) <= REARRANGED * self.error
-
-    @property
-    def may_be_0(self) -> NDArray[np.bool_] | None:
-        """Where it may, for all that is known."""
-        near = None if np.all(self.least > 0) else self.near_0
-        return None if near is None else near & (np.asarray(self.least) <= 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,57 +109,6 @@ class ColumnSum:
         return Bounded(self.total, self.carried + np.minimum(depth * U * self.size, chance))
 
 
-def _plus(a: Array | None, b: Array | None) -> Array | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return a + b
-
-
-def _rounded(
-    value: Array, error: Array | None, roundings: float | Array = 1.0, *, of: Sequence[Bounded] = ()
-) -> Bounded:
-    """`value` with `error` and the rounding of the operation that made it, `roundings` times u |value|.
-
-    of  its operands: what is not finite because of a finite one without a bound is no known value
-    """
-    size = np.asarray(np.abs(value))
-    top = size.max(initial=0.0)
-    bound = size * (U * roundings)
-    bound += HALF_SUBNORMAL
-    if not top < F32.largest / 2:  # also when there is a NaN
-        bound = np.where(np.isinf(value), 0.0, bound)
-        bound = np.where((size + (0.0 if error is None else error) >= OVERFLOW) & ~np.isinf(value), np.inf, bound)
-        if error is not None and np.any(lost := ~np.isfinite(value) & _is_lost(of, error)):
-            value, error = np.where(lost, 1.0, value), np.where(lost, np.inf, error)
-            bound = np.where(lost, 0.0, bound)
-    if error is not None:
-        bound = bound + error if bound.shape != np.broadcast_shapes(bound.shape, error.shape) else _into(bound, error)
-    return Bounded(value, bound)
-
-
-def _is_lost(of: Sequence[Bounded], error: Array) -> NDArray[np.bool_]:
-    """Where no operand is NaN, and a finite one has no bound, or all are finite and leave none."""
-    no, yes = np.asarray(False), np.asarray(True)
-    loose = functools.reduce(
-        np.logical_or, (np.isfinite(a.value) & np.isinf(a.error) for a in of if a.error is not None), no
-    )
-    finite = functools.reduce(np.logical_and, (np.isfinite(a.value) for a in of), yes if of else no)
-    known = functools.reduce(np.logical_or, (np.isnan(a.value) for a in of), no)
-    return np.asarray((loose | (finite & np.isinf(error))) & ~known)
-
-
-def _into(bound: Array, error: Array) -> Array:
-    bound += error
-    return bound
-
-
-def _relative(error: Array, value: Array) -> Array:
-    """error / value where value can be told from 0, else inf."""
-    size = np.abs(value)
-    told = (size > F32.smallest_subnormal) & (error < np.inf)
-    return np.where(told, error / np.where(told, size, 1.0), np.where(error == 0, 0.0, np.inf))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Float32Error:
     """float64 values and float32 error bounds, together. `chain`: longest run of additions, by default cols."""
@@ -194,41 +124,45 @@ class Float32Error:
 
     def constant(self, value: float) -> Bounded:
         array = np.asarray(value, dtype=np.float64)
-        found = Bounded(array) if float(np.float32(value)) == value else _rounded(array, None)
-        return found.from_least(value)
+        found = Bounded(array) if float(np.float32(value)) == value else rounded(array, None)
+        return (whole(array) if found.error is None else found).from_least(value)
 
     def negate(self, a: Bounded) -> Bounded:
-        return Bounded(-a.value, a.error)
+        return Bounded(-a.value, a.error, is_whole=a.is_whole)
 
     def add(self, a: Bounded, b: Bounded) -> Bounded:
-        return _rounded(a.value + b.value, _plus(a.error, b.error), of=(a, b)).from_least(a.least + b.least)
+        if a.is_whole and b.is_whole:
+            return whole(a.value + b.value)
+        return rounded(a.value + b.value, plus(a.error, b.error), of=(a, b)).from_least(a.least + b.least)
 
     def subtract(self, a: Bounded, b: Bounded) -> Bounded:
-        return _rounded(a.value - b.value, _plus(a.error, b.error), of=(a, b))
+        if a.is_whole and b.is_whole:
+            return whole(a.value - b.value)
+        return rounded(a.value - b.value, plus(a.error, b.error), of=(a, b))
 
     def multiply(self, a: Bounded, b: Bounded) -> Bounded:
         value, least = a.value * b.value, 0.0 if a is b else _least_of(a.least, b.least, a.least * b.least)
         if a.error is None and b.error is None:
-            return _rounded(value, None).from_least(least)
+            return rounded(value, None).from_least(least)
         if a.error is None:
             a, b = b, a
         assert a.error is not None
         error = np.abs(b.value) if b.error is None else np.abs(b.value) + b.error
         error = error * a.error
         error = error if b.error is None else error + np.abs(a.value) * b.error
-        return _rounded(value, error, of=(a, b)).from_least(least)
+        return rounded(value, error, of=(a, b)).from_least(least)
 
     def divide(self, a: Bounded, b: Bounded) -> Bounded:
         value = a.value / b.value
         error = None if a.error is None else a.error / np.abs(b.value)
         if b.error is not None:
-            relative = _relative(b.error, b.value)
+            off = relative(b.error, b.value)
             grown = np.abs(value) if error is None else np.abs(value) + error
-            ratio = relative / np.maximum(1 - relative, 0.5)
-            error = _plus(error, grown * ratio)
-        found = _rounded(value, error, 0.0 if _is_power_of_two(b) else 2.0, of=(a, b))
+            ratio = off / np.maximum(1 - off, 0.5)
+            error = plus(error, grown * ratio)
+        found = rounded(value, error, 0.0 if _is_power_of_two(b) else 2.0, of=(a, b))
         if (unsure := b.may_be_0) is not None:
-            found = _unknown(found, np.isfinite(a.value) & unsure)
+            found = unknown(found, np.isfinite(a.value) & unsure)
         share = a.least / b.value if b.error is None and not b.value.ndim else 0.0
         return found.from_least(_least_of(a.least, b.least, share))
 
@@ -263,46 +197,34 @@ class Float32Error:
     def _product(self, base: Bounded, value: Array, exponent: float) -> Bounded:
         """The base times itself in any order: a product of a and b factors passes a + b - 1 roundings on."""
         if base.error is None:
-            return _rounded(value, None, exponent)
+            return rounded(value, None, exponent)
         size = np.abs(base.value)
-        return _rounded(value, (size + base.error) ** exponent - size**exponent, exponent, of=(base,))
+        return rounded(value, (size + base.error) ** exponent - size**exponent, exponent, of=(base,))
 
     def _powf(self, base: Bounded, value: Array, exponent: float) -> Bounded:
         """powf is good to 4 ulp."""
         if base.error is None:
-            return _rounded(value, None, 8.0)
-        relative = _relative(base.error, base.value)
-        grown = np.where(relative < 0.5, np.expm1(-abs(exponent) * np.log1p(-np.minimum(relative, 0.5))), np.inf)
-        return _rounded(value, np.abs(value) * grown, 8.0)
+            return rounded(value, None, 8.0)
+        off = relative(base.error, base.value)
+        grown = np.where(off < 0.5, np.expm1(-abs(exponent) * np.log1p(-np.minimum(off, 0.5))), np.inf)
+        return rounded(value, np.abs(value) * grown, 8.0)
 
     def _square(self, a: Bounded) -> Bounded:
         if a.error is None:
-            return _rounded(a.value * a.value, None)
+            return rounded(a.value * a.value, None)
         error = np.abs(a.value)
         error = (error + error + a.error) * a.error
-        return _rounded(a.value * a.value, error, of=(a,))
+        return rounded(a.value * a.value, error, of=(a,))
 
     def call(self, name: str, *args: Bounded) -> Bounded:
-        return self._call(name, *args).from_least(_least_call(name, args))
-
-    def _call(self, name: str, *args: Bounded) -> Bounded:
-        plain = Float64(cols=self.cols)
-        value = plain.call(name, *(a.value for a in args))
-        if name == "sigmoid":
-            one = Bounded(np.asarray(1.0), least=1.0)
-            return Bounded(value, self.divide(one, self.add(one, self.call("exp", self.negate(args[0])))).error)
-        if name in ("minimum", "maximum"):
-            errors = [x.error for x in args if x.error is not None]
-            return Bounded(value, functools.reduce(np.maximum, errors) if errors else None)
-        arg = args[0]
-        if name == "abs":
-            return Bounded(value, arg.error)
-        if name == "sign":
-            return Bounded(value, _sign_error(arg))
-        found = _rounded(value, _propagated(name, arg, value), _roundings(name, arg.value), of=(arg,))
-        if name in ("log", "rsqrt") or (name == "sqrt" and np.any(arg.least < 0)):
-            found = _unknown(found, arg.may_be_0)
-        return Bounded(found.value, found.error + FLUSHED) if name == "exp" and found.error is not None else found
+        value = Float64(cols=self.cols).call(name, *(a.value for a in args))
+        if name == "clamp":
+            return self.call("minimum", self.call("maximum", *args[:2]), args[2])
+        if name != "sigmoid":
+            return function(name, value, args)
+        one = Bounded(np.asarray(1.0), least=1.0)
+        error = self.divide(one, self.add(one, self.call("exp", self.negate(args[0])))).error
+        return Bounded(value, error, least=0.0)
 
     def in_any_order(self, above: list[Bounded], below: list[Bounded], found: Bounded) -> Bounded:
         """As `found`, where another order of the factors may overflow or lose digits below the smallest normal."""
@@ -313,7 +235,7 @@ class Float32Error:
             return found
         lost = found.error + np.abs(found.value) * (len(above) + len(below)) * HALF_SUBNORMAL / least
         error = np.where(least < F32.smallest_normal, lost, found.error)
-        return _unknown(Bounded(found.value, error, found.least), (most >= F32.largest) & np.isfinite(found.value))
+        return unknown(Bounded(found.value, error, found.least), (most >= F32.largest) & np.isfinite(found.value))
 
     def reduce(self, name: str, arg: Bounded) -> Bounded:
         found = self._reduce(name, arg)
@@ -378,19 +300,6 @@ class Float32Error:
         return ColumnSum(total, size, square, carried)
 
 
-def _sign_error(a: Bounded) -> Array | None:
-    """2 where a schedule may see the other sign of a, or 0; else the sign is exact."""
-    return None if a.near_0 is None else np.where(a.near_0, 2.0, 0.0)
-
-
-def _unknown(found: Bounded, where: NDArray[np.bool_] | None) -> Bounded:
-    """`found` with any value right at some elements: a finite one with the bound inf, see `verify.check`."""
-    if where is None or found.error is None or not where.any():
-        return found
-    value = np.where(where & ~np.isfinite(found.value), 1.0, found.value)
-    return Bounded(value, np.where(where, np.inf, found.error))
-
-
 def _size_or_1(a: Bounded) -> Array:
     """|a|; a factor 0 loses no digits."""
     return np.where(a.value == 0, 1.0, np.abs(a.value))
@@ -410,57 +319,8 @@ def _least_of(a: Array | float, b: Array | float, least: Array | float) -> Array
     return np.where((np.asarray(a) >= 0) & (np.asarray(b) >= 0), least, -math.inf)
 
 
-def _least_call(name: str, args: tuple[Bounded, ...]) -> Array | float:
-    least = args[0].least
-    match name:
-        case "maximum":
-            return np.maximum(least, args[1].least)
-        case "minimum":
-            return np.minimum(least, args[1].least)
-        case "exp":
-            x, e = args[0].value, args[0].error
-            return 0.0 if e is None else np.nan_to_num(np.exp(x - REARRANGED * e) * (1 - 2.0**-10), posinf=0.0)
-        case "sqrt":
-            return np.sqrt(np.maximum(least, 0.0))
-        case "abs" | "rsqrt" | "sigmoid":
-            return 0.0
-    return -math.inf
-
-
 def _is_power_of_two(a: Bounded) -> bool:
     return a.error is None and a.value.ndim == 0 and abs(float(np.frexp(a.value)[0])) == 0.5
-
-
-def _roundings(name: str, x: Array) -> float | Array:
-    """Roundings of u |f(x)| each: twice the ulp of the programming guide."""
-    if name == "exp":
-        return 2 * (2 + 1.173 * np.minimum(np.abs(x), 120.0))  # beyond 120 the result is 0 or inf
-    return {"log": 2.0, "sqrt": 2.0, "rsqrt": 4.0, "tanh": 4.0, "erf": 4.0}[name]
-
-
-def _propagated(name: str, a: Bounded, value: Array) -> Array | None:
-    """The error of f(a) that comes from the error of a."""
-    x, e = a.value, a.error
-    if e is None:
-        return None
-    match name:
-        case "exp":
-            # inf - inf says nothing; the largest logarithm of a float32 is 88.7
-            grown = np.where(np.isinf(value) & (x - REARRANGED * e < 89), np.inf, np.exp(x + e) - value)
-            return np.where(np.isneginf(x) & (e < np.inf), 0.0, grown)
-        case "log":
-            relative = _relative(e, x)
-            return np.where(relative < 0.5, -np.log1p(-np.minimum(relative, 0.5)), np.inf)
-        case "sqrt":
-            return np.minimum(np.sqrt(e), e / np.sqrt(np.maximum(x, F32.smallest_subnormal)))
-        case "rsqrt":
-            relative = _relative(e, x)
-            # (1 - r)^-1/2 - 1 up to r = 1/2; beyond that the tangent there, so that the bound goes on growing.
-            exact = np.expm1(-0.5 * np.log1p(-np.minimum(relative, 0.5)))
-            return np.where(np.isinf(x), 0.0, value * (exact + np.sqrt(2.0) * np.maximum(relative - 0.5, 0.0)))
-        case "erf":
-            return e * (2 / math.sqrt(math.pi))
-    return e  # tanh: |f'| <= 1
 
 
 def stored(a: Bounded, dtype: DType) -> Array:

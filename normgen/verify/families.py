@@ -74,7 +74,8 @@ def _sample(problem: Problem) -> Problem:
 def _hiding(problem: Problem) -> frozenset[str]:
     """Families whose rows hide a normal row in some column output."""
     normal = column_parts(problem, draw_inputs(problem, ("normal",)))
-    seen = {name: float(np.median(part.size)) / SAMPLE_ROWS for name, part in normal.items()}
+    told = {name: part.size > 0 for name, part in normal.items()}  # of columns that add anything at all
+    seen = {n: float(np.median(part.size[told[n]])) / SAMPLE_ROWS for n, part in normal.items() if told[n].any()}
     found = set()
     for family in fitting_families(problem):
         if family in ("normal", *NON_FINITE):
@@ -82,6 +83,6 @@ def _hiding(problem: Problem) -> frozenset[str]:
         parts = column_parts(problem, draw_inputs(problem, (family,)))
         for name, part in parts.items():
             bound = stored(part.bounded(SAMPLE_ROWS), problem.tensor(name).dtype)
-            if not np.median(bound) < seen[name]:
+            if name in seen and not np.median(bound[told[name]]) < seen[name]:
                 found.add(family)
     return frozenset(found)

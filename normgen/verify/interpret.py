@@ -10,6 +10,7 @@ Shapes: elem [rows, cols], row [rows, 1], col [1, cols], scalar [].
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
@@ -26,20 +27,23 @@ V = TypeVar("V")
 # Of a row: what is compared of each element, and which of them it is.
 EXTREMA: Mapping[str, tuple[Callable[[Array], Array], Callable[..., Array]]] = {
     "max": (np.asarray, np.max),
+    "min": (np.asarray, np.min),
     "absmax": (np.abs, np.max),
 }
 REDUCTIONS = ("sum", "mean", *EXTREMA)  # over the row, one argument
 FUNCTIONS = {
-    "exp": 1,
-    "log": 1,
-    "sqrt": 1,
-    "rsqrt": 1,
-    "abs": 1,
-    "sigmoid": 1,
-    "tanh": 1,
-    "erf": 1,
-    "minimum": 2,
-    "maximum": 2,
+    **dict.fromkeys(("exp", "log", "sqrt", "rsqrt", "abs", "sign", "sigmoid", "tanh", "erf", "sin", "cos"), 1),
+    **dict.fromkeys(("floor", "ceil", "round"), 1),
+    **dict.fromkeys(("minimum", "maximum"), 2),
+    **dict.fromkeys(("clamp", "where"), 3),
+}
+_COMPARISONS: dict[type[ast.cmpop], str] = {
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+    ast.Eq: "==",
+    ast.NotEq: "!=",
 }
 LARGEST_EXPONENT = 64
 
@@ -86,6 +90,24 @@ def _sigmoid(x: Array) -> Array:
     return np.asarray(np.where(x >= 0, 1 / (1 + e), e / (1 + e)))
 
 
+_CONDITIONS: dict[str, Callable[..., Any]] = {
+    "<": np.less,
+    "<=": np.less_equal,
+    ">": np.greater,
+    ">=": np.greater_equal,
+    "==": np.equal,
+    "!=": np.not_equal,
+    "and": np.logical_and,
+    "or": np.logical_or,
+    "not": np.logical_not,
+}
+
+
+def _truth(holds: Callable[..., Any]) -> Callable[..., Array]:
+    """1 where it holds, else 0."""
+    return lambda *args: np.asarray(holds(*args), dtype=np.float64)
+
+
 _FLOAT64: dict[str, Callable[..., Any]] = {
     "exp": np.exp,
     "log": np.log,
@@ -95,9 +117,18 @@ _FLOAT64: dict[str, Callable[..., Any]] = {
     "sigmoid": _sigmoid,
     "tanh": np.tanh,
     "erf": erf,
+    "sin": np.sin,
+    "cos": np.cos,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round": np.rint,
     "minimum": np.minimum,
     "maximum": np.maximum,
-    "sign": lambda x: np.nan_to_num(np.sign(x)),  # of derivatives, where a tie has no side, nor has NaN
+    "sign": lambda x: np.nan_to_num(np.sign(x)),  # a tie has no side, nor has NaN
+    "%": np.fmod,
+    "clamp": lambda x, low, high: np.minimum(np.maximum(x, low), high),
+    "where": lambda condition, a, b: np.where(condition != 0, a, b),
+    **{name: _truth(holds) for name, holds in _CONDITIONS.items()},
 }
 
 
@@ -203,6 +234,13 @@ class Evaluation(Generic[V]):
                 return self.value(name)
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return do.negate(self._walk(operand))
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return do.call("not", self._walk(operand))
+            case ast.BoolOp(op=op, values=values):
+                name = "and" if isinstance(op, ast.And) else "or"
+                return functools.reduce(lambda a, b: do.call(name, a, b), map(self._walk, values))
+            case ast.Compare():
+                return self._compare(node)
             case ast.BinOp(left=left, op=ast.Pow(), right=right):
                 return do.power(self._walk(left), self._exponent(right))
             case ast.BinOp(left=left, op=op, right=right):
@@ -224,7 +262,21 @@ class Evaluation(Generic[V]):
                 return do.multiply(a, b)
             case ast.Div():
                 return do.divide(a, b)
+            case ast.Mod():
+                return do.call("%", a, b)
         raise self._error("a formula is made of + - * / **", received=type(op).__name__)
+
+    def _compare(self, node: ast.Compare) -> V:
+        """a < b <= c is a < b and b <= c."""
+        do = self.arithmetic
+        operands = [self._walk(operand) for operand in (node.left, *node.comparators)]
+        found = []
+        for op, a, b in zip(node.ops, operands, operands[1:], strict=False):
+            name = _COMPARISONS.get(type(op))
+            if name is None:
+                raise self._error("a comparison is one of < <= > >= == !=", received=ast.unparse(node))
+            found.append(do.call(name, a, b))
+        return functools.reduce(lambda a, b: do.call("and", a, b), found)
 
     def _call(self, name: str, args: list[ast.expr]) -> V:
         one = {**dict.fromkeys(REDUCTIONS, 1), "sum_rows": 1, **FUNCTIONS}
@@ -284,8 +336,14 @@ def as_values(inputs: Mapping[str, Any], cols: int, scalars: Mapping[str, float]
     """Inputs as float64 arrays of kind shapes: elem as it is; a vector of a row statistic must be [rows, 1]."""
     values = {name: np.asarray(value).astype(np.float64) for name, value in inputs.items()}
     values |= {name: np.asarray(float(value)) for name, value in scalars.items()}
-    values["cols"] = np.asarray(float(cols))
-    return values
+    rows = len(next((value for value in values.values() if value.ndim == 2), ()))
+    return values | constants(np.arange(rows), cols)
+
+
+def constants(rows: NDArray[Any], cols: int) -> dict[str, Array]:
+    """What every formula knows in rows of these numbers."""
+    row, col = rows.astype(np.float64)[:, None], np.arange(cols, dtype=np.float64)[None, :]
+    return {"cols": np.asarray(float(cols)), "inf": np.asarray(np.inf), "row": row, "col": col}
 
 
 def interpret(

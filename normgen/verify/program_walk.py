@@ -9,29 +9,19 @@ Shapes: elem [rows, cols], row [rows, 1], col [1, cols], scalar [].
 from __future__ import annotations
 
 import functools
+import math
 from typing import Generic, Protocol, TypeVar
 
 import sympy as sp
 
 from normgen.errors import ProgramError, did_you_mean
+from normgen.program.functions import INFINITY, Index, name_of
 from normgen.program.ir import COLS, Map, Reduce, RowProgram
 from normgen.program.ordered import Ordered, steps
 from normgen.verify.interpret import REDUCTIONS, Arithmetic
 
 V = TypeVar("V")
 R = TypeVar("R", covariant=True)
-
-_FUNCTIONS = {
-    "exp": "exp",
-    "log": "log",
-    "tanh": "tanh",
-    "erf": "erf",
-    "sign": "sign",
-    "sigmoid": "sigmoid",
-    "Abs": "abs",
-    "Max": "maximum",
-    "Min": "minimum",
-}
 
 
 class Walk(Protocol[R]):
@@ -86,9 +76,11 @@ class ProgramWalk(Generic[V]):
         return self.arithmetic.reduce(statement.monoid.name, term) if is_row else self.arithmetic.sum_rows(term)
 
     def _expr(self, expr: sp.Expr) -> V:
+        if expr == INFINITY:
+            return self.arithmetic.constant(math.inf)
         if expr.is_number:
             return self.arithmetic.constant(float(expr))
-        if expr.is_Symbol:
+        if expr.is_Symbol or isinstance(expr, Index):
             return self.value(COLS.name if expr == COLS else expr.name)
         if expr.is_Add:
             return self._sum(expr)
@@ -96,13 +88,13 @@ class ProgramWalk(Generic[V]):
             return self._ordered(expr)
         if expr.is_Mul or expr.is_Pow:
             return self._product(expr)
-        name = type(expr).__name__
-        if name not in _FUNCTIONS:
-            raise ProgramError(f"the function {name} cannot be evaluated", received=str(expr))
+        name = name_of(expr)
+        if name is None:
+            raise ProgramError(f"the function {type(expr).__name__} cannot be evaluated", received=str(expr))
         args = [self._expr(arg) for arg in expr.args]
-        if len(args) == 1:
-            return self.arithmetic.call(_FUNCTIONS[name], args[0])
-        return functools.reduce(lambda a, b: self.arithmetic.call(_FUNCTIONS[name], a, b), args)
+        if isinstance(expr, sp.Max | sp.Min):  # of any number of arguments
+            return functools.reduce(lambda a, b: self.arithmetic.call(name, a, b), args)
+        return self.arithmetic.call(name, *args)
 
     def _sum(self, expr: sp.Expr) -> V:
         """Terms in sympy's order, `x - mean` for `-mean + x`: the positive ones first, the others subtracted."""

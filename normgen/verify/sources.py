@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection, Iterable
 from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
 from normgen.spec.spec import Formula
+from normgen.verify.bounded import Bounded
 from normgen.verify.derivative_proof import proven_program
-from normgen.verify.error_model import Bounded, Float32Error
+from normgen.verify.error_model import Float32Error
 from normgen.verify.interpret import Evaluation, formula_table, spec_formulas
 from normgen.verify.program_walk import ProgramWalk, Walk
 from normgen.verify.reference import BACKWARD_FORMULAS

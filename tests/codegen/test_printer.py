@@ -58,7 +58,7 @@ def test_literals_read_back_to_the_same_float(value: float) -> None:
     assert np.float32(float(text[:-1])) == np.float32(value)
 
 
-@pytest.mark.parametrize("expr", [sp.sin(X), X**W, X ** sp.Rational(1, 3)], ids=str)
+@pytest.mark.parametrize("expr", [sp.gamma(X), X**W], ids=str)
 def test_what_has_no_float32_text_is_refused(expr: sp.Expr) -> None:
     with pytest.raises(ProgramError):
         Printer(NAMES).text(expr)

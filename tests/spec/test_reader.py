@@ -165,7 +165,7 @@ BROKEN = [
     (changed('follows = "x"', 'follows = "z"'), 8, "'follows' names a tensor"),
     (changed('follows = "x"', 'follows = "weight"'), 8, "follows the dtype of an input"),
     (changed("weight = {", "lambda = {"), 6, "it is a keyword of Python"),
-    (changed("weight = {", "cols = {"), 6, "it is the number of columns"),
+    (changed("weight = {", "cols = {"), 6, "it is the length of a row"),
     (changed("weight = {", "tanh = {"), 6, "it is a function of the formula language"),
     (changed("weight = {", "stream = {"), 6, "a call of a kernel takes its stream"),
     (changed("weight = {", "dx = {"), 6, "kept for the gradient of 'x'"),

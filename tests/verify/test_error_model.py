@@ -13,7 +13,8 @@ from normgen.dtypes import DTYPES, F32
 from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
 from normgen.verify import ALL, Verdict, check, default_families, interpret, make_inputs, make_outputs
-from normgen.verify.error_model import LAMBDA, REARRANGED, Bounded, Float32Error, U, stored
+from normgen.verify.bounded import REARRANGED, Bounded, U
+from normgen.verify.error_model import LAMBDA, Float32Error, stored
 from normgen.verify.interpret import Evaluation, formula_table
 from tests.verify import made, schedules
 from tests.verify.schedules import SUMS

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from normgen.dtypes import BF16, F16, F32, DType
-from normgen.verify.error_model import REARRANGED, Bounded, Float32Error, U, stored
+from normgen.verify.bounded import REARRANGED, Bounded, U
+from normgen.verify.error_model import Float32Error, stored
 
 TINY = F32.smallest_subnormal
 
@@ -54,3 +55,48 @@ def test_a_float32_result_that_is_stored_is_not_rounded_again() -> None:
 def test_a_sign_is_uncertain_as_far_as_schedules_may_differ(value: float, error: float) -> None:
     found = Float32Error(cols=1).call("sign", of(value, error=1.0))
     assert (0.0 if found.error is None else found.error.item()) == error
+
+
+def bound(name: str, *args: Bounded) -> float:
+    with np.errstate(invalid="ignore"):
+        found = Float32Error(cols=1).call(name, *args)
+    return 0.0 if found.error is None else float(found.error.item())
+
+
+def test_a_comparison_is_exact_but_where_schedules_may_differ() -> None:
+    assert bound("<", of(1.0), of(1.0)) == 0
+    assert bound("<", of(1.0, error=0.1), of(1.3)) == 0
+    assert bound("<", of(1.0, error=0.1), of(1.15)) == 1
+    assert bound("<", of(np.nan, error=0.1), of(1.0)) == 0  # a NaN is never less
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "unsure"), [("and", 0.0, 0), ("and", 1.0, 1), ("or", 0.0, 1), ("or", 1.0, 0)]
+)
+def test_a_sure_operand_decides_a_condition(name: str, other: float, unsure: float) -> None:
+    assert bound(name, of(1.0, error=1.0), of(other)) == unsure
+
+
+def test_a_branch_that_may_be_the_other_one_is_bounded_by_both() -> None:
+    unsure, sure = of(1.0, error=1.0), of(1.0)
+    assert bound("where", sure, of(3.0, error=0.5), of(7.0, error=9.0)) == 0.5
+    assert bound("where", unsure, of(3.0, error=0.5), of(7.0, error=0.25)) == 4.25
+    assert bound("where", unsure, of(3.0), of(np.nan)) == np.inf
+    assert bound("where", unsure, of(-np.inf), of(-np.inf)) == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "off"), [(2.5, 0.1, 0.0), (2.95, 0.1, 1.0), (2.5, 1.0, 2.0), (3.0, None, 0.0)]
+)
+def test_a_whole_number_is_off_by_the_steps_that_the_error_reaches(
+    value: float, error: float | None, off: float
+) -> None:
+    assert bound("floor", of(value, error=error)) == off
+
+
+def test_sums_of_whole_numbers_are_exact() -> None:
+    do = Float32Error(cols=1)
+    three = do.subtract(do.constant(5.0), do.constant(2.0))
+    assert three.error is None
+    assert bound("<=", three, do.constant(3.0)) == 0
+    assert do.add(do.constant(2.0**23), do.constant(1.0)).error is not None

@@ -12,7 +12,8 @@ from normgen.program.ir import Guard, Load, Map, Reduce, RowProgram, Store
 from normgen.program.monoid import SUM, WELFORD, symbol
 from normgen.program.source import problem_for, written_program
 from normgen.spec.spec import Kind, Spec
-from normgen.verify.error_model import REARRANGED, Bounded, Float32Error
+from normgen.verify.bounded import REARRANGED, Bounded
+from normgen.verify.error_model import Float32Error
 from normgen.verify.interpret import Float64
 from normgen.verify.program_walk import ProgramWalk
 from tests.verify import made

@@ -32,8 +32,7 @@ from normgen.program.gradient.monomials import (
     multiplied,
     raised,
 )
-from normgen.program.gradient.normalised import kind_of
-from normgen.program.ir import COLS, Load, Map, Reduce, Statement, defined_names
+from normgen.program.ir import COLS, Load, Map, Reduce, Statement, defined_names, kind_of
 from normgen.program.monoid import symbol
 from normgen.spec.spec import Kind
 

@@ -2,17 +2,17 @@
 
 The forms are chosen for float32: sigmoid gives s * (1 - s), never exp(-x) / (1 + exp(-x))**2, which is
 inf / inf for x < -88; sums stay whole. |x| and the elementwise maximum take the middle of their subgradient
-at a tie (0 and one half each), which is also what central differences see.
+at a tie (0 and one half each), which is also what central differences see. Comparisons and roundings to whole
+numbers have the derivative 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import sympy as sp
 
 from normgen.errors import ProgramError
-from normgen.program.gradient.monomials import UNIT, Poly, add_into, factors, monomial, multiplied
+from normgen.program.functions import MEANINGS, both, clamp, greater, less, less_equal, name_of, where
+from normgen.program.gradient.monomials import UNIT, Poly, add_into, expression, factors, monomial, multiplied
 
 
 def derivative(expr: sp.Expr, of: sp.Symbol) -> Poly:
@@ -79,29 +79,32 @@ def _is_sigmoid(expr: sp.Expr) -> bool:
     )
 
 
-_OUTER: dict[str, Callable[[sp.Expr], tuple[sp.Expr, ...]]] = {
-    "exp": lambda f: (f,),
-    "log": lambda f: (sp.Pow(f.args[0], -1),),
-    "tanh": lambda f: (1 - f**2,),
-    "erf": lambda f: (2 / sp.sqrt(sp.pi), sp.exp(-(f.args[0] ** 2))),
-    "Abs": lambda f: (sp.sign(f.args[0]),),
-    "sigmoid": lambda f: (f, 1 - f),
-}
-
-
 def _of_function(expr: sp.Expr, of: sp.Symbol) -> Poly:
-    name = type(expr).__name__
-    if name in ("Max", "Min"):
+    if isinstance(expr, sp.Max | sp.Min):
         return _of_extremum(expr, of)
-    if name == "sign":
-        return {}
-    if name not in _OUTER or len(expr.args) != 1:
-        raise ProgramError(
-            f"the function {name} has no derivative rule",
-            received=str(expr),
-            hint="known: " + ", ".join(sorted(_OUTER)) + ", Max, Min, + - * / and powers",
-        )
-    return _scaled(derivative(expr.args[0], of), _OUTER[name](expr))
+    if isinstance(expr, where):
+        condition, chosen, other = expr.args
+        total = _of_branch(condition, chosen, of)
+        add_into(total, _of_branch(condition, other, of, otherwise=True))
+        return total
+    if isinstance(expr, clamp):
+        x, low, high = expr.args
+        total = _of_branch(both(less_equal(low, x), less_equal(x, high)), x, of)
+        add_into(total, _of_branch(less(x, low), low, of))
+        add_into(total, _of_branch(greater(x, high), high, of))
+        return total
+    name = name_of(expr)
+    if name is None:
+        raise ProgramError(f"the function {type(expr).__name__} has no derivative rule", received=str(expr))
+    slope = MEANINGS[name].slope
+    return {} if slope is None else _scaled(derivative(expr.args[0], of), slope(expr))
+
+
+def _of_branch(condition: sp.Expr, branch: sp.Expr, of: sp.Symbol, *, otherwise: bool = False) -> Poly:
+    """The derivative of a branch where it is taken, else 0: what is not taken may be NaN."""
+    terms = {expression(term): number for term, number in derivative(branch, of).items()}
+    taken = (where(condition, 0, term) if otherwise else where(condition, term, 0) for term in terms)
+    return {((found, sp.Integer(1)),): number for found, number in zip(taken, terms.values(), strict=True)}
 
 
 def _of_extremum(expr: sp.Expr, of: sp.Symbol) -> Poly:

@@ -12,10 +12,21 @@ from collections.abc import Iterable
 
 import sympy as sp
 
-from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Statement, Store, defined_names, used_exprs
+from normgen.program.ir import (
+    COLS,
+    Load,
+    Map,
+    Reduce,
+    RowProgram,
+    Statement,
+    Store,
+    defined_names,
+    kind_of,
+    used_exprs,
+)
 from normgen.program.monoid import symbol
 from normgen.program.ordered import is_product, opened, settled
-from normgen.spec.spec import Kind, join
+from normgen.spec.spec import Kind
 
 _POWER_NAMES = {sp.Rational(-1, 2): "rsqrt", sp.Rational(1, 2): "sqrt", sp.Integer(-1): "inv"}
 
@@ -46,11 +57,6 @@ def fresh(wish: str, taken: set[str]) -> str:
         candidate = f"{name}_{count}"
     taken.add(candidate)
     return candidate
-
-
-def kind_of(expr: sp.Expr, kinds: dict[str, Kind]) -> Kind:
-    """The join of the kinds of what `expr` reads."""
-    return join(kinds[s.name] for s in expr.free_symbols if s != COLS)
 
 
 def _root(factor: sp.Expr, power: sp.Integer) -> sp.Expr:

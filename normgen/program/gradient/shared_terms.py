@@ -7,11 +7,14 @@ from collections.abc import Iterator, Mapping
 
 import sympy as sp
 
-from normgen.program.gradient.normalised import fresh, kind_of
-from normgen.program.ir import Load, Map, Reduce, Statement, Store, used_exprs
+from normgen.program.functions import Condition, clamp, where
+from normgen.program.gradient.normalised import fresh
+from normgen.program.ir import Load, Map, Reduce, Statement, Store, kind_of, used_exprs
 from normgen.program.monoid import symbol
 from normgen.program.ordered import is_product
 from normgen.spec.spec import Kind
+
+_CHEAP = (sp.Max, sp.Min, sp.Abs, sp.sign, Condition, clamp, where)
 
 
 def share_terms(statements: list[Statement], kinds: dict[str, Kind], taken: set[str]) -> list[Statement]:
@@ -59,7 +62,7 @@ def _sigmoid_argument(term: sp.Expr) -> sp.Expr | None:
 
 def _terms(expr: sp.Expr) -> Iterator[sp.Expr]:
     for node in sp.preorder_traversal(expr):
-        is_function = node.is_Function and not isinstance(node, sp.Max | sp.Min | sp.Abs | sp.sign)
+        is_function = node.is_Function and not isinstance(node, _CHEAP)
         if (is_function or (node.is_Pow and node.exp.is_negative)) and not node.is_number:
             yield node
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import sympy as sp
 
-from normgen.program.ir import COLS, Map, Reduce, RowProgram, Statement, check, value_kinds
+from normgen.program.ir import COLS, Map, Reduce, RowProgram, Statement, check, kind_of, value_kinds
 from normgen.program.monoid import symbol
-from normgen.spec.spec import Kind, join
+from normgen.spec.spec import Kind
 
 
 def hoist_row_divisions(program: RowProgram) -> RowProgram:
@@ -31,7 +31,7 @@ def hoist_row_divisions(program: RowProgram) -> RowProgram:
         for power in sorted({p for e in exprs for p in e.atoms(sp.Pow)} - hoisted.keys(), key=str):
             if not (power.exp.is_Integer and power.exp < 0):
                 continue
-            if join(kinds[s.name] for s in power.free_symbols if s != COLS).is_row:
+            if kind_of(power, kinds).is_row:
                 name = _fresh(f"{_label(power.base)}_inverse", kinds)
                 kinds[name] = Kind.ROW
                 hoisted[power] = symbol(name)

@@ -1,0 +1,224 @@
+"""What the functions of the formula language mean: as sympy, as CUDA, as numpy, and their derivatives.
+
+sympy reasons about real numbers, which are neither NaN nor infinite: `x < x` is false to it and `x <= x` true, and it
+would merge the branches of a `where`. So comparisons, branches and roundings to whole numbers are functions of our
+own, which it neither evaluates nor rewrites. A condition is a number: 1 where it holds, else 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import sympy as sp
+
+from normgen.errors import ProgramError
+from normgen.spec.spec import Kind
+
+Array = npt.NDArray[Any]
+Slope = Callable[[sp.Expr], tuple[sp.Expr, ...]]
+
+
+class Opaque(sp.Function):  # type: ignore[misc]  # sympy has no types
+    """A function of real numbers that sympy leaves alone."""
+
+    is_extended_real = True
+
+    @classmethod
+    def eval(cls, *args: sp.Expr) -> None:
+        """Nothing is evaluated, whatever the arguments."""
+
+    @property
+    def is_number(self) -> bool:
+        """A call of constants is a call: the language folds arithmetic on numbers alone."""
+        return False
+
+    def could_extract_minus_sign(self) -> bool:
+        return False
+
+
+class Condition(Opaque):
+    """1 where it holds, else 0."""
+
+
+class less(Condition):
+    symbol = "<"
+
+
+class less_equal(Condition):
+    symbol = "<="
+
+
+class greater(Condition):
+    symbol = ">"
+
+
+class greater_equal(Condition):
+    symbol = ">="
+
+
+class equal(Condition):
+    symbol = "=="
+
+
+class unequal(Condition):
+    symbol = "!="
+
+
+class both(Condition):
+    symbol = "&&"
+
+
+class either(Condition):
+    symbol = "||"
+
+
+class negation(Condition):
+    symbol = "!"
+
+
+class where(Opaque):
+    """where(condition, a, b)"""
+
+
+class clamp(Opaque):
+    """minimum(maximum(x, low), high)"""
+
+
+class floor(Opaque):
+    """The largest whole number that is not above x."""
+
+
+class ceil(Opaque):
+    """The smallest whole number that is not below x."""
+
+
+class rint(Opaque):
+    """The nearest whole number, the even one of two."""
+
+
+class Infinity(sp.AtomicExpr):  # type: ignore[misc]
+    """A value that sympy knows nothing of: its own infinity swallows what is added to it."""
+
+    is_commutative = True
+    is_extended_real = True
+    is_number = False
+
+    def __new__(cls) -> Infinity:
+        found: Infinity = sp.AtomicExpr.__new__(cls)
+        return found
+
+    def _sympystr(self, _: Any) -> str:
+        return "inf"
+
+
+INFINITY = Infinity()
+
+
+class Index(sp.AtomicExpr):  # type: ignore[misc]
+    """The number of the row or of the column, from 0: a whole number that every place of a kernel knows."""
+
+    is_commutative = True
+    is_extended_real = True
+    is_number = False
+
+    def __new__(cls, name: str) -> Index:
+        found: Index = sp.AtomicExpr.__new__(cls)
+        found.name = name
+        return found
+
+    def _hashable_content(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.ROW if self == ROW else Kind.COL
+
+    def _sympystr(self, _: Any) -> str:
+        return str(self.name)
+
+
+ROW, COL = Index("row"), Index("col")
+
+
+class remainder(Opaque):
+    """index % n, of whole numbers: what is left of n rows or columns."""
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """One function.
+
+    make   its sympy class
+    text   its name in CUDA; "" where the printer writes it in a way of its own
+    value  its numpy function
+    slope  factors of the derivative by its argument; None: the derivative is 0, or has a rule of its own
+    """
+
+    make: Any
+    text: str
+    value: Callable[..., Array]
+    slope: Slope | None = None
+
+
+def _erf(x: Array) -> Array:
+    return np.asarray(np.vectorize(math.erf, otypes=[np.float64])(x), x.dtype)
+
+
+def _sign(x: Array) -> Array:
+    return np.asarray(np.where(np.isnan(x), 0, np.sign(x)), x.dtype)
+
+
+def _where(condition: Array, a: Array, b: Array) -> Array:
+    return np.asarray(np.where(condition != 0, a, b))
+
+
+def _condition(holds: Callable[..., Any]) -> Callable[..., Array]:
+    return lambda *args: np.asarray(holds(*args), np.result_type(*args))
+
+
+MEANINGS: dict[str, Meaning] = {
+    "exp": Meaning(sp.exp, "expf", np.exp, lambda f: (f,)),
+    "log": Meaning(sp.log, "logf", np.log, lambda f: (sp.Pow(f.args[0], -1),)),
+    "abs": Meaning(sp.Abs, "fabsf", np.abs, lambda f: (sp.sign(f.args[0]),)),
+    "sign": Meaning(sp.sign, "", _sign),
+    "tanh": Meaning(sp.tanh, "tanhf", np.tanh, lambda f: (1 - f**2,)),
+    "erf": Meaning(sp.erf, "erff", _erf, lambda f: (2 / sp.sqrt(sp.pi), sp.exp(-(f.args[0] ** 2)))),
+    "sin": Meaning(sp.sin, "sinf", np.sin, lambda f: (sp.cos(f.args[0]),)),
+    "cos": Meaning(sp.cos, "cosf", np.cos, lambda f: (sp.Integer(-1), sp.sin(f.args[0]))),
+    "floor": Meaning(floor, "floorf", np.floor),
+    "ceil": Meaning(ceil, "ceilf", np.ceil),
+    "round": Meaning(rint, "rintf", np.rint),
+    "minimum": Meaning(sp.Min, "", np.minimum),
+    "maximum": Meaning(sp.Max, "", np.maximum),
+    "%": Meaning(remainder, "", np.fmod),
+    "clamp": Meaning(clamp, "", lambda x, low, high: np.minimum(np.maximum(x, low), high)),
+    "where": Meaning(where, "", _where),
+    "<": Meaning(less, "", _condition(np.less)),
+    "<=": Meaning(less_equal, "", _condition(np.less_equal)),
+    ">": Meaning(greater, "", _condition(np.greater)),
+    ">=": Meaning(greater_equal, "", _condition(np.greater_equal)),
+    "==": Meaning(equal, "", _condition(np.equal)),
+    "!=": Meaning(unequal, "", _condition(np.not_equal)),
+    "and": Meaning(both, "", _condition(np.logical_and)),
+    "or": Meaning(either, "", _condition(np.logical_or)),
+    "not": Meaning(negation, "", _condition(np.logical_not)),
+}
+NAMES: dict[Any, str] = {meaning.make: name for name, meaning in MEANINGS.items()}
+
+
+def name_of(expr: sp.Expr) -> str | None:
+    """The language's name of the function that `expr` is a call of; None where it is none."""
+    return NAMES.get(type(expr))
+
+
+def value_of(expr: sp.Expr) -> Callable[..., Array]:
+    """The numpy function that `expr` is a call of. ProgramError for one that the language does not have."""
+    name = name_of(expr)
+    if name is None:
+        raise ProgramError(f"the function {type(expr).__name__} cannot be evaluated", received=str(expr))
+    return MEANINGS[name].value

@@ -1,0 +1,90 @@
+"""The functions of the formula language: one table of names, arguments and words.
+
+What a function computes in a kernel, its derivative and its text stand in `program/functions.py`; the oracle has its
+own float64 reference of each in `verify/interpret.py` and its own bound in `verify/error_model.py`. A test holds the
+four tables together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Function:
+    """`name(arguments)`; `words` say what it gives, for the reference of the language."""
+
+    name: str
+    arguments: tuple[str, ...]
+    words: str
+
+    @property
+    def takes(self) -> int:
+        return len(self.arguments)
+
+
+def _table(*functions: Function) -> dict[str, Function]:
+    return {function.name: function for function in functions}
+
+
+_X = ("x",)
+
+REDUCTIONS = _table(
+    Function("sum", _X, "the sum of x over the columns of a row"),
+    Function("mean", _X, "sum(x) / cols"),
+    Function("max", _X, "the largest x of a row; NaN if one is NaN"),
+    Function("min", _X, "the smallest x of a row; NaN if one is NaN"),
+    Function("absmax", _X, "the largest |x| of a row; NaN if one is NaN"),
+)
+
+ELEMENTWISE = _table(
+    Function("exp", _X, "e to the power x"),
+    Function("log", _X, "the natural logarithm"),
+    Function("sqrt", _X, "the square root"),
+    Function("rsqrt", _X, "1 / sqrt(x)"),
+    Function("abs", _X, "|x|; its derivative at 0 is 0"),
+    Function("sign", _X, "-1, 0 or 1, and 0 for NaN; its derivative is 0"),
+    Function("sigmoid", _X, "1 / (1 + exp(-x))"),
+    Function("tanh", _X, "the hyperbolic tangent"),
+    Function("erf", _X, "the error function"),
+    Function("sin", _X, "the sine of x radians"),
+    Function("cos", _X, "the cosine of x radians"),
+    Function("floor", _X, "the largest whole number that is not above x; its derivative is 0"),
+    Function("ceil", _X, "the smallest whole number that is not below x; its derivative is 0"),
+    Function("round", _X, "the nearest whole number, the even one of two; its derivative is 0"),
+    Function("minimum", ("a", "b"), "the smaller one; NaN if one is NaN; equal ones share the gradient"),
+    Function("maximum", ("a", "b"), "the larger one; NaN if one is NaN; equal ones share the gradient"),
+    Function(
+        "clamp",
+        ("x", "low", "high"),
+        "minimum(maximum(x, low), high); its gradient is that of x where low <= x <= high",
+    ),
+    Function(
+        "where",
+        ("condition", "a", "b"),
+        "a where the condition is not 0, else b; the other one may be NaN, and has no gradient there",
+    ),
+)
+
+FUNCTIONS = REDUCTIONS | ELEMENTWISE
+
+# What operators of conditions are called in the tree of a formula. A condition is 1 where it holds, else 0.
+CONDITIONS = _table(
+    Function("<", ("a", "b"), "whether a is less; not if one is NaN"),
+    Function("<=", ("a", "b"), "whether a is less or equal; not if one is NaN"),
+    Function(">", ("a", "b"), "whether a is greater; not if one is NaN"),
+    Function(">=", ("a", "b"), "whether a is greater or equal; not if one is NaN"),
+    Function("==", ("a", "b"), "whether the two are equal; not if one is NaN"),
+    Function("!=", ("a", "b"), "whether the two differ; so does NaN from all numbers"),
+    Function("and", ("a", "b"), "whether neither is 0"),
+    Function("or", ("a", "b"), "whether one is not 0"),
+    Function("not", ("a",), "whether it is 0"),
+)
+
+COLS, INFINITY = "cols", "inf"
+CONSTANTS = {
+    COLS: "the length of a row",
+    INFINITY: "infinity",
+    "row": "the number of the row, from 0; `row % n` is exact for any number of rows",
+    "col": "the number of the column, from 0",
+}

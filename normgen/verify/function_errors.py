@@ -1,0 +1,157 @@
+"""How far a function's float32 value may be from the exact one: of its own rounding, and of its arguments' errors.
+
+The rules for branches. A comparison, a sign and a rounding to a whole number jump, and a schedule may be on either
+side of a jump that lies within REARRANGED times the error of what is compared. There the bound is the whole jump, as
+is that of `where` between its two branches. Elsewhere conditions are exact.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normgen.dtypes import F32
+from normgen.verify.bounded import FLUSHED, REARRANGED, Bounded, plus, relative, rounded, unknown
+from normgen.verify.interpret import Array
+
+Truth = NDArray[np.bool_]
+
+WHOLE: dict[str, Callable[[Array], Array]] = {"floor": np.floor, "ceil": np.ceil, "round": np.rint}
+COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
+CONDITIONS = (*COMPARISONS, "and", "or", "not")
+JUMPS = (*WHOLE, *CONDITIONS, "sign")  # functions whose derivative is 0 wherever they have one
+
+
+def function(name: str, value: Array, args: tuple[Bounded, ...]) -> Bounded:
+    """A function's exact `value` at the exact values of its arguments, with its bound and least value."""
+    return _function(name, value, args).from_least(_least(name, args))
+
+
+def _function(name: str, value: Array, args: tuple[Bounded, ...]) -> Bounded:
+    arg = args[0]
+    if name in ("minimum", "maximum"):
+        errors = [x.error for x in args if x.error is not None]
+        return Bounded(value, functools.reduce(np.maximum, errors) if errors else None)
+    if name == "abs":
+        return Bounded(value, arg.error)
+    if name == "sign":
+        return Bounded(value, None if arg.near_0 is None else np.where(arg.near_0, 2.0, 0.0))
+    if name == "%":
+        return Bounded(value, is_whole=True)
+    if name in WHOLE:
+        return Bounded(value, _jumps(WHOLE[name], arg, value))
+    if name in CONDITIONS:
+        return Bounded(value, _as_error(_unsure(name, args)))
+    if name == "where":
+        return _where(value, *args)
+    found = rounded(value, _propagated(name, arg, value), _roundings(name, arg.value), of=(arg,))
+    if name in ("log", "rsqrt") or (name == "sqrt" and np.any(arg.least < 0)):
+        found = unknown(found, arg.may_be_0)
+    return Bounded(found.value, found.error + FLUSHED) if name == "exp" and found.error is not None else found
+
+
+def _jumps(of: Callable[[Array], Array], a: Bounded, value: Array) -> Array | None:
+    """How far the whole number may be off."""
+    if a.error is None:
+        return None
+    reach = REARRANGED * a.error
+    off = np.maximum(of(a.value + reach) - value, value - of(a.value - reach))
+    return np.where(np.isfinite(a.value), np.where(np.isfinite(reach), off, np.inf), 0.0)
+
+
+def _as_error(unsure: Truth | None) -> Array | None:
+    return None if unsure is None else np.where(unsure, 1.0, 0.0)
+
+
+def _may_turn(a: Bounded) -> Truth | None:
+    """Where a schedule may find 0 for a number or a number for 0; None: nowhere."""
+    return None if a.error is None else (a.error > 0) & (np.abs(a.value) <= REARRANGED * a.error)
+
+
+def _unsure(name: str, args: tuple[Bounded, ...]) -> Truth | None:
+    """Where a schedule may decide the condition either way."""
+    if name in COMPARISONS:
+        a, b = args
+        error = plus(a.error, b.error)
+        return None if error is None else (error > 0) & (np.abs(a.value - b.value) <= REARRANGED * error)
+    turns = [_may_turn(arg) for arg in args]
+    if all(turn is None for turn in turns):
+        return None
+    found = functools.reduce(np.logical_or, (turn for turn in turns if turn is not None))
+    if name == "not":
+        return np.asarray(found)
+    for arg, turn in zip(args, turns, strict=True):  # one that is surely 0 decides an `and`, a number an `or`
+        decides = (arg.value == 0) if name == "and" else (arg.value != 0)
+        found = found & ~(decides if turn is None else decides & ~turn)
+    return np.asarray(found)
+
+
+def _where(value: Array, condition: Bounded, a: Bounded, b: Bounded) -> Bounded:
+    unsure, holds = _may_turn(condition), condition.value != 0
+    if a.error is None and b.error is None and unsure is None:
+        return Bounded(value)
+    own, other = (np.zeros(()) if e.error is None else e.error for e in (a, b))
+    own, other = np.where(holds, own, other), np.where(holds, other, own)
+    if unsure is None or not unsure.any():
+        return Bounded(value, np.broadcast_to(own, value.shape))
+    apart = np.where(a.value == b.value, 0.0, np.abs(a.value - b.value))
+    lost = unsure & ~np.isfinite(apart)
+    error = np.where(unsure & ~lost, np.maximum(own, np.nan_to_num(apart) + other), own)
+    return unknown(Bounded(value, np.broadcast_to(error, value.shape)), np.broadcast_to(lost, value.shape))
+
+
+def _least(name: str, args: tuple[Bounded, ...]) -> Array | float:
+    least = args[0].least
+    match name:
+        case "maximum":
+            return np.maximum(least, args[1].least)
+        case "minimum":
+            return np.minimum(least, args[1].least)
+        case "where":
+            return np.minimum(args[1].least, args[2].least)
+        case "exp":
+            x, e = args[0].value, args[0].error
+            return 0.0 if e is None else np.nan_to_num(np.exp(x - REARRANGED * e) * (1 - 2.0**-10), posinf=0.0)
+        case "sqrt":
+            return np.sqrt(np.maximum(least, 0.0))
+        case "abs" | "rsqrt" | "sigmoid":
+            return 0.0
+    return 0.0 if name in CONDITIONS else -math.inf
+
+
+def _roundings(name: str, x: Array) -> float | Array:
+    """Roundings of u |f(x)| each: twice the ulp of the programming guide."""
+    if name == "exp":
+        return 2 * (2 + 1.173 * np.minimum(np.abs(x), 120.0))  # beyond 120 the result is 0 or inf
+    return {"log": 2.0, "sqrt": 2.0, "rsqrt": 4.0, "tanh": 4.0, "erf": 4.0, "sin": 4.0, "cos": 4.0}[name]
+
+
+def _propagated(name: str, a: Bounded, value: Array) -> Array | None:
+    """The error of f(a) that comes from the error of a."""
+    x, e = a.value, a.error
+    if e is None:
+        return None
+    match name:
+        case "exp":
+            # inf - inf says nothing; the largest logarithm of a float32 is 88.7
+            grown = np.where(np.isinf(value) & (x - REARRANGED * e < 89), np.inf, np.exp(x + e) - value)
+            return np.where(np.isneginf(x) & (e < np.inf), 0.0, grown)
+        case "log":
+            off = relative(e, x)
+            return np.where(off < 0.5, -np.log1p(-np.minimum(off, 0.5)), np.inf)
+        case "sqrt":
+            return np.minimum(np.sqrt(e), e / np.sqrt(np.maximum(x, F32.smallest_subnormal)))
+        case "rsqrt":
+            off = relative(e, x)
+            # (1 - r)^-1/2 - 1 up to r = 1/2; beyond that the tangent there, so that the bound goes on growing.
+            exact = np.expm1(-0.5 * np.log1p(-np.minimum(off, 0.5)))
+            return np.where(np.isinf(x), 0.0, value * (exact + np.sqrt(2.0) * np.maximum(off - 0.5, 0.0)))
+        case "erf":
+            return e * (2 / math.sqrt(math.pi))
+        case "sin" | "cos":
+            return np.minimum(e, 2.0)
+    return e  # tanh: |f'| <= 1

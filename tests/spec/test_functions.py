@@ -1,0 +1,86 @@
+"""The language's table of functions, and the tables that give its functions their meaning."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from normgen.errors import SpecError
+from normgen.program.evaluate import evaluate
+from normgen.program.functions import MEANINGS
+from normgen.program.lower import lower
+from normgen.spec.formula import Call, parse_formula
+from normgen.spec.functions import CONDITIONS, CONSTANTS, ELEMENTWISE, FUNCTIONS, REDUCTIONS
+from normgen.spec.reader import parse
+from normgen.verify import interpret
+from normgen.verify.interpret import FUNCTIONS as REFERENCES
+from normgen.verify.interpret import REDUCTIONS as REDUCED
+
+BY_OTHERS = {"sqrt", "rsqrt", "sigmoid"}  # powers, and 1 / (1 + exp(-x))
+
+
+def test_every_function_has_a_meaning_and_a_reference_of_its_own() -> None:
+    assert ELEMENTWISE.keys() | CONDITIONS.keys() | {"%"} == MEANINGS.keys() | BY_OTHERS
+    assert {name: function.takes for name, function in ELEMENTWISE.items()} == REFERENCES
+    assert REDUCTIONS.keys() == set(REDUCED)
+
+
+def test_every_function_and_constant_is_said_in_words() -> None:
+    words = [*(function.words for function in (FUNCTIONS | CONDITIONS).values()), *CONSTANTS.values()]
+    assert all(words)
+    assert len(set(words)) == len(words)
+
+
+FORMULAS = (
+    "where(x > 0, x, 0.25 * x)",
+    "where(x <= w and not x == 1 or x != x, sin(x), cos(x))",
+    "clamp(x * w, -0.5, w)",
+    "floor(x) + ceil(2 * x) - round(x / 2) * sign(x)",
+    "(0 < x <= 2) - (x >= w) * 3",
+    "abs(x)**0.3 + abs(x)**(-1/3)",
+    "min(x) + max(where(col % 3 == row % 3, x, -inf))",
+    "where(row < 2 and col >= cols - 2, row - col, x)",
+    "sum(where(col < 4, x, 0)) / cols",
+)
+
+
+@pytest.mark.parametrize("formula", FORMULAS)
+def test_a_program_computes_what_the_formula_says(formula: str) -> None:
+    """The compiler's program against the walk over the formula's text, on ties, zeros and NaN too."""
+    spec = parse(
+        f'name = "f"\n[tensors]\nx = "input"\nw = "input"\ny = "output"\n[formulas]\ny = "{formula} + 0 * x * w"'
+    )
+    rng = np.random.default_rng(5)
+    x = np.round(4 * rng.standard_normal((6, 11))) / 2
+    x[1, 2], x[2, 3], x[3, 4] = np.nan, np.inf, 0.0
+    inputs = {"x": x, "w": np.round(2 * rng.standard_normal((6, 11))) / 2}
+    np.testing.assert_allclose(evaluate(lower(spec), inputs)["y"], interpret(spec, inputs)["y"], rtol=1e-13)
+
+
+def test_conditions_bind_as_in_python_and_chains_are_both() -> None:
+    tree = parse_formula("not x < y and 0 < x <= y or x != y")
+    assert isinstance(tree, Call)
+    assert tree.function == "or"
+    both = tree.args[0]
+    assert isinstance(both, Call)
+    assert [both.function, *(arg.function for arg in both.args if isinstance(arg, Call))] == ["and", "not", "and"]
+
+
+IDIOMS = {
+    "x ^ 2": "a power is written **",
+    "x if x > 0 else 0": "write where(condition, a, b)",
+    "var(x)": "write mean((x - mean(x))**2)",
+    "gelu(x)": "write 0.5 * x * (1 + erf(x * 0.7071067811865476))",
+    "cumsum(x)": "scans along a row are not supported",
+    "x % 2": "the remainder of other numbers is x - n * floor(x / n)",
+    "x // 2": "write floor(a / b)",
+    "x & y": "write: a and b",
+}
+
+
+@pytest.mark.parametrize(("formula", "hint"), IDIOMS.items())
+def test_a_refusal_names_the_idiom(formula: str, hint: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(f"hint: {hint}")):
+        parse_formula(formula)
