@@ -9,6 +9,7 @@ from functools import cached_property
 from normgen.codegen.reductions import CONSTANTS, State, state_of
 from normgen.codegen.spelling import unmarked
 from normgen.codegen.statements import Comment, Do, Let, Statement
+from normgen.dtypes import F32
 from normgen.problem.problem import TensorUse
 from normgen.program.functions import COL, ROW
 from normgen.program.ir import COLS, Load
@@ -109,6 +110,15 @@ class Access:
 
     def write_elem(self, tensor: str, site: Site) -> str:
         return f"write<Store>({tensor}_row + {site.at}, {tensor}_vec)"
+
+    def read_row_value(self, tensor: str, row: str) -> str:
+        is_float = self.plan.problem.tensor(tensor).dtype is F32
+        return f"{tensor}[{row}]" if is_float else f"row_value(&{tensor}[{row}])"
+
+    def write_row_value(self, tensor: str, row: str, value: str, *, accumulate: bool) -> str:
+        value = f"{self.read_row_value(tensor, row)} + {value}" if accumulate else value
+        is_float = self.plan.problem.tensor(tensor).dtype is F32
+        return f"{tensor}[{row}] = {value}" if is_float else f"write_row_value(&{tensor}[{row}], {value})"
 
     def read_param(self, tensor: str, site: Site) -> str:
         if site is SHIFTED:  # such a row meets the parameters between two of their vectors

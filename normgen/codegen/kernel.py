@@ -117,7 +117,8 @@ class MainKernel:
         for store in self.plan.program.stores:
             if store.kind.by_col:
                 continue
-            write = Do(f"{store.tensor}[row] = {self.access.names[store.value]}")
+            value = self.access.names[store.value]
+            write = Do(self.access.write_row_value(store.tensor, "row", value, accumulate=store.accumulate))
             nullable = self.plan.problem.tensor(store.tensor).nullable
             stores.append(If(f"{store.tensor} != nullptr", (write,), alone=True) if nullable else write)
         who = "lane == 0 && active" if self.plan.idle_rows else "lane == 0"

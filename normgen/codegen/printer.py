@@ -21,6 +21,7 @@ from normgen.program.functions import (
     Condition,
     Index,
     both,
+    cast,
     clamp,
     either,
     name_of,
@@ -90,6 +91,8 @@ class Printer:
         if isinstance(expr, sp.sign):
             argument = self.operand(expr.args[0], ATOM)
             return f"static_cast<float>(({argument} > 0.0f) - ({argument} < 0.0f))", ATOM
+        if isinstance(expr, cast):
+            return f"rounded<{expr.dtype.ctype}>({self.text(expr.args[0])})", ATOM
         if isinstance(expr, clamp):
             x, low, high = map(self.text, expr.args)
             return f"minimum(maximum({x}, {low}), {high})", ATOM
@@ -230,6 +233,8 @@ class FormulaPrinter(Printer):
         if isinstance(expr, where):
             texts = self.condition(expr.args[0]), *map(self.text, expr.args[1:])
             return f"where({', '.join(texts)})", ATOM
+        if isinstance(expr, cast):
+            return f"cast({self.text(expr.args[0])}, {expr.dtype})", ATOM
         if isinstance(expr, sp.sign | clamp):
             return f"{name_of(expr)}({', '.join(map(self.text, expr.args))})", ATOM
         return (self.condition(expr), CHOICE) if isinstance(expr, Condition) else super()._print(expr)

@@ -6,7 +6,7 @@ import re
 from fractions import Fraction
 from itertools import count
 
-from normgen.spec.formula import Binary, Call, Expression, Name, Number, Power
+from normgen.spec.formula import Binary, Call, Cast, Expression, Name, Number, Power
 from normgen.spec.functions import CONDITIONS
 
 LONGEST_LINE = 4096
@@ -42,6 +42,8 @@ def _printed(expression: Expression) -> tuple[str, int]:
             return name, _ATOM
         case Number(value=value):
             return _number(value)
+        case Cast(arg=arg, to=to):
+            return f"cast({formula_text(arg)}, {to})", _ATOM
         case Call(function="not", args=(arg,)):
             return f"not {_at_least(_NOT, arg)}", _NOT
         case Call(function=function, args=(left, right)) if function in CONDITIONS:

@@ -121,6 +121,13 @@ class Problem:
         return written if len(written) < len(sources) else None
 
     @cached_property
+    def stored_dtypes(self) -> dict[str, str]:
+        """The dtype of every tensor of the spec, by name; of those that take no part the one they would have."""
+        question = self.question
+        here = {name: dtype_named(dtype) for name, dtype in question.dtypes}
+        return {n: d.name for n, d in _followed_dtypes(self.spec, dtype_named(question.dtype), here).items()}
+
+    @cached_property
     def question(self) -> Question:
         """What was asked for."""
         stored = {t.of or t.name: t.dtype.name for t in self.tensors}

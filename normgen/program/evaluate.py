@@ -15,7 +15,7 @@ import numpy.typing as npt
 import sympy as sp
 
 from normgen.errors import ProgramError, did_you_mean
-from normgen.program.functions import COL, INFINITY, ROW, Index, value_of
+from normgen.program.functions import COL, INFINITY, ROW, Index, Stored, value_of
 from normgen.program.ir import COLS, Column, Load, Map, Reduce, RowProgram, Store, value_kinds
 from normgen.program.monoid import LOWEST, Monoid, Recipe, symbol
 from normgen.program.ordered import Ordered, steps
@@ -167,7 +167,7 @@ def evaluate_expr(expr: sp.Expr, values: Mapping[sp.Symbol, Array]) -> Array:
         return np.asarray(np.inf if expr == INFINITY else float(expr), dtype)
     if isinstance(expr, Ordered):
         return _ordered([(sign, evaluate_expr(operand, values)) for sign, operand in steps(expr)])
-    args = [evaluate_expr(arg, values) for arg in expr.args]
+    args = [evaluate_expr(arg, values) for arg in expr.args if not isinstance(arg, Stored)]
     if expr.is_Pow:
         return _power(args[0], expr.exp, args[1])
     if expr.is_Add or expr.is_Mul or isinstance(expr, sp.Max | sp.Min):

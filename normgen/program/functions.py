@@ -8,14 +8,15 @@ own, which it neither evaluates nor rewrites. A condition is a number: 1 where i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import sympy as sp
 
+from normgen.dtypes import DTYPES, F32, DType
 from normgen.errors import ProgramError
 from normgen.spec.spec import Kind
 
@@ -119,27 +120,43 @@ class Infinity(sp.AtomicExpr):  # type: ignore[misc]
 INFINITY = Infinity()
 
 
-class Index(sp.AtomicExpr):  # type: ignore[misc]
-    """The number of the row or of the column, from 0: a whole number that every place of a kernel knows."""
+class Named(sp.AtomicExpr):  # type: ignore[misc]
+    """Something with a name that is no value of the program."""
 
     is_commutative = True
     is_extended_real = True
     is_number = False
 
-    def __new__(cls, name: str) -> Index:
-        found: Index = sp.AtomicExpr.__new__(cls)
+    def __new__(cls, name: str) -> Self:
+        found: Self = sp.AtomicExpr.__new__(cls)
         found.name = name
         return found
 
     def _hashable_content(self) -> tuple[str, ...]:
         return (self.name,)
 
+    def _sympystr(self, _: Any) -> str:
+        return str(self.name)
+
+
+class Index(Named):
+    """The number of the row or of the column, from 0: a whole number that every place of a kernel knows."""
+
     @property
     def kind(self) -> Kind:
         return Kind.ROW if self == ROW else Kind.COL
 
-    def _sympystr(self, _: Any) -> str:
-        return str(self.name)
+
+class Stored(Named):
+    """A dtype, or the tensor whose dtype it is, until a problem says what that is."""
+
+
+class cast(Opaque):
+    """cast(x, Stored): x rounded to a dtype."""
+
+    @property
+    def dtype(self) -> DType:
+        return DTYPES[self.args[1].name]
 
 
 ROW, COL = Index("row"), Index("col")
@@ -211,6 +228,18 @@ MEANINGS: dict[str, Meaning] = {
 NAMES: dict[Any, str] = {meaning.make: name for name, meaning in MEANINGS.items()}
 
 
+def with_dtypes(expr: sp.Expr, stored: Mapping[str, str]) -> sp.Expr:
+    """`expr` with the dtypes of tensors in the place of their names; what float32 holds anyway is no cast."""
+    if not expr.has(cast):
+        return expr
+
+    def named(found: sp.Expr, to: Stored) -> sp.Expr:
+        dtype = to.name if to.name in DTYPES else stored[to.name]
+        return found if dtype == F32.name else cast(found, Stored(dtype))
+
+    return expr.replace(cast, named)
+
+
 def name_of(expr: sp.Expr) -> str | None:
     """The language's name of the function that `expr` is a call of; None where it is none."""
     return NAMES.get(type(expr))
@@ -218,6 +247,8 @@ def name_of(expr: sp.Expr) -> str | None:
 
 def value_of(expr: sp.Expr) -> Callable[..., Array]:
     """The numpy function that `expr` is a call of. ProgramError for one that the language does not have."""
+    if isinstance(expr, cast):
+        return lambda x: np.asarray(x.astype(expr.dtype.numpy).astype(x.dtype))
     name = name_of(expr)
     if name is None:
         raise ProgramError(f"the function {type(expr).__name__} cannot be evaluated", received=str(expr))

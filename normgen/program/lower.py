@@ -19,11 +19,11 @@ import sympy as sp
 from normgen.dtypes import F32
 from normgen.errors import SpecError, UsageError, did_you_mean
 from normgen.program.cleanup import without_dead_code
-from normgen.program.functions import COL, INFINITY, MEANINGS, ROW, Opaque, remainder
+from normgen.program.functions import COL, INFINITY, MEANINGS, ROW, Opaque, Stored, cast, remainder
 from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Statement, Store, check, kind_of
 from normgen.program.monoid import MONOIDS, SUM, Monoid, symbol
 from normgen.program.ordered import is_product, opened, product, quotient, settled
-from normgen.spec.formula import Binary, Call, Expression, Name, Number, Power, names_in, parse_formula
+from normgen.spec.formula import Binary, Call, Cast, Expression, Name, Number, Power, names_in, parse_formula
 from normgen.spec.functions import INFINITY as INFINITY_NAME
 from normgen.spec.functions import REDUCTIONS
 from normgen.spec.spec import Formula, Kind, Spec, Tensor
@@ -194,6 +194,8 @@ class _Lowering:
                 return self.sum(owner, operator, a, b) if operator in "+-" else self.product(owner, operator, a, b)
             case Power(base=base, exponent=exponent):
                 return self.power(owner, self.expr(owner, base), sp.Rational(exponent.numerator, exponent.denominator))
+            case Cast(arg=arg, to=to):
+                return cast(self.expr(owner, arg), Stored(to))
             case Call(function=function):
                 if function in _MONOIDS:
                     return self.reduction(owner, tree)

@@ -29,7 +29,7 @@ class _Printer(StrPrinter):  # type: ignore[misc]  # sympy has no types
     def _print_Function(self, expr: sp.Expr) -> str:
         if not isinstance(expr, Opaque):
             return str(super()._print_Function(expr))
-        name, args = str(name_of(expr)), [str(self._print(arg)) for arg in expr.args]
+        name, args = name_of(expr) or type(expr).__name__, [str(self._print(arg)) for arg in expr.args]
         if not isinstance(expr, Condition):
             return f"{name}({', '.join(args)})"
         shown = [

@@ -10,8 +10,9 @@ from typing import Unpack
 from normgen.errors import UsageError
 from normgen.problem.problem import Problem, check_flow, make_problem
 from normgen.problem.question import Asked, Direction
+from normgen.program.functions import with_dtypes
 from normgen.program.gradient.differentiate import backward_tensors, differentiate
-from normgen.program.ir import RowProgram, stage_of
+from normgen.program.ir import Map, Reduce, RowProgram, Statement, stage_of
 from normgen.program.lower import lower
 from normgen.spec.spec import Kind, Spec
 
@@ -22,6 +23,7 @@ def written_program(problem: Problem) -> RowProgram:
     spec = problem.spec
     present = frozenset(t.name for t in spec.tensors) - set(problem.absent)
     forward = lower(spec, present=present)
+    forward = _with_dtypes(forward, problem)
     if problem.direction is Direction.FORWARD:
         return forward
     written = {t.name for t in problem.tensors if t.is_written}
@@ -30,6 +32,20 @@ def written_program(problem: Problem) -> RowProgram:
     computed = {t.name for t in (*spec.outputs, *spec.statistics)}
     saved = tuple(t.name for t in problem.tensors if t.name in computed and not t.is_written)
     return differentiate(forward, wrt=wrt, saved=saved, accumulate=problem.accumulate, unread=unread)
+
+
+def _with_dtypes(program: RowProgram, problem: Problem) -> RowProgram:
+    """The program with the dtypes that its casts name by a tensor."""
+    stored = problem.stored_dtypes
+    statements: list[Statement] = []
+    for statement in program.statements:
+        match statement:
+            case Map(expr=expr):
+                statement = replace(statement, expr=with_dtypes(expr, stored))
+            case Reduce(args=args):
+                statement = replace(statement, args=tuple(with_dtypes(arg, stored) for arg in args))
+        statements.append(statement)
+    return replace(program, statements=tuple(statements))
 
 
 @cache

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from normgen.dtypes import DTYPES
 from normgen.errors import SpecError, did_you_mean
 from normgen.spec.formula import (
     DEEPEST_SPEC,
     Call,
+    Cast,
     Expression,
     Name,
     children,
     depth_of,
     names_in,
+    nodes,
     parse_formula,
 )
 from normgen.spec.functions import CONSTANTS, REDUCTIONS
@@ -24,6 +27,7 @@ def check_spec(spec: Spec, *, scalar_lines: Mapping[str, int]) -> None:
     _check_name_clashes(spec, scalar_lines)
     trees = parse_all(spec)
     _check_names(spec, trees)
+    _check_casts(spec, trees)
     order = sorted_formulas(spec, trees)
     _check_all_used(spec, trees, scalar_lines)
     _check_depth(spec, trees, order)
@@ -87,6 +91,16 @@ def _check_names(spec: Spec, trees: Mapping[str, Expression]) -> None:
         if tensor.name not in defined:
             rule = f"{tensor.role.value} '{tensor.name}' has no formula"
             raise SpecError(rule, file=spec.file, line=tensor.line, hint=f"add {tensor.name} = ... under [formulas]")
+
+
+def _check_casts(spec: Spec, trees: Mapping[str, Expression]) -> None:
+    known = {t.name: t for t in spec.tensors}
+    for key, formula in _all_formulas(spec):
+        for node in nodes(trees[key]):
+            if isinstance(node, Cast) and node.to not in DTYPES and node.to not in known:
+                rule = f"cast(e, to) names a dtype or a tensor (column {node.column + 1} of the formula)"
+                hint = did_you_mean(node.to, [*DTYPES, *known])
+                raise SpecError(rule, file=spec.file, line=formula.line, received=node.to, hint=hint)
 
 
 def sorted_formulas(spec: Spec, trees: Mapping[str, Expression]) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 A formula is never evaluated as Python: `ast.parse` only reads it, and every node that is not listed here is
 refused with file, line and column.
 
-    number  name  e + e  e - e  e * e  e / e  e % e  -e  e ** number  function(e[, e])
+    number  name  e + e  e - e  e * e  e / e  e % e  -e  e ** number  function(e[, e])  cast(e, dtype or tensor)
     e < e  e <= e  e > e  e >= e  e == e  e != e  e and e  e or e  not e
 
 Kernels compute it in this order: left to right, brackets first, products as written. The functions, and the names
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from normgen.errors import SpecError, did_you_mean
-from normgen.spec.functions import COLS, FUNCTIONS
+from normgen.spec.functions import CAST, COLS, FUNCTIONS
 
 LONGEST_TEXT = 2000
 DEEPEST_TREE = 100
@@ -75,7 +75,16 @@ class Call:
     column: int = 0
 
 
-Expression = Number | Name | Binary | Power | Call
+@dataclass(frozen=True)
+class Cast:
+    """`cast(arg, to)`: arg rounded to a dtype, or to the dtype that a tensor is stored in."""
+
+    arg: Expression
+    to: str
+    column: int = 0
+
+
+Expression = Number | Name | Binary | Power | Call | Cast
 
 _OPERATORS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Mod: "%"}
 _COMPARISONS: dict[type[ast.cmpop], str] = {
@@ -114,20 +123,24 @@ def children(expression: Expression) -> tuple[Expression, ...]:
     match expression:
         case Binary(left=left, right=right):
             return (left, right)
-        case Power(base=base):
-            return (base,)
+        case Power(base=inner) | Cast(arg=inner):
+            return (inner,)
         case Call(args=args):
             return args
         case _:
             return ()
 
 
-def names_in(expression: Expression) -> Iterator[Name]:
-    """Every name, in reading order, `cols` included."""
-    if isinstance(expression, Name):
-        yield expression
+def nodes(expression: Expression) -> Iterator[Expression]:
+    """Every part of a tree, itself first, in reading order."""
+    yield expression
     for child in children(expression):
-        yield from names_in(child)
+        yield from nodes(child)
+
+
+def names_in(expression: Expression) -> Iterator[Name]:
+    """Every name that is read, in reading order, `cols` included."""
+    return (node for node in nodes(expression) if isinstance(node, Name))
 
 
 def depth_of(expression: Expression) -> int:
@@ -270,6 +283,10 @@ class _Parser:
         if not isinstance(node.func, ast.Name):
             raise self.error("only the known functions can be called", at, hint=did_you_mean("", FUNCTIONS))
         function = node.func.id
+        if function == CAST and len(node.args) == 2 and not node.keywords:
+            if not isinstance(to := node.args[1], ast.Name):
+                raise self.error("cast(e, to) names a dtype or a tensor", self.offset + node.args[1].col_offset)
+            return Cast(self.expression(node.args[0], depth + 1), to.id, at)
         if function not in FUNCTIONS:
             hint = _NOT_FUNCTIONS.get(function) or did_you_mean(function, FUNCTIONS)
             raise self.error(f"unknown function '{function}'", at, hint=hint)

@@ -66,7 +66,12 @@ ELEMENTWISE = _table(
     ),
 )
 
-FUNCTIONS = REDUCTIONS | ELEMENTWISE
+CAST = "cast"
+ROUNDINGS = _table(
+    Function(CAST, ("x", "to"), "x rounded to a dtype, or to that of a tensor; its derivative is 1 (straight-through)"),
+)
+
+FUNCTIONS = REDUCTIONS | ELEMENTWISE | ROUNDINGS
 
 # What operators of conditions are called in the tree of a formula. A condition is 1 where it holds, else 0.
 CONDITIONS = _table(

@@ -49,7 +49,7 @@ def load(path_or_name: str | Path, folders: Sequence[str | Path] = ()) -> Spec:
     """The checked spec of a TOML file, or of the built-in (or `folders`') spec of that name.
 
     Short forms: `x = "input"` for `x = { role = "input" }`. Defaults: dtypes f32, f16 and bf16; a tensor without
-    `dtypes` follows the first input; statistics are f32; a knob that [space], or for
+    `dtypes` follows the first input; row inputs and statistics are f32; a knob that [space], or for
     backward kernels [space.backward], does not name takes its default values.
 
     Errors: SpecError with file and line; UsageError when there is no such file or name.
@@ -208,17 +208,18 @@ class _Reader:
     def check_optional(self, path: KeyPath, role: Role, fields: Mapping[str, Any]) -> None:
         optional, absent = fields.get("optional", False), fields.get("absent")
         if absent is not None and (role.is_written or not optional):
-            raise self.error("only an optional input or parameter has 'absent'", (*path, "absent"), received=absent)
+            raise self.error("only an optional tensor that is read has 'absent'", (*path, "absent"), received=absent)
         if optional and absent is None and not role.is_written:
             hint = 'absent = "1" for a factor, absent = "0" for a term'
-            raise self.error("an optional input or parameter says what it is when absent", path, hint=hint)
+            raise self.error("an optional tensor that is read says what it is when absent", path, hint=hint)
 
     def dtypes(self, path: KeyPath, role: Role, fields: Mapping[str, Any]) -> tuple[str, ...]:
         if role is Role.STATISTIC:
             if fields.get("dtypes", ["f32"]) != ["f32"]:
                 raise self.error("statistics are always f32", (*path, "dtypes"), received=fields["dtypes"])
             return ("f32",)
-        listed = fields.get("dtypes", list(DTYPES))
+        own = role is Role.ROW_INPUT and "follows" not in fields
+        listed = fields.get("dtypes", ["f32"] if own else list(DTYPES))
         if not isinstance(listed, list) or not listed:
             raise self.error("'dtypes' is a list of dtypes", (*path, "dtypes"), received=repr(listed))
         names = []
@@ -243,7 +244,8 @@ class _Reader:
                 raise self.error("statistics are always f32", (*path, "follows"), received=value)
             return None
         if value is None:
-            return None if name == first_input or "dtypes" in fields else first_input
+            is_own = name == first_input or "dtypes" in fields or role is Role.ROW_INPUT
+            return None if is_own else first_input
         if value not in table:
             raise self.error(
                 "'follows' names a tensor", (*path, "follows"), received=value, hint=did_you_mean(value, table)

@@ -65,12 +65,14 @@ class Role(StrEnum):
 
     INPUT = "input"  # elem, read
     PARAMETER = "parameter"  # col, read
+    ROW_INPUT = "row_input"  # row, read: a scale, a mean that another kernel found
     STATISTIC = "statistic"  # row, written, always f32; it has no gradient (see Spec.saved)
     OUTPUT = "output"  # elem, written
 
     @property
     def kind(self) -> Kind:
-        return {Role.PARAMETER: Kind.COL, Role.STATISTIC: Kind.ROW}.get(self, Kind.ELEM)
+        by_role = {Role.PARAMETER: Kind.COL, Role.ROW_INPUT: Kind.ROW, Role.STATISTIC: Kind.ROW}
+        return by_role.get(self, Kind.ELEM)
 
     @property
     def is_written(self) -> bool:

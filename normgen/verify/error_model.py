@@ -226,6 +226,13 @@ class Float32Error:
         error = self.divide(one, self.add(one, self.call("exp", self.negate(args[0])))).error
         return Bounded(value, error, least=0.0)
 
+    def cast(self, a: Bounded, dtype: DType) -> Bounded:
+        if dtype is F32:
+            return a
+        size = np.abs(a.value) if a.error is None else np.abs(a.value) + a.error
+        error = plus(a.error, dtype.unit_roundoff * size + dtype.smallest_subnormal / 2)
+        return unknown(Bounded(a.value, error), np.isfinite(a.value) & (size > dtype.largest))
+
     def in_any_order(self, above: list[Bounded], below: list[Bounded], found: Bounded) -> Bounded:
         """As `found`, where another order of the factors may overflow or lose digits below the smallest normal."""
         if found.error is None or len(above) + len(below) < 3:

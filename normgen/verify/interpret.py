@@ -18,6 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from normgen.dtypes import DTYPES, F32, DType
 from normgen.errors import SpecError, did_you_mean
 from normgen.spec.spec import Formula, Spec
 
@@ -59,6 +60,7 @@ class Arithmetic(Protocol[V]):
     def negate(self, a: V) -> V: ...
     def power(self, base: V, exponent: float) -> V: ...
     def call(self, name: str, *args: V) -> V: ...
+    def cast(self, a: V, dtype: DType) -> V: ...
     def in_any_order(self, above: list[V], below: list[V], found: V) -> V: ...
     def reduce(self, name: str, arg: V) -> V: ...
     def sum_rows(self, arg: V) -> V: ...
@@ -166,6 +168,10 @@ class Float64:
     def call(self, name: str, *args: Array) -> Array:
         return np.asarray(_FLOAT64[name](*args))
 
+    def cast(self, a: Array, dtype: DType) -> Array:  # noqa: ARG002
+        """The exact value: a rounding is an error of the kernel, which its bound covers."""
+        return a
+
     def in_any_order(self, above: list[Array], below: list[Array], found: Array) -> Array:  # noqa: ARG002
         """`found`, the product of the factors above over those below, however they were ordered."""
         return found
@@ -199,6 +205,7 @@ class Evaluation(Generic[V]):
     formulas: Mapping[str, Formula]
     known: dict[str, V]
     file: str = "formula"
+    dtypes: Mapping[str, str] = field(default_factory=dict)  # of tensors, for casts to them
     _open: list[str] = field(default_factory=list)
 
     def value(self, name: str) -> V:
@@ -245,6 +252,8 @@ class Evaluation(Generic[V]):
                 return do.power(self._walk(left), self._exponent(right))
             case ast.BinOp(left=left, op=op, right=right):
                 return self._binary(op, self._walk(left), self._walk(right))
+            case ast.Call(func=ast.Name(id="cast"), args=[arg, ast.Name(id=to)], keywords=[]):
+                return do.cast(self._walk(arg), DTYPES[to if to in DTYPES else self.dtypes.get(to, F32.name)])
             case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
                 return self._call(name, args)
         raise self._error(

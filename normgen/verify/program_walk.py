@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeVar
 import sympy as sp
 
 from normgen.errors import ProgramError, did_you_mean
-from normgen.program.functions import INFINITY, Index, name_of
+from normgen.program.functions import INFINITY, Index, cast, name_of
 from normgen.program.ir import COLS, Map, Reduce, RowProgram
 from normgen.program.ordered import Ordered, steps
 from normgen.verify.interpret import REDUCTIONS, Arithmetic
@@ -88,6 +88,8 @@ class ProgramWalk(Generic[V]):
             return self._ordered(expr)
         if expr.is_Mul or expr.is_Pow:
             return self._product(expr)
+        if isinstance(expr, cast):
+            return self.arithmetic.cast(self._expr(expr.args[0]), expr.dtype)
         name = name_of(expr)
         if name is None:
             raise ProgramError(f"the function {type(expr).__name__} cannot be evaluated", received=str(expr))

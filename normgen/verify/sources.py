@@ -34,7 +34,9 @@ def walk_opener(problem: Problem, given: Collection[str], formulas: Formulas | N
         return lambda arithmetic, known: ProgramWalk(arithmetic, program, known)
     # Backward: the forward's formulas say what was not saved, and what absent tensors stand for.
     table = {**spec_formulas(spec, given), **formula_table(said or ())}
-    return lambda arithmetic, known: Evaluation(arithmetic, table, known, file=spec.file or spec.name)
+    return lambda arithmetic, known: Evaluation(
+        arithmetic, table, known, file=spec.file or spec.name, dtypes=problem.stored_dtypes
+    )
 
 
 def prove_derivative(problem: Problem) -> None:

@@ -249,6 +249,7 @@ CHANGES: tuple[Change, ...] = (
         ("REARRANGED = 2.0", "REARRANGED = 4.0"),
         ("HALF_SUBNORMAL = F32.smallest_subnormal / 2", "HALF_SUBNORMAL = 0.0"),
         ("LARGEST_WHOLE = 2.0**23", "LARGEST_WHOLE = 2.0**60"),
+        ("np.abs(self.value) <= REARRANGED * self.error", "np.abs(self.value) <= self.error"),
     ),
     *changes(
         "verify/function_errors.py",
@@ -272,9 +273,5 @@ CHANGES: tuple[Change, ...] = (
         ),
         ("np.abs(self.total) + 4 * np.sqrt(self.square)", "np.abs(self.total) + 400 * np.sqrt(self.square)"),
         ("error = (error + error + a.error) * a.error", "error = error * a.error"),
-        (
-            "np.abs(self.value) <= REARRANGED * self.error",
-            "np.abs(self.value) <= self.error",
-        ),
     ),
 )

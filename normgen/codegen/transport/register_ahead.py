@@ -35,7 +35,7 @@ class RegisterAhead(Transport):
             registers += [Do(f"{access.vec(h.name, EDGE)} {h.name}_edge_next = {{}}") for h in plan.held]
         registers += [Do(f"float {row.name}_next") for row in plan.fetched_rows]
         row, _ = access.fetched_row()
-        values = [Do(f"{value.name}_next = {value.name}[{row}]") for value in plan.fetched_rows]
+        values = [Do(f"{value.name}_next = {access.read_row_value(value.name, row)}") for value in plan.fetched_rows]
         site = access.vector_site
         reads = [Do(f"{h.name}_next[step] = {access.read_elem(h.name, site)}") for h in plan.held]
         walk = Walk(head=reads, edge=access.edge_reads("{}_edge_next"))

@@ -102,7 +102,7 @@ class Ring(Transport):
         registers: list[Statement] = [Do(f"float {r.name}_next") for r in plan.fetched_rows]
         registers += [Do(f"{access.vec(ld.name, EDGE)} {ld.name}_edge_next = {{}}") for ld in edges]
         row, body = access.fetched_row()
-        body += [Do(f"{r.name}_next = {r.name}[{row}]") for r in plan.fetched_rows]
+        body += [Do(f"{r.name}_next = {access.read_row_value(r.name, row)}") for r in plan.fetched_rows]
         if edges:
             body += [access.row_pointer(plan.problem.tensor(ld.name), row) for ld in edges]
             body.append(If("has_edge", access.edge_reads("{}_edge_next")))

@@ -55,7 +55,7 @@ class Transport:
 
     def row_value(self, load: Load) -> str:
         """The text of a value of the row that is read with it."""
-        return f"{load.name}[{self.access.valid_row}]"
+        return self.access.read_row_value(load.name, self.access.valid_row)
 
     def slot(self, tensor: str) -> str:
         """Address of this thread's slot of `step`."""

@@ -3,7 +3,7 @@
 The forms are chosen for float32: sigmoid gives s * (1 - s), never exp(-x) / (1 + exp(-x))**2, which is
 inf / inf for x < -88; sums stay whole. |x| and the elementwise maximum take the middle of their subgradient
 at a tie (0 and one half each), which is also what central differences see. Comparisons and roundings to whole
-numbers have the derivative 0.
+numbers have the derivative 0, a rounding to a dtype has 1 (straight-through).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import sympy as sp
 
 from normgen.errors import ProgramError
-from normgen.program.functions import MEANINGS, both, clamp, greater, less, less_equal, name_of, where
+from normgen.program.functions import MEANINGS, both, cast, clamp, greater, less, less_equal, name_of, where
 from normgen.program.gradient.monomials import UNIT, Poly, add_into, expression, factors, monomial, multiplied
 
 
@@ -87,6 +87,8 @@ def _of_function(expr: sp.Expr, of: sp.Symbol) -> Poly:
         total = _of_branch(condition, chosen, of)
         add_into(total, _of_branch(condition, other, of, otherwise=True))
         return total
+    if isinstance(expr, cast):
+        return derivative(expr.args[0], of)
     if isinstance(expr, clamp):
         x, low, high = expr.args
         total = _of_branch(both(less_equal(low, x), less_equal(x, high)), x, of)
