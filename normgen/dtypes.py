@@ -1,7 +1,8 @@
-"""The number formats a tensor may be stored in. Arithmetic is always float32."""
+"""The number formats a tensor may be stored in. Arithmetic is always float32, where whole numbers are exact to 2^24."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,34 @@ class DType:
     largest: float
     smallest_normal: float
     smallest_subnormal: float
+    lowest: float | None = None
+    saturates: bool = False
+    is_integer: bool = False
+    least_arch: int = 75
+
+    @property
+    def poison(self) -> float:
+        """What an output holds before a kernel writes it: NaN, else a number that results seldom have."""
+        if not self.is_integer:
+            return math.nan
+        return self.least or self.largest
+
+    @property
+    def least(self) -> float:
+        """The lowest number."""
+        return -self.largest if self.lowest is None else self.lowest
+
+    def within(self, values: Any) -> Any:
+        """Exact float64 values as far as they can be stored: not yet rounded, but saturated, and 0 for a lost NaN."""
+        if not self.saturates:
+            return values
+        found = np.clip(values, self.least, self.largest)
+        return np.where(np.isnan(found), 0.0, found) if self.is_integer else found
+
+    def stored(self, values: Any) -> Any:
+        """The values as an array of this dtype: rounded to nearest even, saturated where the dtype saturates."""
+        found = self.within(np.asarray(values, dtype=np.float64))
+        return (np.rint(found) if self.is_integer else found).astype(self.numpy)
 
     @property
     def numpy(self) -> Any:
@@ -95,7 +124,64 @@ BF16 = DType(
     smallest_subnormal=2.0**-133,
 )
 
-DTYPES: dict[str, DType] = {d.name: d for d in (F32, F16, BF16)}
+
+def _float8(name: str, *aliases: str, bits: int, largest: float, bias: int, scalar: type, dlpack: int) -> DType:
+    """`bits` significant bits; the exponent of the smallest normal number is 1 - bias."""
+    return DType(
+        name=f"f8{name}",
+        aliases=(*aliases, name, f"fp8_{name}"),
+        bytes=1,
+        ctype=f"float8_{name}",
+        word=f"{name}x",
+        cuda_ctype=f"__nv_fp8_{name}",
+        header="cuda_fp8.h",
+        scalar_type=scalar,
+        torch=aliases[0],
+        dlpack=(dlpack, 8),
+        unit_roundoff=2.0**-bits,
+        largest=largest,
+        smallest_normal=2.0 ** (1 - bias),
+        smallest_subnormal=2.0 ** (2 - bias - bits),
+        saturates=True,
+        least_arch=89,
+    )
+
+
+# Micikevicius et al. 2022, FP8 formats for deep learning, arXiv:2209.05433, table 1.
+F8E4M3 = _float8("e4m3", "float8_e4m3fn", bits=4, largest=448.0, bias=7, scalar=ml_dtypes.float8_e4m3fn, dlpack=10)
+F8E5M2 = _float8("e5m2", "float8_e5m2", bits=3, largest=57344.0, bias=15, scalar=ml_dtypes.float8_e5m2, dlpack=12)
+
+
+def _integer(name: str, *aliases: str, size: int, ctype: str, word: str, cuda: str, scalar: type, code: int) -> DType:
+    info = None if scalar is np.bool_ else np.iinfo(scalar)
+    return DType(
+        name=name,
+        aliases=aliases,
+        bytes=size,
+        ctype=ctype,
+        word=word,
+        cuda_ctype=cuda,
+        scalar_type=scalar,
+        torch=aliases[0],
+        dlpack=(code, 8 * size),
+        unit_roundoff=0.0,
+        largest=min(float(info.max), 2.0**63 - 2.0**10) if info else 1.0,  # what float64 holds
+        smallest_normal=1.0,
+        smallest_subnormal=1.0,
+        lowest=float(info.min) if info else 0.0,
+        saturates=True,
+        is_integer=True,
+    )
+
+
+I8 = _integer("i8", "int8", size=1, ctype="int8", word="char", cuda="signed char", scalar=np.int8, code=0)
+U8 = _integer("u8", "uint8", size=1, ctype="uint8", word="uchar", cuda="unsigned char", scalar=np.uint8, code=1)
+BOOL = _integer("bool", "bool", size=1, ctype="boolean", word="bool", cuda="bool", scalar=np.bool_, code=6)
+I32 = _integer("i32", "int32", "int", size=4, ctype="int32", word="int", cuda="int", scalar=np.int32, code=0)
+I64 = _integer("i64", "int64", "long", size=8, ctype="int64", word="long", cuda="long long", scalar=np.int64, code=0)
+
+FLOATS = (F32, F16, BF16)  # what a tensor may be stored as unless its spec says otherwise
+DTYPES: dict[str, DType] = {d.name: d for d in (*FLOATS, F8E4M3, F8E5M2, I8, U8, BOOL, I32, I64)}
 _BY_ALIAS = {alias: d for d in DTYPES.values() for alias in (d.name, *d.aliases)}
 
 

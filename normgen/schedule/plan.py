@@ -13,7 +13,19 @@ from functools import cached_property
 
 from normgen.device import Device
 from normgen.problem.problem import Problem, TensorUse
-from normgen.program.ir import Load, Map, Reduce, RowProgram, Store, names_of, stage_of, used_names, value_kinds
+from normgen.program.functions import cast
+from normgen.program.ir import (
+    Load,
+    Map,
+    Reduce,
+    RowProgram,
+    Store,
+    names_of,
+    stage_of,
+    used_exprs,
+    used_names,
+    value_kinds,
+)
 from normgen.schedule.knobs import KNOBS, Columns, Copy, Edges, Hold, Params, ReduceWith
 from normgen.schedule.schedule import Schedule
 from normgen.spec.spec import Kind
@@ -454,8 +466,10 @@ class Plan:
 
     @property
     def min_arch(self) -> int:
-        values = self.schedule.as_dict()
-        return max((KNOBS[n].least_arch.get(str(v), FIRST_ARCH) for n, v in values.items()), default=FIRST_ARCH)
+        knobs = (KNOBS[n].least_arch.get(str(v), FIRST_ARCH) for n, v in self.schedule.as_dict().items())
+        casts = (c.dtype for s in self.program.statements for e in used_exprs(s) for c in e.atoms(cast))
+        dtypes = (*(t.dtype for t in self.problem.tensors), *casts)
+        return max(FIRST_ARCH, *knobs, *(int(dtype.least_arch) for dtype in dtypes))
 
 
 def plan_of(problem: Problem, program: RowProgram, schedule: Schedule) -> Plan:

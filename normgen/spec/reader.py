@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from normgen.dtypes import DTYPES, F32, dtype
+from normgen.dtypes import DTYPES, F32, FLOATS
+from normgen.dtypes import dtype as dtype_named
 from normgen.errors import SpecError, UsageError, did_you_mean
 from normgen.files.names import Part, is_plain, name_part
 from normgen.files.shipped import shipped
@@ -219,13 +220,13 @@ class _Reader:
                 raise self.error("statistics are always f32", (*path, "dtypes"), received=fields["dtypes"])
             return ("f32",)
         own = role is Role.ROW_INPUT and "follows" not in fields
-        listed = fields.get("dtypes", ["f32"] if own else list(DTYPES))
+        listed = fields.get("dtypes", ["f32"] if own else [dtype.name for dtype in FLOATS])
         if not isinstance(listed, list) or not listed:
             raise self.error("'dtypes' is a list of dtypes", (*path, "dtypes"), received=repr(listed))
         names = []
         for value in listed:
             try:
-                names.append(dtype(str(value)).name)
+                names.append(dtype_named(str(value)).name)
             except UsageError as error:
                 raise self.error(error.rule, (*path, "dtypes"), received=repr(value), hint=error.hint) from None
         return tuple(dict.fromkeys(names))

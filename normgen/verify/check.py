@@ -249,6 +249,7 @@ class _Model:
             elif tensor.name in self.start:
                 want = want.reshape(shape) + self._start(tensor, block)
             bound = stored(found, tensor.dtype)
+            want = tensor.dtype.within(want)
             yield tensor, np.broadcast_to(want.reshape(-1, want.shape[-1] if want.ndim == 2 else 1), shape), bound
 
     def columns(self, tensors: list[TensorUse], total: int) -> Iterator[tuple[TensorUse, Array, Array]]:
@@ -403,7 +404,7 @@ def _judge(got: Array, want: Array, bound: Array, error: Array, dtype: DType) ->
     within its bound of overflow, both inf and the largest finite value are right.
     """
     loose = np.isinf(bound)
-    clipped = np.clip(want, -dtype.largest, dtype.largest)
+    clipped = np.clip(want, dtype.least, dtype.largest)
     overflows = np.abs(want) + np.where(loose, 0.0, bound) > dtype.largest
     right = np.where(
         np.isfinite(want),

@@ -332,7 +332,7 @@ def _is_power_of_two(a: Bounded) -> bool:
 
 def stored(a: Bounded, dtype: DType) -> Array:
     """The bound of `a` once REARRANGED is applied and the value is stored as `dtype`."""
-    size = np.abs(a.value)
+    size = np.abs(dtype.within(a.value))
     if not size.max(initial=0.0) < np.inf:
         size = np.where(np.isinf(size), 0.0, size)  # an infinity is stored as it is
     if a.error is None:
@@ -342,4 +342,5 @@ def stored(a: Bounded, dtype: DType) -> Array:
         if dtype.name != F32.name:
             bound = bound + dtype.unit_roundoff * (size + bound)
     bound = bound + dtype.smallest_subnormal / 2
-    return np.where(np.isnan(bound) & ~np.isnan(a.value), np.inf, bound)
+    lost = dtype.smallest_subnormal / 2 if dtype.is_integer else np.nan  # a NaN is stored as 0
+    return np.where(np.isnan(a.value), lost, np.where(np.isnan(bound), np.inf, bound))

@@ -263,7 +263,7 @@ def _empty_pages(size: int) -> NDArray[np.uint8]:
 def _fill(tensor: TensorUse, problem: Problem, values: Array, pitch: int | None = None) -> Buffer:
     buffer = allocate(tensor, problem, pitch)
     with np.errstate(all="ignore"):
-        buffer.array[...] = values.astype(tensor.dtype.numpy)
+        buffer.array[...] = tensor.dtype.stored(values)
     return buffer
 
 
@@ -273,7 +273,8 @@ def draw_inputs(
     """Every read tensor of the problem, in its stored dtype, pitch and alignment.
 
     The rows of the spec's first input cycle through the `chosen` families, in an order that the seed picks. Other
-    elem inputs and dy are standard normal, parameters 1 + 0.2 N and, named bias or with `absent` = 0, 0.2 N. In a
+    elem inputs and dy are standard normal, parameters 1 + 0.2 N and, named bias or with `absent` = 0, 0.2 N; whole
+    numbers of 8 bits are any, others the number of a column or -1. In a
     backward problem saved statistics and saved outputs come from the float64 forward, rounded to their dtype.
     `pitches` are those of tensors that do not have the problem's.
     """
@@ -310,6 +311,9 @@ def _is_computed(tensor: TensorUse, problem: Problem) -> bool:
 
 def draw_tensor(tensor: TensorUse, problem: Problem, of_row: tuple[str, ...], rng: np.random.Generator) -> Array:
     rows, cols = problem.rows, problem.cols
+    if tensor.dtype.is_integer:
+        low, high = (tensor.dtype.least, tensor.dtype.largest) if tensor.dtype.bytes == 1 else (-1, cols - 1)
+        return rng.integers(int(low), int(high), tensor.kind.shape(rows, cols), endpoint=True).astype(np.float64)
     if tensor.kind.by_col and not tensor.kind.by_row:
         declared = next((t for t in problem.spec.tensors if t.name == tensor.name), None)
         centre = 0.0 if tensor.name == "bias" or (declared is not None and declared.absent in ("0", "0.0")) else 1.0
@@ -347,7 +351,7 @@ def _forward_values(
             use = TensorUse(name=tensor.name, kind=tensor.kind, dtype=dtype, is_written=False)
             drawn = draw_tensor(use, problem, of_row, rng)
             with np.errstate(all="ignore"):
-                inputs[tensor.name] = drawn.astype(dtype.numpy).astype(np.float64)
+                inputs[tensor.name] = dtype.stored(drawn).astype(np.float64)
     if has_reference(spec.name, Direction.FORWARD):
         return reference(spec.name, Direction.FORWARD, inputs, scalars)
     return interpret(spec, inputs, scalars)
@@ -356,7 +360,7 @@ def _forward_values(
 def make_outputs(
     problem: Problem, *, seed: int = 0, pitches: Mapping[str, int] | None = None, nulls: Collection[str] = ()
 ) -> Outputs:
-    """Every written tensor but `nulls`, filled with NaN, or with random numbers where the problem accumulates.
+    """Every written tensor but `nulls`, filled with its dtype's poison; where the problem accumulates, with random numbers.
 
     `pitches` are those of tensors that do not have the problem's.
     """
@@ -367,7 +371,7 @@ def make_outputs(
         if not tensor.is_written or tensor.name in nulls:
             continue
         buffer = allocate(tensor, problem, (pitches or {}).get(tensor.name))
-        buffer.array[...] = np.array(np.nan).astype(tensor.dtype.numpy)
+        buffer.array[...] = np.array(tensor.dtype.poison).astype(tensor.dtype.numpy)
         if problem.accumulate:
             buffer.array[...] = rng.standard_normal(buffer.array.shape).astype(tensor.dtype.numpy)
             start[tensor.name] = buffer.array.copy()

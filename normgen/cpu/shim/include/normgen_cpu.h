@@ -29,6 +29,12 @@ struct float16 {
 struct bfloat16 {
   unsigned short bits;
 };
+struct float8_e4m3 {
+  unsigned char bits;
+};
+struct float8_e5m2 {
+  unsigned char bits;
+};
 #define NORMGEN_VECTOR2(type, name)                                \
   struct alignas(2 * sizeof(type)) name {                          \
     type x, y;                                                     \

@@ -74,6 +74,50 @@ NORMGEN_INLINE unsigned short float_to_bfloat16(float value) {
   return static_cast<unsigned short>((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
 }
 
+// An 8-bit float of `fraction` bits behind the point whose smallest normal number is 2^least: to nearest, ties to even.
+NORMGEN_INLINE unsigned float_to_float8(float value, int fraction, int least, float largest, unsigned last) {
+  const unsigned sign = __float_as_uint(value) >> 31 << 7;
+  if (value != value) return sign | 0x7Fu;
+  const float size = fminf(fabsf(value), largest);  // what is too large becomes the largest number
+  const int exponent = static_cast<int>(__float_as_uint(size) >> 23) - 127;
+  const int scale = (exponent < least ? least : exponent) - fraction;  // of the last place
+  const float places = rintf(size * __int_as_float((127 - scale) << 23));
+  const unsigned bits = static_cast<unsigned>((scale + fraction - least) << fraction) + static_cast<unsigned>(places);
+  return sign | (bits < last ? bits : last);
+}
+NORMGEN_INLINE float float8_to_float(unsigned bits, int fraction, int least) {
+  const unsigned one = 1u << fraction, exponent = (bits & 0x7Fu) >> fraction, rest = bits & (one - 1u);
+  const float places = static_cast<float>(exponent == 0 ? rest : one + rest);
+  const float size = places * __int_as_float((127 + least - fraction + static_cast<int>(exponent ? exponent - 1 : 0)) << 23);
+  return bits & 0x80u ? -size : size;
+}
+NORMGEN_INLINE unsigned floats_to_e4m3x2(float low, float high) {
+  return float_to_float8(low, 3, -6, 448.0f, 0x7Eu) | float_to_float8(high, 3, -6, 448.0f, 0x7Eu) << 8;
+}
+NORMGEN_INLINE unsigned floats_to_e5m2x2(float low, float high) {
+  return float_to_float8(low, 2, -14, 57344.0f, 0x7Bu) | float_to_float8(high, 2, -14, 57344.0f, 0x7Bu) << 8;
+}
+NORMGEN_INLINE float e4m3_to_float(unsigned bits) {
+  return (bits & 0x7Fu) == 0x7Fu ? __uint_as_float(0x7FFFFFFFu) : float8_to_float(bits, 3, -6);
+}
+NORMGEN_INLINE float e5m2_to_float(unsigned bits) { return half_to_float(static_cast<unsigned short>(bits << 8)); }
+
+// cvt.rni.sat: to nearest even, the nearest end of the range, 0 for NaN.
+NORMGEN_INLINE float normgen_cpu_whole(float value, float least, float largest) {
+  return value != value ? 0.0f : fminf(fmaxf(rintf(value), least), largest);
+}
+NORMGEN_INLINE int float_to_int8(float value) { return static_cast<int>(normgen_cpu_whole(value, -128.0f, 127.0f)); }
+NORMGEN_INLINE unsigned float_to_uint8(float value) {
+  return static_cast<unsigned>(normgen_cpu_whole(value, 0.0f, 255.0f));
+}
+NORMGEN_INLINE int float_to_int32(float value) {
+  return value >= 2147483648.0f ? 2147483647 : static_cast<int>(normgen_cpu_whole(value, -2147483648.0f, 2147483520.0f));
+}
+NORMGEN_INLINE long long float_to_int64(float value) {
+  if (value >= 9223372036854775808.0f) return 9223372036854775807LL;
+  return static_cast<long long>(normgen_cpu_whole(value, -9223372036854775808.0f, 9223371487098961920.0f));
+}
+
 // IEEE 754-2019 maximum and minimum: NaN if either operand is NaN.
 NORMGEN_INLINE float maximum(float a, float b) { return a > b || a != a ? a : b; }
 NORMGEN_INLINE float minimum(float a, float b) { return a < b || a != a ? a : b; }
