@@ -13,7 +13,7 @@ from normgen.dtypes import F32, DType
 from normgen.dtypes import dtype as dtype_named
 from normgen.errors import SpecError, UsageError, did_you_mean
 from normgen.problem.question import Direction, Question
-from normgen.spec.spec import READ, Kind, Role, Spec, Tensor
+from normgen.spec.spec import OUTPUTS, READ, Kind, Role, Spec, Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,8 @@ class Problem:
         """Backward: the tensors whose gradients are written, where not all of them are; else None."""
         if self.direction is not Direction.BACKWARD:
             return None
-        sources = [t.name for t in _by_role(self.spec.tensors, *READ) if t.name not in self.absent]
+        read = _by_role(self.spec.tensors, *READ)
+        sources = [t.name for t in read if t.has_gradient and t.name not in self.absent]
         differentiated = {t.of for t in self.tensors if t.is_written}
         written = tuple(name for name in sources if name in differentiated)
         return written if len(written) < len(sources) else None
@@ -289,13 +290,13 @@ def check_flow(spec: Spec, without: Collection[str]) -> None:
     here = [t for t in spec.tensors if t.name not in without]
     statistics = _by_role(here, Role.STATISTIC)
     where = spec.file or spec.name
-    if not _by_role(here, Role.OUTPUT):
+    if not _by_role(here, *OUTPUTS):
         raise SpecError(
-            "a backward pass needs an elem output",
+            "a backward pass needs an output",
             file=where,
             line=next((t.line for t in statistics), None),
             received=f"spec '{spec.name}' with {', '.join(t.name for t in statistics) or 'nothing'} written",
-            hint="give a tensor the role output: a statistic's gradient is not taken",
+            hint="give a tensor the role output or row_output: a statistic's gradient is not taken",
         )
     for lost in (t for t in statistics if t.name not in spec.saved):
         way_out = f"leave it out (--without {lost.name})" if lost.optional else "make it optional and leave it out"
@@ -304,7 +305,8 @@ def check_flow(spec: Spec, without: Collection[str]) -> None:
             file=where,
             line=lost.line,
             received=f"a backward problem with the statistic '{lost.name}'",
-            hint=f'{way_out}, or list it under [backward] saved = ["{lost.name}"] if nothing differentiates through it',
+            hint=f"make it a row_output, or {way_out}, or, if nothing differentiates through it, list it under "
+            f'[backward] saved = ["{lost.name}"]',
         )
 
 
@@ -355,7 +357,7 @@ def _by_role(tensors: Iterable[Tensor], *roles: Role) -> list[Tensor]:
 
 
 def _forward_tensors(here: list[Tensor], stored: Mapping[str, DType]) -> tuple[TensorUse, ...]:
-    written = _by_role(here, Role.OUTPUT, Role.STATISTIC)
+    written = _by_role(here, *OUTPUTS, Role.STATISTIC)
     read = _by_role(here, *READ)
     return (*_uses(written, stored, is_written=True), *_uses(read, stored, is_written=False))
 
@@ -369,8 +371,8 @@ def _backward_tensors(
 ) -> tuple[TensorUse, ...]:
     """dx, dweight, ... written; dy, then the forward's tensors read. A gradient is stored like its tensor."""
     sources = _by_role(here, *READ)
-    wrt = [t for t in sources if gradients is None or t.name in gradients]
-    outputs = _by_role(here, Role.OUTPUT)
+    wrt = [t for t in sources if t.has_gradient and (gradients is None or t.name in gradients)]
+    outputs = _by_role(here, *OUTPUTS)
     if not wrt:
         rule = f"a backward pass of spec '{spec.name}' writes at least one gradient"
         raise UsageError(rule, received="gradients of nothing", hint="name an input or a parameter")
@@ -383,7 +385,7 @@ def _backward_tensors(
     for name in set(reads or ()) - {t.name for t in here}:
         raise UsageError("a tensor cannot be both read and absent", received=name)
     wanted = {t.name for t in sources} | set(spec.saved) if reads is None else set(reads)
-    forward = _by_role(here, Role.OUTPUT, *READ, Role.STATISTIC)
+    forward = _by_role(here, *OUTPUTS, *READ, Role.STATISTIC)
     return (
         *(gradient(t, True) for t in wrt),
         *(gradient(t, False) for t in outputs),

@@ -28,10 +28,11 @@ def written_program(problem: Problem) -> RowProgram:
         return forward
     written = {t.name for t in problem.tensors if t.is_written}
     unread = _unread(spec, present, forward)
+    given = _cotangents(spec, present)
     wrt = tuple(name for name in (*(ld.name for ld in forward.loads), *unread) if f"d{name}" in written)
     computed = {t.name for t in (*spec.outputs, *spec.statistics)}
     saved = tuple(t.name for t in problem.tensors if t.name in computed and not t.is_written)
-    return differentiate(forward, wrt=wrt, saved=saved, accumulate=problem.accumulate, unread=unread)
+    return differentiate(forward, wrt=wrt, saved=saved, cotangents=given, accumulate=problem.accumulate, unread=unread)
 
 
 def _with_dtypes(program: RowProgram, problem: Problem) -> RowProgram:
@@ -81,8 +82,13 @@ def stages_of(problem: Problem) -> int:
 def _unread(spec: Spec, present: Collection[str], forward: RowProgram) -> dict[str, Kind]:
     """Inputs and parameters that only absent statistics read: they are there, and their gradients are 0."""
     loaded = {ld.name for ld in forward.loads}
-    given = (t for t in spec.tensors if not t.role.is_written and t.name in present)
+    given = (t for t in spec.tensors if not t.role.is_written and t.has_gradient and t.name in present)
     return {t.name: t.kind for t in given if t.name not in loaded}
+
+
+def _cotangents(spec: Spec, present: Collection[str]) -> tuple[str, ...]:
+    """The outputs whose gradients are given."""
+    return tuple(t.name for t in spec.outputs if t.name in present)
 
 
 def problem_for(
@@ -109,9 +115,12 @@ def problem_for(
     check_flow(spec, question.get("without", ()))
     there = frozenset(t.name for t in spec.tensors) - set(question.get("without", ()))
     kept = tuple(n for n in (spec.saved if saved is None else saved) if n in there)
-    wrt = None if gradients is None else tuple(gradients)
     forward = lower(spec, present=there)
-    tensors = backward_tensors(forward, kept, wrt=wrt, unread=_unread(spec, there, forward))
+    unread = _unread(spec, there, forward)
+    loaded = (*(ld.name for ld in forward.loads), *unread)
+    wrt = tuple(n for n in loaded if spec.tensor(n).has_gradient) if gradients is None else tuple(gradients)
+    given = _cotangents(spec, there)
+    tensors = backward_tensors(forward, kept, wrt=wrt, cotangents=given, unread=unread)
     backward = question.copy()
     backward["gradients"] = [t.of for t in tensors if t.is_written]
     reads = [t.name for t in tensors if not t.is_written and t.name in there]

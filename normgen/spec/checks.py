@@ -186,8 +186,8 @@ def _check_kinds(spec: Spec, trees: Mapping[str, Expression], order: tuple[str, 
         kind = kind_of(trees[key])
         if key == formula.name:
             kinds[key] = kind
-    for tensor in spec.statistics:
+    for tensor in (t for t in spec.tensors if t.role.is_written and t.kind.is_row):
         if kinds[tensor.name].by_col:
-            rule = f"statistic '{tensor.name}' has one value per row, but its formula is {kinds[tensor.name]}"
+            rule = f"{tensor.role} '{tensor.name}' has one value per row, but its formula is {kinds[tensor.name]}"
             hint = "reduce it with sum, mean, max or absmax, or make it an output"
             raise SpecError(rule, file=spec.file, line=formulas[tensor.name].line, hint=hint)

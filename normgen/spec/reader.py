@@ -26,6 +26,7 @@ from normgen.spec.spec import ROW_FAMILIES, Formula, Role, Spec, Tensor
 from normgen.spec.toml_lines import KeyPath, key_lines, parse_toml, read_text
 
 _TOP_KEYS = ("name", "summary", "paper", "tensors", "scalars", "formulas", "space", "backward", "accuracy")
+_ROWS = (Role.ROW_INPUT, Role.ROW_OUTPUT)  # float32 unless they say otherwise
 _BACKWARD = "backward"  # within [space]: what is searched for backward kernels
 _TENSOR_KEYS = ("role", "optional", "absent", "dtypes", "follows", "doc")
 MOST_ENTRIES = 256  # of [tensors], [scalars], [formulas]; the largest spec that ships has 8
@@ -50,7 +51,7 @@ def load(path_or_name: str | Path, folders: Sequence[str | Path] = ()) -> Spec:
     """The checked spec of a TOML file, or of the built-in (or `folders`') spec of that name.
 
     Short forms: `x = "input"` for `x = { role = "input" }`. Defaults: dtypes f32, f16 and bf16; a tensor without
-    `dtypes` follows the first input; row inputs and statistics are f32; a knob that [space], or for
+    `dtypes` follows the first input; row inputs, row outputs and statistics are f32; a knob that [space], or for
     backward kernels [space.backward], does not name takes its default values.
 
     Errors: SpecError with file and line; UsageError when there is no such file or name.
@@ -219,7 +220,7 @@ class _Reader:
             if fields.get("dtypes", ["f32"]) != ["f32"]:
                 raise self.error("statistics are always f32", (*path, "dtypes"), received=fields["dtypes"])
             return ("f32",)
-        own = role is Role.ROW_INPUT and "follows" not in fields
+        own = role in _ROWS and "follows" not in fields
         listed = fields.get("dtypes", ["f32"] if own else [dtype.name for dtype in FLOATS])
         if not isinstance(listed, list) or not listed:
             raise self.error("'dtypes' is a list of dtypes", (*path, "dtypes"), received=repr(listed))
@@ -245,7 +246,7 @@ class _Reader:
                 raise self.error("statistics are always f32", (*path, "follows"), received=value)
             return None
         if value is None:
-            is_own = name == first_input or "dtypes" in fields or role is Role.ROW_INPUT
+            is_own = name == first_input or "dtypes" in fields or role in _ROWS
             return None if is_own else first_input
         if value not in table:
             raise self.error(
@@ -326,7 +327,7 @@ class _Reader:
         return tuple(dict.fromkeys(listed))
 
     def saved(self) -> tuple[str, ...]:
-        written = {"statistic", "output"}
+        written = {role.value for role in Role if role.is_written}
         tensors = self.table("tensors")
         return self.names_list(
             "backward", "saved", [name for name, entry in tensors.items() if _role(entry) in written]

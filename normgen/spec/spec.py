@@ -9,6 +9,8 @@ from functools import reduce
 from operator import or_
 from typing import Any
 
+from normgen.dtypes import DTYPES
+
 
 class Kind(Flag):
     """The axes a value varies along: elem [rows, cols], row [rows], col [cols], scalar [].
@@ -68,17 +70,19 @@ class Role(StrEnum):
     ROW_INPUT = "row_input"  # row, read: a scale, a mean that another kernel found
     STATISTIC = "statistic"  # row, written, always f32; it has no gradient (see Spec.saved)
     OUTPUT = "output"  # elem, written
+    ROW_OUTPUT = "row_output"  # row, written; unlike a statistic it has a gradient: a loss, a log-sum-exp
 
     @property
     def kind(self) -> Kind:
-        by_role = {Role.PARAMETER: Kind.COL, Role.ROW_INPUT: Kind.ROW, Role.STATISTIC: Kind.ROW}
-        return by_role.get(self, Kind.ELEM)
+        by_row = (Role.ROW_INPUT, Role.STATISTIC, Role.ROW_OUTPUT)
+        return Kind.COL if self is Role.PARAMETER else Kind.ROW if self in by_row else Kind.ELEM
 
     @property
     def is_written(self) -> bool:
-        return self in (Role.STATISTIC, Role.OUTPUT)
+        return self in (Role.STATISTIC, *OUTPUTS)
 
 
+OUTPUTS = (Role.OUTPUT, Role.ROW_OUTPUT)  # written, and the backward pass starts from their gradients
 READ = tuple(role for role in Role if not role.is_written)
 
 
@@ -121,6 +125,11 @@ class Tensor:
     @property
     def kind(self) -> Kind:
         return self.role.kind
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether a read tensor has one: labels and masks have none."""
+        return not self.dtypes or not all(DTYPES[name].is_integer for name in self.dtypes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,4 +183,5 @@ class Spec:
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
-        return tuple(t for t in self.tensors if t.role is Role.OUTPUT)
+        """What has a gradient: elem outputs, then row outputs."""
+        return tuple(t for role in OUTPUTS for t in self.tensors if t.role is role)

@@ -183,9 +183,10 @@ class _Forward:
 
     def __post_init__(self) -> None:
         spec = self.problem.spec
-        given = [t.name for t in spec.outputs if f"d{t.name}" in self.base]
+        given = [t for t in spec.outputs if f"d{t.name}" in self.base]
+        terms = (f"sum(d{t.name} * {t.name})" if t.kind.is_elem else f"d{t.name} * {t.name}" for t in given)
         formulas = dict(spec_formulas(spec, self.base))
-        formulas[LOSS] = Formula(name=LOSS, text=" + ".join(f"sum(d{name} * {name})" for name in given))
+        formulas[LOSS] = Formula(name=LOSS, text=" + ".join(terms))
         object.__setattr__(self, "formulas", formulas)
 
     def numbers(self) -> dict[str, Array]:

@@ -373,7 +373,7 @@ def interpret(
     wanted = list(names) if names is not None else [t.name for t in (*spec.outputs, *spec.statistics)]
     with np.errstate(all="ignore"):
         found = {name: walk.value(name) for name in wanted}
-    rows = [t.name for t in spec.statistics]
+    rows = [t.name for t in spec.tensors if t.kind.is_row]
     return {name: _in_kind_shape(value, shape, is_row=name in rows) for name, value in found.items()}
 
 

@@ -360,7 +360,7 @@ def _forward_values(
 def make_outputs(
     problem: Problem, *, seed: int = 0, pitches: Mapping[str, int] | None = None, nulls: Collection[str] = ()
 ) -> Outputs:
-    """Every written tensor but `nulls`, filled with its dtype's poison; where the problem accumulates, with random numbers.
+    """Every written tensor but `nulls`, filled with its dtype's poison, or with random numbers to accumulate to.
 
     `pitches` are those of tensors that do not have the problem's.
     """

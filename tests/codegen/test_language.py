@@ -41,14 +41,71 @@ SPECS = (
     spec("whole", "", 'y = "floor(x) + round(x * 0.5) * sign(x) - cos(x) + (0 < x <= 2 or not x < 5) - ceil(x)"'),
     spec("root", "", 'y = "x * (0.01 + abs(x))**(-1/3) + min(x)"', '[accuracy]\nrows = ["normal"]'),
 )
-WITH_GRADIENT = SPECS[:5]  # a minimum that enters the result has no single gradient
+ROWS = (
+    parse("""
+        name = "normalise"
+        [tensors]
+        x = "input"
+        mean = "row_input"
+        rstd = { role = "row_input", dtypes = ["bf16"] }
+        weight = "parameter"
+        bias = { role = "parameter", optional = true, absent = "0" }
+        y = "output"
+        [formulas]
+        y = "(x - mean) * rstd * weight + bias"
+        """),
+    parse("""
+        name = "cross_entropy"
+        [tensors]
+        x = "input"
+        label = { role = "row_input", dtypes = ["i64", "i32"] }
+        loss = "row_output"
+        lse = { role = "row_output", dtypes = ["bf16"] }
+        [formulas]
+        top = "max(x)"
+        lse = "top + log(sum(exp(x - top)))"
+        loss = "where(label == -1, 0, lse - sum(where(col == label, x, 0)))"
+        """),
+    parse("""
+        name = "llama_norm"
+        [tensors]
+        x = "input"
+        residual = "input"
+        weight = "parameter"
+        h = "output"
+        y = "output"
+        [formulas]
+        h = "cast(x + residual, x)"
+        y = "cast(h * rsqrt(mean(h * h) + 1e-6), x) * weight"
+        """),
+)
+WITH_GRADIENT = (*SPECS[:5], *ROWS)  # a minimum that enters the result has no single gradient
 
 
 def cases(direction: str) -> list[Case]:
     shapes = (("9x96", "f32"), ("11x97", "bf16"))
-    specs = SPECS if direction == "forward" else WITH_GRADIENT
+    specs = (*SPECS, *ROWS) if direction == "forward" else WITH_GRADIENT
     problems = [problem_for(s, shape=shape, dtype=d, direction=direction) for s in specs for shape, d in shapes]
     return [(problem, default_schedule(problem, target("h200"))) for problem in problems]
+
+
+def test_casts_round_where_the_author_says_and_a_gradient_passes_through() -> None:
+    (norm,) = (case for case in cases("forward") if case[0].spec.name == "llama_norm" and case[0].dtype.name == "bf16")
+    assert "h_i = rounded<bfloat16>(x_i + residual_i);" in emit(*norm).text
+    (gradient,) = (c for c in cases("backward") if c[0].spec.name == "llama_norm" and c[0].dtype.name == "bf16")
+    assert [t.name for t in gradient[0].tensors if t.is_written] == ["dx", "dresidual", "dweight"]
+
+
+def test_labels_have_no_gradient_and_row_outputs_have_one() -> None:
+    problem = problem_for(ROWS[1], shape="4x8", direction="backward")
+    assert [(t.name, str(t.kind)) for t in problem.tensors] == [
+        ("dx", "elem"),
+        ("dloss", "row"),
+        ("dlse", "row"),
+        ("x", "elem"),
+        ("label", "row"),
+    ]
+    assert problem.gradients is None
 
 
 def modules() -> list[Module]:

@@ -121,7 +121,7 @@ def test_a_backward_pass_that_would_lose_the_gradient_of_a_statistic_is_refused(
 
 @pytest.mark.parametrize("ask", [make_problem, problem_for], ids=["make_problem", "problem_for"])
 def test_a_backward_pass_without_an_output_is_refused_with_file_line_and_hint(ask: Any) -> None:
-    with pytest.raises(SpecError, match=r"(?s)row_sum.toml:6: .*needs an elem output.*total.*hint: .*role output"):
+    with pytest.raises(SpecError, match=r"(?s)row_sum.toml:6: .*needs an output.*total.*hint: .*role output"):
         ask(load("row_sum"), shape="4x8", direction="backward")
 
 

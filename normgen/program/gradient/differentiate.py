@@ -86,7 +86,7 @@ def differentiate(
     sources = tuple(s.tensor for s in program.stores if s.kind.is_elem) if cotangents is None else cotangents
     _known(sources, stored, "cotangents belong to stored tensors")
     if not sources:
-        raise ProgramError("a backward pass needs an elem output", received=program.name)
+        raise ProgramError("a backward pass needs an output", received=program.name)
     _check_saved(program, saved)
     reverse = _Reverse(program, chosen, saved, {t: stored[t] for t in sources})
     gradients = reverse.sweep()

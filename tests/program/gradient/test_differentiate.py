@@ -155,7 +155,7 @@ def test_a_rewritten_program_is_refused() -> None:
         ({"saved": ("rsdt",)}, "did you mean 'rstd'"),
         ({"saved": ("weight",)}, "row or elem values that it computes"),
         ({"cotangents": ("z",)}, "cotangents belong to stored tensors"),
-        ({"cotangents": ()}, "needs an elem output"),
+        ({"cotangents": ()}, "needs an output"),
         ({"accumulate": ("dy",)}, "only a gradient can be accumulated"),
     ],
 )
