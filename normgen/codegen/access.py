@@ -76,7 +76,9 @@ class Access:
             if kind.is_elem:
                 names[name] = f"{name}_i"
         for name, kind in kinds.items():
-            if not kind.by_col:
+            if kind.is_groups:
+                names[name] = f"{name}_g"
+            elif not kind.by_col:
                 names[name] = (state_text.get(name) or self.row_name(name)) if kind.by_row else name
         names |= {COLS.name: self.cols, ROW.name: self.valid_row, COL.name: COL.name}
         for name, kind in kinds.items():
@@ -115,10 +117,12 @@ class Access:
         is_float = self.plan.problem.tensor(tensor).dtype is F32
         return f"{tensor}[{row}]" if is_float else f"row_value(&{tensor}[{row}])"
 
-    def write_row_value(self, tensor: str, row: str, value: str, *, accumulate: bool) -> str:
-        value = f"{self.read_row_value(tensor, row)} + {value}" if accumulate else value
-        is_float = self.plan.problem.tensor(tensor).dtype is F32
-        return f"{tensor}[{row}] = {value}" if is_float else f"write_row_value(&{tensor}[{row}], {value})"
+    def write_row_value(self, tensor: str, at: str, value: str, *, accumulate: bool = False) -> str:
+        """One value of a row, at its number; of a group, at the group's number in its row."""
+        use = self.plan.problem.tensor(tensor)
+        value = f"{self.read_row_value(tensor, at)} + {value}" if accumulate else value
+        place = f"{tensor}_row[{at}]" if use.kind.is_groups else f"{tensor}[{at}]"
+        return f"{place} = {value}" if use.dtype is F32 else f"write_row_value(&{place}, {value})"
 
     def read_param(self, tensor: str, site: Site) -> str:
         if site is SHIFTED:  # such a row meets the parameters between two of their vectors
@@ -225,8 +229,8 @@ class Access:
         return Let(f"{const}{tensor.dtype.ctype}* {tensor.name}_row", start)
 
     def row_starts(self) -> list[Statement]:
-        """Row starts of the elem tensors, and how the row is cut."""
-        found: list[Statement] = [self.row_pointer(t, self.valid_row) for t in self.plan.problem.elem_tensors]
+        """Where the row starts in each tensor of rows, and how it is cut."""
+        found: list[Statement] = [self.row_pointer(t, self.valid_row) for t in self.plan.problem.pitched_tensors]
         if self.plan.cut.shifted and not self.plan.one_shift:
             found += self.shift(f"{self.first_elem.name}_row")
         return found

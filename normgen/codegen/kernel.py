@@ -66,7 +66,7 @@ class MainKernel:
         self.params = self._params()
 
     def _params(self) -> tuple[Param, ...]:
-        """Pointers in the problem's order, pitches of elem tensors, sizes, scalars."""
+        """Pointers in the problem's order, pitches of tensors of rows, sizes, scalars."""
         problem = self.plan.problem
         params = []
         for t in problem.tensors:
@@ -81,7 +81,7 @@ class MainKernel:
                     stable=t.name in problem.stable_tensors,
                 )
             )
-        for t in problem.elem_tensors:
+        for t in problem.pitched_tensors:
             params.append(Param(name=f"{t.name}_pitch", ctype="long long", source=Source.PITCH, key=t.name))
         params.append(Param(name="rows", ctype="int", source=Source.ROWS))
         if problem.any_cols:
@@ -96,7 +96,7 @@ class MainKernel:
         found: list[Statement] = []
         names, printer = self.access.names, Printer(self.access.names)
         for statement in self.plan.program.statements:
-            if not isinstance(statement, Load | Map) or statement.kind.by_col:
+            if not isinstance(statement, Load | Map) or statement.kind.within_row:
                 continue
             if isinstance(statement, Load) and stage == 0:
                 found.append(Let(f"const float {names[statement.name]}", self.row_load(statement)))
@@ -115,7 +115,7 @@ class MainKernel:
     def row_stores(self) -> list[Statement]:
         stores: list[Statement] = []
         for store in self.plan.program.stores:
-            if store.kind.by_col:
+            if store.kind.within_row:
                 continue
             value = self.access.names[store.value]
             write = Do(self.access.write_row_value(store.tensor, "row", value, accumulate=store.accumulate))
@@ -272,7 +272,7 @@ class MainKernel:
             found.append(Let("constexpr bool kEven", "kVectors % kThreadsPerRow == 0", "all threads own as many"))
             whole = "steps in which every row has a vector, and one behind it, for each thread"
             found.append(constant("kWholeSteps", "(kVectors - 2) / kThreadsPerRow", whole))
-        return [*found, *self.transport.constants(), *self.columns.constants()]
+        return [*found, *self.looks.groups.constants(), *self.transport.constants(), *self.columns.constants()]
 
     def comment(self) -> tuple[str, ...]:
         """What the kernel does, whatever its Config."""

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from normgen.codegen.access import EDGE, Access, Site
 from normgen.codegen.columns import Columns
+from normgen.codegen.groups import Groups
 from normgen.codegen.printer import Printer
 from normgen.codegen.reductions import steps_of
 from normgen.codegen.statements import Do, If, Let, Statement
@@ -29,6 +30,7 @@ class Looks:
         self.plan = access.plan
         self.transport = transport
         self.columns = columns
+        self.groups = Groups(access)
 
     def walks(self, look: int) -> list[Walk]:
         """One look at the whole row: a walk for each place where vectors wait; the last one ends with the edge."""
@@ -47,11 +49,18 @@ class Looks:
 
     def look_at(self, look: int, site: Site, place: Place) -> Walk:
         """What look `look` does at a site."""
-        loads, maps = self.plan.elementwise(self.plan.look_roots(look))
+        roots = self.plan.look_roots(look)
+        loads, maps = self.plan.elementwise(roots)
         head: list[Statement] = []
-        vectors = {load.name: self.vector_of(load, look, head, site, place) for load in loads}
-        if look == len(self.plan.looks):
-            return self.outputs(maps, head, self.element_reads(loads, vectors, site), site)
+        vectors = {load.name: self.vector_of(load, look, head, site, place) for load in self.plan.look_loads[look]}
+        is_last = look == len(self.plan.looks)
+        groups = self.groups.walk(roots, is_last=is_last)
+        if groups.before:
+            arguments = self.plan.elementwise(self.plan.group_arguments(roots))
+            groups = replace(groups, peek=(*self.elements(*arguments, vectors, site), *groups.peek))
+        if is_last:
+            found = self.outputs(maps, head, self.element_reads(loads, vectors, site), site)
+            return replace(found, head=(*found.head, *groups.before), peek=groups.peek, move=groups.move)
         group = self.plan.looks[look]
         by_vector = site is not EDGE and self.plan.cut.vector > 1
         steps = steps_of(self.access.states[look], group, self.access.names, by_vector=by_vector)
@@ -60,9 +69,9 @@ class Looks:
             roots = {n for r in group if r.monoid.vector_step for n in used_names(r)}
             peek = (*self.elements(*self.plan.elementwise(roots), vectors, site), *steps.peek)
         return Walk(
-            head=(*head, *steps.before),
-            peek=peek,
-            move=steps.move,
+            head=(*head, *steps.before, *groups.before),
+            peek=(*groups.peek, *peek),
+            move=(*groups.move, *steps.move),
             elem=(*self.elements(loads, maps, vectors, site), *steps.elem),
         )
 

@@ -23,6 +23,8 @@ from normgen.program.functions import (
     both,
     cast,
     clamp,
+    constant,
+    divide,
     either,
     name_of,
     negation,
@@ -93,6 +95,10 @@ class Printer:
             return f"static_cast<float>(({argument} > 0.0f) - ({argument} < 0.0f))", ATOM
         if isinstance(expr, cast):
             return f"rounded<{expr.dtype.ctype}>({self.text(expr.args[0])})", ATOM
+        if isinstance(expr, constant):
+            return self._print(expr.args[0])
+        if isinstance(expr, divide):
+            return f"__fdiv_rn({self.text(expr.args[0])}, {self.text(expr.args[1])})", ATOM
         if isinstance(expr, clamp):
             x, low, high = map(self.text, expr.args)
             return f"minimum(maximum({x}, {low}), {high})", ATOM
@@ -235,7 +241,7 @@ class FormulaPrinter(Printer):
             return f"where({', '.join(texts)})", ATOM
         if isinstance(expr, cast):
             return f"cast({self.text(expr.args[0])}, {expr.dtype})", ATOM
-        if isinstance(expr, sp.sign | clamp):
+        if isinstance(expr, sp.sign | clamp | divide):
             return f"{name_of(expr)}({', '.join(map(self.text, expr.args))})", ATOM
         return (self.condition(expr), CHOICE) if isinstance(expr, Condition) else super()._print(expr)
 

@@ -131,6 +131,11 @@ def steps_of(state: State, reduces: tuple[Reduce, ...], names: Mapping[str, str]
     return Steps(before=tuple(before), peek=tuple(peek), move=tuple(move), elem=tuple(elem))
 
 
+def single_step(reduce: Reduce, variable: str, names: Mapping[str, str]) -> list[Statement]:
+    """One more element enters the variable of a monoid of one component."""
+    return _step(reduce, reduce.monoid.step, {symbol(reduce.monoid.state[0]): variable}, names, "")
+
+
 def _step(
     reduce: Reduce, recipe: Recipe, own: Mapping[sp.Symbol, str], names: Mapping[str, str], prefix: str
 ) -> list[Statement]:

@@ -47,7 +47,7 @@ class Walk:
 
     def statements(self, access: Access) -> list[Statement]:
         """The loop, and behind it the edge."""
-        if not (self.head or self.elem or self.tail):
+        if not (self.head or self.elem or self.tail or self.move):
             return []
         inner = self.inner
         if access.plan.cut.shifted:

@@ -95,7 +95,7 @@ def host_part(group: Group, tuned: Sequence[Compiled], general: Sequence[Compile
     """
     problem, compiled = group.problem, (*tuned, *general)
     tensors = tuple(mark(t.name) for t in problem.tensors)
-    pitches = tuple(f"{mark(t.name)}_pitch" for t in problem.elem_tensors)
+    pitches = tuple(f"{mark(t.name)}_pitch" for t in problem.pitched_tensors)
     scalars = [mark(p.key) for p in general[0].main.params if p.source is Source.SCALAR]
     workspace = any(p.source is Source.WORKSPACE for c in compiled for k in c.parts.kernels for p in k.params)
     launches_empty = any(c.main.launch.min_blocks for c in general)

@@ -205,9 +205,10 @@ class GpuBench:
         offset = self._layout.offsets[tensor.name]
         if not tensor.kind.by_row:
             return self._sets[number].read((cols,), tensor.dtype, offset=offset)
-        width = pitch if tensor.kind.is_elem else 1
+        groups = cols // tensor.group if tensor.group else 0
+        width = pitch if tensor.kind.is_elem else groups or 1
         found = self._sets[number].read((stop - start, width), tensor.dtype, offset=offset + start * width * size)
-        return found[:, :cols] if tensor.kind.is_elem else found[:, 0]
+        return found[:, :cols] if tensor.kind.is_elem else found if groups else found[:, 0]
 
     def close(self) -> None:
         """Free everything this bench holds on the device, without waiting for the garbage collector."""

@@ -104,7 +104,7 @@ def consumed(problem: Problem) -> list[TensorUse]:
 def extent(tensor: TensorUse, problem: Problem) -> int:
     """Bytes from a tensor's first element to the end of its last row, pitch included."""
     width = problem.pitch if tensor.kind.is_elem else problem.cols
-    return math.prod(tensor.kind.shape(problem.rows, width)) * tensor.dtype.bytes
+    return math.prod(tensor.shape(problem.rows, width)) * tensor.dtype.bytes
 
 
 def layout(problem: Problem, place: Place) -> Layout:

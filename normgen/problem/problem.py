@@ -26,6 +26,11 @@ class TensorUse:
     is_written: bool
     of: str = ""
     nullable: bool = False  # a written row statistic the caller may pass as null
+    group: int = 0  # columns of a group, of a tensor with a value for each
+
+    def shape(self, rows: int, cols: int) -> tuple[int, ...]:
+        """elem [rows, cols], groups [rows, cols / group], row [rows], col [cols], scalar []."""
+        return self.kind.shape(rows, cols, self.group)
 
     @property
     def is_parameter(self) -> bool:
@@ -79,6 +84,11 @@ class Problem:
     @cached_property
     def elem_tensors(self) -> tuple[TensorUse, ...]:
         return tuple(t for t in self.tensors if t.kind.is_elem)
+
+    @cached_property
+    def pitched_tensors(self) -> tuple[TensorUse, ...]:
+        """Tensors of rows: each has a pitch."""
+        return tuple(t for t in self.tensors if t.kind.is_elem or t.kind.is_groups)
 
     @cached_property
     def row_input_bytes(self) -> int:
@@ -158,7 +168,7 @@ class Problem:
     @property
     def compulsory_bytes(self) -> int:
         """Bytes that must move: every elem, row and col tensor once."""
-        return sum(math.prod(t.kind.shape(self.rows, self.cols)) * t.dtype.bytes for t in self.tensors)
+        return sum(math.prod(t.shape(self.rows, self.cols)) * t.dtype.bytes for t in self.tensors)
 
     @property
     def name(self) -> str:
@@ -251,7 +261,15 @@ def make_problem(
     is_forward = direction == Direction.FORWARD
     if not is_forward:
         check_flow(spec, without)
-    tensors = _forward_tensors(here, stored) if is_forward else _backward_tensors(spec, here, stored, reads, gradients)
+    tensors = (
+        _forward_tensors(here, stored, spec.group)
+        if is_forward
+        else _backward_tensors(spec, here, stored, reads, gradients)
+    )
+    if spec.group and cols % spec.group:
+        raise UsageError(
+            f"spec '{spec.name}' has groups of {spec.group} columns, which cols holds whole", received=f"{cols}"
+        )
     _check_layout(tensors, cols, pitch, align)
     return Problem(
         spec=spec,
@@ -337,7 +355,9 @@ def _followed_dtypes(spec: Spec, first: DType, given: Mapping[str, DType]) -> di
     return {tensor.name: of(tensor) for tensor in spec.tensors}
 
 
-def _uses(tensors: Iterable[Tensor], stored: Mapping[str, DType], *, is_written: bool) -> tuple[TensorUse, ...]:
+def _uses(
+    tensors: Iterable[Tensor], stored: Mapping[str, DType], *, is_written: bool, group: int = 0
+) -> tuple[TensorUse, ...]:
     return tuple(
         TensorUse(
             name=t.name,
@@ -345,6 +365,7 @@ def _uses(tensors: Iterable[Tensor], stored: Mapping[str, DType], *, is_written:
             dtype=stored[t.name],
             is_written=is_written,
             nullable=is_written and t.optional and t.role is Role.STATISTIC,
+            group=group if t.kind.is_groups else 0,
         )
         for t in tensors
     )
@@ -356,10 +377,10 @@ def _by_role(tensors: Iterable[Tensor], *roles: Role) -> list[Tensor]:
     return [t for role in roles for t in listed if t.role is role]
 
 
-def _forward_tensors(here: list[Tensor], stored: Mapping[str, DType]) -> tuple[TensorUse, ...]:
-    written = _by_role(here, *OUTPUTS, Role.STATISTIC)
+def _forward_tensors(here: list[Tensor], stored: Mapping[str, DType], group: int) -> tuple[TensorUse, ...]:
+    written = _by_role(here, *OUTPUTS, Role.STATISTIC, Role.GROUP_STATISTIC)
     read = _by_role(here, *READ)
-    return (*_uses(written, stored, is_written=True), *_uses(read, stored, is_written=False))
+    return (*_uses(written, stored, is_written=True, group=group), *_uses(read, stored, is_written=False))
 
 
 def _backward_tensors(

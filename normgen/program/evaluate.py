@@ -74,6 +74,7 @@ class _Run:
         self.inputs = inputs
         self.dtype = dtype
         self.rows, self.cols = _size(program, inputs)
+        self.group = next((r.group for r in program.reduces if r.group), 0)
         lowest = np.finfo(np.float32).min
         self.values: dict[sp.Symbol, Array] = {COLS: np.asarray(self.cols, dtype), LOWEST: np.asarray(lowest, dtype)}
         self.values[ROW] = np.arange(self.rows, dtype=dtype)[:, None]
@@ -94,13 +95,18 @@ class _Run:
 
     def full(self, value: Array, kind: Kind) -> Array:
         """The value at its tensor's shape: elem [rows, cols], row [rows], col [cols]."""
-        return np.broadcast_to(value, self.shape(kind)).copy().reshape(kind.shape(self.rows, self.cols))
+        found = np.broadcast_to(value, self.shape(kind)).copy()
+        return found[:, :: self.group] if kind.is_groups else found.reshape(kind.shape(self.rows, self.cols))
 
     def reduce(self, statement: Reduce) -> None:
         args = [evaluate_expr(arg, self.values) for arg in statement.args]
         elems = [np.broadcast_to(arg, (self.rows, self.cols)) for arg in args]
-        axis = 1 if statement.kind.by_row else 0
-        results = reduce_axis(statement.monoid, elems, axis)
+        if statement.group:
+            grouped = [e.reshape(self.rows * self.cols // statement.group, statement.group) for e in elems]
+            (found,) = reduce_axis(statement.monoid, grouped, 1)
+            self.values[symbol(statement.names[0])] = np.broadcast_to(found, grouped[0].shape).reshape(elems[0].shape)
+            return
+        results = reduce_axis(statement.monoid, elems, 1 if statement.kind.by_row else 0)
         if guard := statement.guard:
             is_spared = evaluate_expr(guard.margin, self.values) >= 0
             instead = (evaluate_expr(value, self.values) for value in guard.instead)

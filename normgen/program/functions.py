@@ -90,6 +90,14 @@ class clamp(Opaque):
     """minimum(maximum(x, low), high)"""
 
 
+class divide(Opaque):
+    """a / b by one division."""
+
+
+class constant(Opaque):
+    """x, without a gradient."""
+
+
 class floor(Opaque):
     """The largest whole number that is not above x."""
 
@@ -213,6 +221,8 @@ MEANINGS: dict[str, Meaning] = {
     "minimum": Meaning(sp.Min, "", np.minimum),
     "maximum": Meaning(sp.Max, "", np.maximum),
     "%": Meaning(remainder, "", np.fmod),
+    "divide": Meaning(divide, "", np.divide),
+    "constant": Meaning(constant, "", np.asarray),
     "clamp": Meaning(clamp, "", lambda x, low, high: np.minimum(np.maximum(x, low), high)),
     "where": Meaning(where, "", _where),
     "<": Meaning(less, "", _condition(np.less)),

@@ -3,14 +3,15 @@
     load   x : elem                              stored dtype -> float32
     load   x_middle : row = x[middle]            one element of each row (of x: elem; of a col: the same in all rows)
     reduce x_sum : row = sum(x)                  over a monoid; row: elem -> row, col: elem -> col
+    reduce top : groups = max_128(x)             the same over groups of 128 columns
     reduce s : row = sum(x) unless 0 <= m, then v  rows whose m says so keep the row value v; the others are reduced
     map    y : elem = (x - mean) * rstd          any sympy expression over earlier values
     store  y                                     float32 -> stored dtype
 
-A value's kind is the join of what it reads: scalar < row, col < elem. `cols` (the symbol COLS), the scalars and the
-indices of row and column (`functions.ROW`, `functions.COL`) may appear in every expression. sympy's Max and Min mean
-IEEE 754-2019 maximum and minimum: NaN if an argument is NaN (the clamp of a variance must not hide a NaN row).
-Symbols are `symbol(name)`; a name is defined once.
+A value's kind is the join of what it reads: scalar < row < groups < elem, scalar < col < elem. `cols` (the symbol
+COLS), the scalars and the indices of row and column (`functions.ROW`, `functions.COL`) may appear in every expression.
+sympy's Max and Min mean IEEE 754-2019 maximum and minimum: NaN if an argument is NaN (the clamp of a variance must not
+hide a NaN row). Symbols are `symbol(name)`; a name is defined once.
 """
 
 from __future__ import annotations
@@ -77,10 +78,11 @@ class Reduce:
     """One monoid over elem arguments. `names` has one value per state component of the monoid."""
 
     names: tuple[str, ...]
-    kind: Kind  # ROW: over the columns of a row; COL: over all rows
+    kind: Kind  # ROW: over the columns of a row; GROUPS: over groups of them; COL: over all rows
     monoid: Monoid
     args: tuple[sp.Expr, ...]
     guard: Guard | None = None
+    group: int = 0  # columns of a group
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ class RowProgram:
 
     @property
     def col_reduces(self) -> tuple[Reduce, ...]:
-        return tuple(r for r in self.reduces if not is_row_reduce(r))
+        return tuple(r for r in self.reduces if not r.kind.by_row)
 
     @property
     def col_terms(self) -> tuple[tuple[Store, sp.Expr], ...]:
@@ -203,15 +205,15 @@ def stage_of(program: RowProgram) -> dict[str, int]:
 
 
 def is_row_reduce(statement: Statement) -> bool:
-    """Whether it reduces the columns of each row; a reduction that does not sums over the rows."""
-    return isinstance(statement, Reduce) and statement.kind.by_row
+    """Whether it reduces the columns of each row."""
+    return isinstance(statement, Reduce) and statement.kind.is_row
 
 
 def looks(program: RowProgram) -> int:
     """How often the row must be looked at: its stages, plus one if elem or col results need them."""
     stages = stage_of(program)
     row_stages = max((stages[n] for r in program.row_reduces for n in r.names), default=0)
-    needs_final = any(s.kind.is_elem for s in program.stores) or bool(program.col_terms)
+    needs_final = any(s.kind.within_row and s.kind.by_row for s in program.stores) or bool(program.col_terms)
     return row_stages + (1 if needs_final else 0)
 
 
@@ -243,9 +245,13 @@ def check(program: RowProgram) -> RowProgram:
 
 def _broken_rules(statement: Statement, read: Kind) -> Iterator[str]:
     match statement:
-        case Reduce(names=names, kind=kind, monoid=monoid, args=args):
-            if kind.by_row is kind.by_col:
-                yield "a reduction gives a row or a col value"
+        case Reduce(names=names, kind=kind, monoid=monoid, args=args, group=group):
+            if kind not in (Kind.ROW, Kind.COL, Kind.GROUPS):
+                yield "a reduction gives a row, a col or a groups value"
+            if kind.is_groups is not bool(group):
+                yield "a reduction over groups knows their columns"
+            if kind.is_groups and len(names) > 1:
+                yield "groups are reduced by monoids of one component"
             if len(names) != len(monoid.state) or len(args) != len(monoid.args):
                 wants = f"{len(monoid.args)} argument(s) and gives {len(monoid.state)} value(s)"
                 yield f"monoid '{monoid.name}' takes {wants}"
@@ -272,7 +278,7 @@ def _broken_guard(statement: Statement, kinds: Mapping[str, Kind]) -> Iterator[s
     guard = statement.guard
     if len(guard.instead) != len(statement.names):
         yield "a guard has a value for each that is reduced"
-    if not statement.kind.by_row or any(kind_of(e, kinds).by_col for e in (guard.margin, *guard.instead)):
+    if not statement.kind.is_row or any(kind_of(e, kinds).by_col for e in (guard.margin, *guard.instead)):
         yield "a guard is made of row values, and spares rows"
 
 
@@ -280,8 +286,8 @@ def show_statement(statement: Statement) -> str:
     match statement:
         case Load(name=name, kind=kind, of=of, column=column):
             return f"  load   {name} : {kind}" + (f" = {of}[{column}]" if of else "")
-        case Reduce(names=names, kind=kind, monoid=monoid, args=args, guard=guard):
-            suffix = "" if kind.by_row else "_rows"
+        case Reduce(names=names, kind=kind, monoid=monoid, args=args, guard=guard, group=group):
+            suffix = f"_{group}" if group else "" if kind.by_row else "_rows"
             listed = ", ".join(map(show_expr, args))
             spared = f" unless 0 <= {show_expr(guard.margin)}, then " if guard else ""
             spared += ", ".join(map(show_expr, guard.instead)) if guard else ""

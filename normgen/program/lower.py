@@ -23,7 +23,7 @@ from normgen.program.functions import COL, INFINITY, MEANINGS, ROW, Opaque, Stor
 from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Statement, Store, check, kind_of
 from normgen.program.monoid import MONOIDS, SUM, Monoid, symbol
 from normgen.program.ordered import is_product, opened, product, quotient, settled
-from normgen.spec.formula import Binary, Call, Cast, Expression, Name, Number, Power, names_in, parse_formula
+from normgen.spec.formula import Binary, Call, Cast, Expression, Name, Number, Power, group_of, names_in, parse_formula
 from normgen.spec.functions import INFINITY as INFINITY_NAME
 from normgen.spec.functions import REDUCTIONS
 from normgen.spec.spec import Formula, Kind, Spec, Tensor
@@ -142,7 +142,8 @@ class _Lowering:
         self.values[name] = self.named(name, tree)
         self.open.pop()
 
-    def error(self, formula: str, rule: str) -> SpecError:
+    def error(self, formula: str, rule: str, *, at: str | None = None) -> SpecError:
+        formula = at or formula
         found = self.formulas[formula]
         return SpecError(
             f"{rule} in the formula of '{formula}'", file=self.spec.file, line=found.line, received=found.text
@@ -247,23 +248,23 @@ class _Lowering:
 
     def reduction(self, owner: str, call: Call, wish: str | None = None) -> sp.Expr:
         """The symbol of a row reduction's result (for `mean`: over cols); equal reductions are one."""
-        arg, monoid = settled(self.expr(owner, call.args[0])), _MONOIDS[call.function]
+        arg, monoid, group = settled(self.expr(owner, call.args[0])), _MONOIDS[call.function], group_of(call)
         kind = self.kind_of(arg)
         if kind.by_col and not kind.by_row:
             raise self.error(owner, f"{call.function} reduces a row, so it reads a row input")
         if not kind.by_col:
-            return self.of_constant(owner, call.function, arg)
-        key = (monoid.name, arg)
+            return self.of_constant(owner, call.function, arg, count=sp.Integer(group) if group else COLS)
+        key = (f"{monoid.name} {group}", arg)
         if key not in self.shared:
-            self.shared[key] = self.reduce(self.reduction_name(owner, arg, monoid, wish), monoid, arg)
+            self.shared[key] = self.reduce(self.reduction_name(owner, arg, monoid, wish), monoid, arg, group)
         total = self.shared[key]
-        return quotient(total, COLS) if call.function == "mean" else total
+        return quotient(total, sp.Integer(group) if group else COLS) if call.function == "mean" else total
 
-    def of_constant(self, owner: str, function: str, value: sp.Expr) -> sp.Expr:
-        """The reduction of a value that is the same in every column."""
+    def of_constant(self, owner: str, function: str, value: sp.Expr, *, count: sp.Expr) -> sp.Expr:
+        """The reduction of a value that is the same in each of `count` columns."""
         match function:
             case "sum":
-                return self.product(owner, "*", COLS, value)
+                return self.product(owner, "*", count, value)
             case "absmax":
                 return self.function(owner, "abs", [value])
         return value
@@ -275,10 +276,19 @@ class _Lowering:
             return self.fresh(f"{arg.base.name}_squares")
         return self.fresh(f"{arg.name if arg.is_Symbol else owner}_{monoid.name}")
 
-    def reduce(self, name: str, monoid: Monoid, arg: sp.Expr) -> sp.Expr:
-        self.kinds[name] = Kind.ROW
-        self.statements.append(Reduce((name,), Kind.ROW, monoid, (arg,)))
+    def reduce(self, name: str, monoid: Monoid, arg: sp.Expr, group: int) -> sp.Expr:
+        kind = Kind.GROUPS if group else Kind.ROW
+        if group and self.reads_groups(arg):
+            raise self.error(name, "reductions over groups do not nest", at=self.open[-1])
+        self.kinds[name] = kind
+        self.statements.append(Reduce((name,), kind, monoid, (arg,), group=group))
         return symbol(name)
+
+    def reads_groups(self, expr: sp.Expr) -> bool:
+        """Whether a value of groups is in what makes up the expression, short of row reductions."""
+        maps = {s.name: s.expr for s in self.statements if isinstance(s, Map)}
+        names = [s.name for s in expr.free_symbols if s != COLS]
+        return any(self.kinds[n].is_groups or (n in maps and self.reads_groups(maps[n])) for n in names)
 
 
 def _is_float32(number: sp.Expr) -> bool:

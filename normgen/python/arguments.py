@@ -72,7 +72,7 @@ class Expectation:
     def reach(self, placed: Placed) -> Reach:
         """The bytes of an array that fits."""
         size, kind = self.tensor.dtype.bytes, self.tensor.kind
-        if kind.is_elem:
+        if kind.is_elem or kind.is_groups:
             return Reach(rows=placed.rows or 0, pitch=placed.pitch * size, width=self.cols * size)
         width = (self.cols if kind.by_col else placed.rows or 0) * size
         return Reach(rows=1 if width else 0, pitch=width, width=width)
@@ -80,7 +80,7 @@ class Expectation:
     def place(self, view: ArrayView, *, device: int) -> Placed:
         """Check one array. Raises UsageError with what was expected and what came."""
         self._check_kind(view, device)
-        if self.tensor.kind.is_elem:
+        if self.tensor.kind.is_elem or self.tensor.kind.is_groups:
             return self._place_elem(view)
         if self.tensor.kind.by_row:
             rows = math.prod(view.shape)
@@ -164,8 +164,8 @@ def expectations(problem: Problem, schedule: Schedule, module: Module) -> dict[s
     return {
         tensor.name: Expectation(
             tensor=tensor,
-            cols=problem.cols,
-            pitch=problem.pitch,
+            cols=problem.cols // tensor.group if tensor.group else problem.cols,
+            pitch=problem.cols // tensor.group if tensor.group else problem.pitch,
             alignment=tensor_alignment(problem, schedule, tensor),
             fixed_pitch=None if tensor.name in with_pitch else problem.pitch,
         )

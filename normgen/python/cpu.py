@@ -143,8 +143,7 @@ class BoundProgram:
         """The caller's memory as the executor takes it: [rows, cols], [rows] or [cols]."""
         if not pointer:  # not given, or of no rows
             return None
-        sizes = ((self._rows, tensor.kind.by_row), (self._cols, tensor.kind.by_col))
-        return _over(pointer, tuple(size for size, varies in sizes if varies), pitch, tensor.dtype.numpy)
+        return _over(pointer, tensor.shape(self._rows, self._cols), pitch, tensor.dtype.numpy)
 
 
 def _bytes(size: int) -> np.ndarray[Any, Any]:

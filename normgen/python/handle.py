@@ -205,8 +205,8 @@ class Kernel:
         shape = next((views[t.name].shape for t in self._reads if t.kind.is_elem), ())
 
         def size_of(tensor: TensorUse) -> tuple[int, ...]:
-            leading = shape[:-1] if tensor.kind.by_row else ()
-            return (*leading, self.problem.cols) if tensor.kind.by_col else leading
+            own = tensor.shape(1, self.problem.cols)[1:] if tensor.kind.by_row else tensor.shape(1, self.problem.cols)
+            return (*shape[:-1], *own) if tensor.kind.by_row else own
 
         return [(t.name, self._executor.new_like(first, size_of(t), t.dtype)) for t in self._writes]
 

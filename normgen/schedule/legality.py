@@ -21,10 +21,12 @@ from normgen.schedule.knobs import (
     Load,
     Params,
     ReduceWith,
+    Softmax,
     Statistics,
     Variance,
 )
 from normgen.schedule.plan import (
+    WARP,
     has_row_barriers,
     held_bytes_per_thread,
     held_register_limit,
@@ -96,6 +98,24 @@ def _edges(problem: Problem, s: Schedule, _: Device) -> str | None:
             return "a peeled head aligns to at most 16 bytes"
         if s.persistent and s.row_blocks > 1:
             return "clusters that fit the device are not a multiple of the vector: rows would shift from trip to trip"
+    return None
+
+
+def _groups(problem: Problem, s: Schedule, _: Device) -> str | None:
+    group = problem.spec.group
+    if not group:
+        return None
+    lanes = group // s.vector
+    if group % s.vector:
+        return f"a group of {group} columns is whole vectors: vector divides it"
+    if lanes & (lanes - 1) or lanes > WARP:
+        return f"the lanes of a warp own a group: its {group} columns are 1, 2, 4 ... 32 vectors"
+    if lanes > s.threads_per_row:
+        return f"a group of {group} columns is owned by {lanes} threads of its row"
+    if s.edges is not Edges.EXACT:
+        return "groups of columns are whole vectors: edges = exact"
+    if s.softmax is Softmax.ONLINE:
+        return "groups and an online softmax both look at a vector ahead of its elements"
     return None
 
 
@@ -354,7 +374,7 @@ def hints(_: Problem, s: Schedule, device: Device) -> str | None:
 
 
 # Rules about how a row is cut: a cut that breaks one of these rules breaks it wherever the row waits.
-CUT: tuple[Rule, ...] = (_block_size, _vector_width, _idle_threads, _edges)
+CUT: tuple[Rule, ...] = (_block_size, _vector_width, _idle_threads, _edges, _groups)
 STRUCTURAL: tuple[Rule, ...] = (
     *CUT,
     _any_cols,

@@ -20,6 +20,7 @@ from normgen.program.ir import (
     Reduce,
     RowProgram,
     Store,
+    defined_names,
     names_of,
     stage_of,
     used_exprs,
@@ -241,8 +242,29 @@ class Plan:
     def elem_stores(self) -> tuple[Store, ...]:
         return tuple(s for s in self.program.stores if s.kind.is_elem)
 
+    @cached_property
+    def group_stores(self) -> tuple[Store, ...]:
+        return tuple(s for s in self.program.stores if s.kind.is_groups)
+
+    def grouped(self, roots: set[str]) -> list[Reduce | Map]:
+        """The reductions over groups, and the maps of their values, that a loop must run to have `roots`."""
+        found = set(roots)
+        wanted: list[Reduce | Map] = []
+        for statement in reversed(self.program.statements):
+            is_in_loop = isinstance(statement, Map) and statement.kind.within_row
+            is_in_loop |= isinstance(statement, Reduce) and statement.kind.is_groups
+            if isinstance(statement, Map | Reduce) and is_in_loop and found.intersection(defined_names(statement)):
+                found |= used_names(statement)
+                if statement.kind.is_groups:
+                    wanted.insert(0, statement)
+        return wanted
+
+    def group_arguments(self, roots: set[str]) -> set[str]:
+        """The values that those reductions read of each element."""
+        return {name for r in self.grouped(roots) if isinstance(r, Reduce) for name in used_names(r)}
+
     def elementwise(self, roots: set[str]) -> tuple[list[Load], list[Map]]:
-        """The loads and elem-level maps a loop must run to have `roots`, in program order."""
+        """The loads and elem-level maps a loop must run to have `roots`, in program order, given its groups' values."""
         found = set(roots)
         maps: list[Map] = []
         for statement in reversed(self.program.statements):
@@ -257,12 +279,13 @@ class Plan:
         """Names the loop of look `look` (0-based; the last one writes) starts from."""
         if look < len(self.looks):
             return {n for r in self.looks[look] for n in used_names(r)}
-        roots = {s.value for s in self.elem_stores}
+        roots = {s.value for s in (*self.elem_stores, *self.group_stores)}
         return roots.union(*(names_of(term) for _, term in self.program.col_terms))
 
     @cached_property
     def look_loads(self) -> list[list[Load]]:
-        return [self.elementwise(self.look_roots(i))[0] for i in range(len(self.looks) + 1)]
+        every = map(self.look_roots, range(len(self.looks) + 1))
+        return [self.elementwise(roots | self.group_arguments(roots))[0] for roots in every]
 
     @cached_property
     def held(self) -> tuple[Load, ...]:
@@ -283,7 +306,7 @@ class Plan:
     @cached_property
     def fetched_rows(self) -> tuple[Load, ...]:
         """Row values that are read with their row."""
-        return tuple(ld for ld in self.program.loads if not ld.kind.by_col and not ld.of)
+        return tuple(ld for ld in self.program.loads if not ld.kind.within_row and not ld.of)
 
     # ---- the row among threads ---------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from normgen.spec.formula import (
     Name,
     children,
     depth_of,
+    group_of,
     names_in,
     nodes,
     parse_formula,
@@ -28,6 +29,7 @@ def check_spec(spec: Spec, *, scalar_lines: Mapping[str, int]) -> None:
     trees = parse_all(spec)
     _check_names(spec, trees)
     _check_casts(spec, trees)
+    _check_groups(spec)
     order = sorted_formulas(spec, trees)
     _check_all_used(spec, trees, scalar_lines)
     _check_depth(spec, trees, order)
@@ -91,6 +93,26 @@ def _check_names(spec: Spec, trees: Mapping[str, Expression]) -> None:
         if tensor.name not in defined:
             rule = f"{tensor.role.value} '{tensor.name}' has no formula"
             raise SpecError(rule, file=spec.file, line=tensor.line, hint=f"add {tensor.name} = ... under [formulas]")
+
+
+def group_size(spec: Spec) -> int:
+    """The columns of the groups that the spec's formulas reduce; 0 if none does. SpecError where they differ."""
+    sizes: dict[int, Formula] = {}
+    for _, formula in _all_formulas(spec):
+        tree = parse_formula(formula.text, file=spec.file, line=formula.line)
+        sizes.update({size: formula for node in nodes(tree) if (size := group_of(node))})
+    if len(sizes) > 1:
+        line = list(sizes.values())[-1].line
+        raise SpecError("all groups of a spec have one size", file=spec.file, line=line, received=str(sorted(sizes)))
+    return next(iter(sizes), 0)
+
+
+def _check_groups(spec: Spec) -> None:
+    for tensor in spec.tensors:
+        if tensor.kind.is_groups and not spec.group:
+            rule = f"{tensor.role} '{tensor.name}' has a value for each group of columns, and no formula has groups"
+            hint = "reduce them: absmax(y, 128)"
+            raise SpecError(rule, file=spec.file, line=tensor.line, hint=hint)
 
 
 def _check_casts(spec: Spec, trees: Mapping[str, Expression]) -> None:
@@ -178,16 +200,18 @@ def _check_kinds(spec: Spec, trees: Mapping[str, Expression], order: tuple[str, 
             kind = join([kinds[tree.name]] if isinstance(tree, Name) else [kind_of(c) for c in children(tree)])
             if not (isinstance(tree, Call) and tree.function in REDUCTIONS):
                 return kind
+            if group_of(tree):
+                kind = join([kind_of(tree.args[0]), Kind.SCALAR])
             if not (kind.by_row and kind.by_col):
                 rule = f"{tree.function} reduces a row, so it reads a row input (column {tree.column + 1})"
                 raise SpecError(rule, file=spec.file, line=formula.line, received=formula.text)
-            return kind & ~Kind.COL
+            return Kind.GROUPS if group_of(tree) else kind & ~Kind.COL
 
         kind = kind_of(trees[key])
         if key == formula.name:
             kinds[key] = kind
     for tensor in (t for t in spec.tensors if t.role.is_written and t.kind.is_row):
-        if kinds[tensor.name].by_col:
+        if kinds[tensor.name].within_row:
             rule = f"{tensor.role} '{tensor.name}' has one value per row, but its formula is {kinds[tensor.name]}"
             hint = "reduce it with sum, mean, max or absmax, or make it an output"
             raise SpecError(rule, file=spec.file, line=formulas[tensor.name].line, hint=hint)

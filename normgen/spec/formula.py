@@ -4,6 +4,7 @@ A formula is never evaluated as Python: `ast.parse` only reads it, and every nod
 refused with file, line and column.
 
     number  name  e + e  e - e  e * e  e / e  e % e  -e  e ** number  function(e[, e])  cast(e, dtype or tensor)
+    reduction(e)  reduction(e, columns of a group)
     e < e  e <= e  e > e  e >= e  e == e  e != e  e and e  e or e  not e
 
 Kernels compute it in this order: left to right, brackets first, products as written. The functions, and the names
@@ -20,12 +21,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from normgen.errors import SpecError, did_you_mean
-from normgen.spec.functions import CAST, COLS, FUNCTIONS
+from normgen.spec.functions import CAST, COLS, FUNCTIONS, REDUCTIONS
 
 LONGEST_TEXT = 2000
 DEEPEST_TREE = 100
 DEEPEST_SPEC = 128  # levels, counted through the formulas that a formula names
 LARGEST_EXPONENT = 64
+LARGEST_GROUP = 1024
 _LARGEST_NUMBER = Fraction(2) ** 127
 _DECIMAL = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE](?P<exponent>[+-]?\d+))?")
 _FLOAT32 = "a constant must fit float32"
@@ -138,6 +140,14 @@ def nodes(expression: Expression) -> Iterator[Expression]:
         yield from nodes(child)
 
 
+def group_of(expression: Expression) -> int:
+    """The columns of a group that a reduction runs over; 0 of one over whole rows, and of any other expression."""
+    match expression:
+        case Call(function=function, args=(_, Number(value=size))) if function in REDUCTIONS:
+            return int(size)
+    return 0
+
+
 def names_in(expression: Expression) -> Iterator[Name]:
     """Every name that is read, in reading order, `cols` included."""
     return (node for node in nodes(expression) if isinstance(node, Name))
@@ -244,6 +254,15 @@ class _Parser:
             self.bounded(found.value, at)
         return found
 
+    def over_groups(self, node: ast.Call, function: str, depth: int, at: int) -> Expression:
+        """max(x, 128): over groups of 128 columns."""
+        size = self.expression(node.args[1], depth + 1)
+        is_whole = isinstance(size, Number) and size.value.denominator == 1 and 2 <= size.value <= LARGEST_GROUP
+        if not is_whole:
+            where = self.offset + node.args[1].col_offset
+            raise self.error(f"the columns of a group are a whole number from 2 to {LARGEST_GROUP}", where)
+        return Call(function, (self.expression(node.args[0], depth + 1), size), at)
+
     def joined(self, name: str, parts: list[Expression], at: int) -> Expression:
         found = parts[0]
         for part in parts[1:]:
@@ -291,6 +310,8 @@ class _Parser:
             hint = _NOT_FUNCTIONS.get(function) or did_you_mean(function, FUNCTIONS)
             raise self.error(f"unknown function '{function}'", at, hint=hint)
         takes = FUNCTIONS[function].takes
+        if function in REDUCTIONS and len(node.args) == 2 and not node.keywords:
+            return self.over_groups(node, function, depth, at)
         if node.keywords or len(node.args) != takes:
             raise self.error(f"{function} takes {takes} argument{'s' if takes > 1 else ''}", at)
         return Call(function, tuple(self.expression(arg, depth + 1) for arg in node.args), at)

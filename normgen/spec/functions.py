@@ -54,6 +54,8 @@ ELEMENTWISE = _table(
     Function("round", _X, "the nearest whole number, the even one of two; its derivative is 0"),
     Function("minimum", ("a", "b"), "the smaller one; NaN if one is NaN; equal ones share the gradient"),
     Function("maximum", ("a", "b"), "the larger one; NaN if one is NaN; equal ones share the gradient"),
+    Function("divide", ("a", "b"), "a / b as one division: a kernel may compute a / b as a product with 1 / b"),
+    Function("constant", _X, "x, which the backward pass takes for a constant"),
     Function(
         "clamp",
         ("x", "low", "high"),

@@ -26,7 +26,7 @@ from normgen.spec.spec import ROW_FAMILIES, Formula, Role, Spec, Tensor
 from normgen.spec.toml_lines import KeyPath, key_lines, parse_toml, read_text
 
 _TOP_KEYS = ("name", "summary", "paper", "tensors", "scalars", "formulas", "space", "backward", "accuracy")
-_ROWS = (Role.ROW_INPUT, Role.ROW_OUTPUT)  # float32 unless they say otherwise
+_ROWS = (Role.ROW_INPUT, Role.ROW_OUTPUT, Role.GROUP_STATISTIC)  # float32 unless they say otherwise
 _BACKWARD = "backward"  # within [space]: what is searched for backward kernels
 _TENSOR_KEYS = ("role", "optional", "absent", "dtypes", "follows", "doc")
 MOST_ENTRIES = 256  # of [tensors], [scalars], [formulas]; the largest spec that ships has 8
@@ -109,6 +109,7 @@ class _Reader:
             file=self.file,
             sha256=sha256,
         )
+        spec = replace(spec, group=checks.group_size(spec))
         checks.check_spec(spec, scalar_lines={name: self.line(("scalars", name)) for name, _ in spec.scalars})
         return spec
 

@@ -13,16 +13,18 @@ from normgen.dtypes import DTYPES
 
 
 class Kind(Flag):
-    """The axes a value varies along: elem [rows, cols], row [rows], col [cols], scalar [].
+    """The axes a value varies along: elem [rows, cols], groups [rows, cols / G], row [rows], col [cols], scalar [].
 
-    Joining values unites their axes, a reduction drops one. Code asks for an axis, not for a kind's name, so that
-    one more axis is one more member here.
+    Joining values unites their axes (what varies by column varies by group as well), a reduction drops one. Code asks
+    for an axis, not for a kind's name, so that one more axis is one more member here.
     """
 
     SCALAR = 0
     ROW = auto()
     COL = auto()
+    GROUP = auto()
     ELEM = ROW | COL
+    GROUPS = ROW | GROUP
 
     @property
     def by_row(self) -> bool:
@@ -31,6 +33,16 @@ class Kind(Flag):
     @property
     def by_col(self) -> bool:
         return bool(self._value_ & Kind.COL._value_)
+
+    @property
+    def within_row(self) -> bool:
+        """Not one value for the whole row."""
+        return bool(self._value_ & (Kind.COL._value_ | Kind.GROUP._value_))
+
+    @property
+    def is_groups(self) -> bool:
+        """A value for each row and each group of G columns."""
+        return self is Kind.GROUPS
 
     @property
     def is_elem(self) -> bool:
@@ -44,14 +56,15 @@ class Kind(Flag):
 
     @property
     def axes(self) -> tuple[str, ...]:
-        return ("rows",) * self.by_row + ("cols",) * self.by_col
+        return ("rows",) * self.by_row + ("cols",) * self.by_col + ("groups",) * self.is_groups
 
-    def shape(self, rows: int, cols: int) -> tuple[int, ...]:
-        return (rows,) * self.by_row + (cols,) * self.by_col
+    def shape(self, rows: int, cols: int, group: int = 0) -> tuple[int, ...]:
+        """`group` columns make a group."""
+        return (rows,) * self.by_row + (cols,) * self.by_col + ((cols // group,) if self.is_groups else ())
 
     def broadcast_shape(self, rows: int, cols: int) -> tuple[int, int]:
-        """The shape with length 1 for an axis the value does not vary along."""
-        return rows if self.by_row else 1, cols if self.by_col else 1
+        """The shape with length 1 for an axis the value does not vary along; a group's value repeats in its columns."""
+        return rows if self.by_row else 1, cols if self.within_row else 1
 
     def __str__(self) -> str:
         return str(self.name).lower()
@@ -59,7 +72,8 @@ class Kind(Flag):
 
 def join(kinds: Iterable[Kind]) -> Kind:
     """The kind of an expression over values of these kinds: row with col gives elem."""
-    return reduce(or_, kinds, Kind.SCALAR)
+    found = reduce(or_, kinds, Kind.SCALAR)
+    return found & ~Kind.GROUP if found.by_col else found
 
 
 class Role(StrEnum):
@@ -70,16 +84,19 @@ class Role(StrEnum):
     ROW_INPUT = "row_input"  # row, read: a scale, a mean that another kernel found
     STATISTIC = "statistic"  # row, written, always f32; it has no gradient (see Spec.saved)
     OUTPUT = "output"  # elem, written
+    GROUP_STATISTIC = "group_statistic"  # groups, written: the scales of a quantised output; it has no gradient
     ROW_OUTPUT = "row_output"  # row, written; unlike a statistic it has a gradient: a loss, a log-sum-exp
 
     @property
     def kind(self) -> Kind:
         by_row = (Role.ROW_INPUT, Role.STATISTIC, Role.ROW_OUTPUT)
+        if self is Role.GROUP_STATISTIC:
+            return Kind.GROUPS
         return Kind.COL if self is Role.PARAMETER else Kind.ROW if self in by_row else Kind.ELEM
 
     @property
     def is_written(self) -> bool:
-        return self in (Role.STATISTIC, *OUTPUTS)
+        return self in (Role.STATISTIC, Role.GROUP_STATISTIC, *OUTPUTS)
 
 
 OUTPUTS = (Role.OUTPUT, Role.ROW_OUTPUT)  # written, and the backward pass starts from their gradients
@@ -163,6 +180,7 @@ class Spec:
     text: str = field(default="", repr=False, compare=False)  # as its author wrote it
     accuracy_rows: tuple[str, ...] = ()  # row families the accuracy contract covers; () = all
     saved: tuple[str, ...] = ()
+    group: int = 0  # columns of a group; 0: no formula reduces groups
     file: str = ""
     sha256: str = ""
 
@@ -179,7 +197,9 @@ class Spec:
 
     @property
     def statistics(self) -> tuple[Tensor, ...]:
-        return tuple(t for t in self.tensors if t.role is Role.STATISTIC)
+        """What is written and has no gradient: values of rows, then of groups."""
+        roles = (Role.STATISTIC, Role.GROUP_STATISTIC)
+        return tuple(t for role in roles for t in self.tensors if t.role is role)
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:

@@ -249,6 +249,8 @@ class _Model:
             elif tensor.name in self.start:
                 want = want.reshape(shape) + self._start(tensor, block)
             bound = stored(found, tensor.dtype)
+            if tensor.group:  # each column has its group's value
+                want, bound = want[:, :: tensor.group], bound[:, :: tensor.group]
             want = tensor.dtype.within(want)
             yield tensor, np.broadcast_to(want.reshape(-1, want.shape[-1] if want.ndim == 2 else 1), shape), bound
 
@@ -308,7 +310,7 @@ class _Model:
         return np.asarray(taken.astype(np.float64).reshape(-1 if tensor.kind.by_row else 1, self._width(tensor)))
 
     def _width(self, tensor: TensorUse) -> int:
-        return self.problem.cols if tensor.kind.by_col else 1
+        return self.problem.cols // tensor.group if tensor.group else self.problem.cols if tensor.kind.by_col else 1
 
     def _accumulated(self, tensor: TensorUse, found: Bounded, block: NDArray[np.intp] | None) -> Bounded:
         if tensor.name not in self.start:

@@ -160,12 +160,18 @@ def _draw(problem: Problem, rng: np.random.Generator, *, one_sign: bool) -> dict
 
 @dataclass(frozen=True, kw_only=True)
 class _Branches(Float64):
-    """Float64 that also notes which branch every function that jumps or bends takes."""
+    """Float64 that also notes which branch every function that jumps or bends takes, and holds constants."""
 
     noted: list[Array] = field(default_factory=list)
+    held: list[Array] = field(default_factory=list)  # what `constant` was at the point itself
+    is_moved: bool = False
 
     def call(self, name: str, *args: Array) -> Array:
         found = super().call(name, *args)
+        if name == "constant":
+            if self.is_moved:
+                return self.held.pop(0)
+            self.held.append(found)
         if name in ("abs", "minimum", "maximum"):
             self.noted.append(np.sign(args[0] if name == "abs" else args[0] - args[1]))
         elif name in JUMPS or name == "where":
@@ -193,10 +199,11 @@ class _Forward:
         scalars = {name: np.asarray(float(np.float32(value))) for name, value in self.problem.spec.scalars}
         return {**scalars, **constants(np.arange(self.problem.rows), self.problem.cols)}
 
-    def at(self, values: Mapping[str, Array]) -> tuple[Array, list[Array]]:
-        arithmetic = _Branches(cols=self.problem.cols)
+    def at(self, values: Mapping[str, Array], held: list[Array] | None = None) -> tuple[Array, _Branches]:
+        """L around the point, and what was noted on the way; `held` are the constants at the point itself."""
+        arithmetic = _Branches(cols=self.problem.cols, held=list(held or ()), is_moved=held is not None)
         walk = Evaluation(arithmetic, self.formulas, {**values, **self.numbers()}, file=self.problem.spec.file)
-        return self._by_row(walk.value(LOSS)), arithmetic.noted
+        return self._by_row(walk.value(LOSS)), arithmetic
 
     def bounded(self) -> Evaluation[Bounded]:
         known = {name: Bounded(value) for name, value in self.base.items()}
@@ -237,14 +244,14 @@ class _Forward:
         """Slope and bound of every row by extrapolated differences, each [rows, 1]; inf where a row does not count."""
         loss = self.bounded().value(LOSS)
         error = self._by_row(FLOAT64 * (loss.error if loss.error is not None else np.zeros(1)))
-        _, branches = self.at(self.base)
+        _, here = self.at(self.base)
         slopes, noises, smooth = [], [], []
         for h in STEPS:
-            ahead, ahead_branches = self.at({**self.base, name: self.base[name] + h * direction})
-            behind, behind_branches = self.at({**self.base, name: self.base[name] - h * direction})
+            ahead, on = self.at({**self.base, name: self.base[name] + h * direction}, here.held)
+            behind, off = self.at({**self.base, name: self.base[name] - h * direction}, here.held)
             slopes.append((ahead - behind) / (2 * h))
             noises.append(error / h)
-            smooth.append(self._unbent(branches, ahead_branches) & self._unbent(branches, behind_branches))
+            smooth.append(self._unbent(here.noted, on.noted) & self._unbent(here.noted, off.noted))
         best, least = self._by_row(np.zeros(1)), self._by_row(np.full(1, np.inf))
         for at in range(len(STEPS) - 2):
             value, bound = _extrapolated(slopes[at : at + 3], noises[at : at + 3])

@@ -218,6 +218,8 @@ class Float32Error:
 
     def call(self, name: str, *args: Bounded) -> Bounded:
         value = Float64(cols=self.cols).call(name, *(a.value for a in args))
+        if name == "divide":
+            return self.divide(*args)
         if name == "clamp":
             return self.call("minimum", self.call("maximum", *args[:2]), args[2])
         if name != "sigmoid":
@@ -244,11 +246,28 @@ class Float32Error:
         error = np.where(least < F32.smallest_normal, lost, found.error)
         return unknown(Bounded(found.value, error, found.least), (most >= F32.largest) & np.isfinite(found.value))
 
-    def reduce(self, name: str, arg: Bounded) -> Bounded:
+    def reduce(self, name: str, arg: Bounded, group: int = 0) -> Bounded:
+        if group:
+            return self._over_groups(name, arg, group)
         found = self._reduce(name, arg)
         least = np.asarray(arg.least)
         least = least.sum(axis=1, keepdims=True) if least.shape[-1:] == (self.cols,) else self.cols * least
         return found.from_least({"sum": least, "mean": least / self.cols, "absmax": 0.0}.get(name, -math.inf))
+
+    def _over_groups(self, name: str, arg: Bounded, group: int) -> Bounded:
+        """A row of each group; a thread may add up all of it."""
+        shape = spread_over_row(arg.value, self.cols).shape
+
+        def rows(part: Array) -> Array:
+            return spread_over_row(part, self.cols).reshape(-1, group)
+
+        def back(part: Array) -> Array:
+            return np.repeat(part, group, axis=1).reshape(shape)
+
+        found = Float32Error(cols=group).reduce(
+            name, Bounded(rows(arg.value), None if arg.error is None else rows(arg.error))
+        )
+        return Bounded(back(found.value), None if found.error is None else back(found.error))
 
     def _reduce(self, name: str, arg: Bounded) -> Bounded:
         t = spread_over_row(arg.value, self.cols)

@@ -36,7 +36,7 @@ def _function(name: str, value: Array, args: tuple[Bounded, ...]) -> Bounded:
     if name in ("minimum", "maximum"):
         errors = [x.error for x in args if x.error is not None]
         return Bounded(value, functools.reduce(np.maximum, errors) if errors else None)
-    if name == "abs":
+    if name in ("abs", "constant"):
         return Bounded(value, arg.error)
     if name == "sign":
         return Bounded(value, None if arg.near_0 is None else np.where(arg.near_0, 2.0, 0.0))

@@ -34,8 +34,8 @@ EXTREMA: Mapping[str, tuple[Callable[[Array], Array], Callable[..., Array]]] = {
 REDUCTIONS = ("sum", "mean", *EXTREMA)  # over the row, one argument
 FUNCTIONS = {
     **dict.fromkeys(("exp", "log", "sqrt", "rsqrt", "abs", "sign", "sigmoid", "tanh", "erf", "sin", "cos"), 1),
-    **dict.fromkeys(("floor", "ceil", "round"), 1),
-    **dict.fromkeys(("minimum", "maximum"), 2),
+    **dict.fromkeys(("floor", "ceil", "round", "constant"), 1),
+    **dict.fromkeys(("minimum", "maximum", "divide"), 2),
     **dict.fromkeys(("clamp", "where"), 3),
 }
 _COMPARISONS: dict[type[ast.cmpop], str] = {
@@ -62,7 +62,7 @@ class Arithmetic(Protocol[V]):
     def call(self, name: str, *args: V) -> V: ...
     def cast(self, a: V, dtype: DType) -> V: ...
     def in_any_order(self, above: list[V], below: list[V], found: V) -> V: ...
-    def reduce(self, name: str, arg: V) -> V: ...
+    def reduce(self, name: str, arg: V, group: int = 0) -> V: ...
     def sum_rows(self, arg: V) -> V: ...
 
 
@@ -121,6 +121,8 @@ _FLOAT64: dict[str, Callable[..., Any]] = {
     "erf": erf,
     "sin": np.sin,
     "cos": np.cos,
+    "divide": np.divide,
+    "constant": np.asarray,
     "floor": np.floor,
     "ceil": np.ceil,
     "round": np.rint,
@@ -176,8 +178,12 @@ class Float64:
         """`found`, the product of the factors above over those below, however they were ordered."""
         return found
 
-    def reduce(self, name: str, arg: Array) -> Array:
+    def reduce(self, name: str, arg: Array, group: int = 0) -> Array:
+        """Over the row; over groups of its columns, each of which then has its group's value."""
         row = spread_over_row(arg, self.cols)
+        if group:
+            found = Float64(cols=group).reduce(name, row.reshape(-1, group))
+            return np.repeat(found, group, axis=1).reshape(row.shape)
         if name in EXTREMA:
             of, extremum = EXTREMA[name]
             return np.asarray(extremum(of(row), axis=-1, keepdims=True))
@@ -291,11 +297,12 @@ class Evaluation(Generic[V]):
         one = {**dict.fromkeys(REDUCTIONS, 1), "sum_rows": 1, **FUNCTIONS}
         if name not in one:
             raise self._error("unknown function in a formula", received=name, hint=did_you_mean(name, one))
-        if len(args) != one[name]:
+        if len(args) != one[name] and not (name in REDUCTIONS and len(args) == 2 and _group(args[1])):
             raise self._error(f"'{name}' takes {one[name]} argument(s)", received=str(len(args)))
         values = [self._walk(arg) for arg in args]
         if name in REDUCTIONS:
-            return self.arithmetic.reduce(name, values[0])
+            size = _group(args[1]) if len(args) == 2 else 0
+            return self.arithmetic.reduce(name, values[0], size) if size else self.arithmetic.reduce(name, values[0])
         if name == "sum_rows":
             return self.arithmetic.sum_rows(values[0])
         return self.arithmetic.call(name, *values)
@@ -309,6 +316,11 @@ class Evaluation(Generic[V]):
             case ast.BinOp(left=left, op=ast.Div(), right=right) if divisor := self._exponent(right):
                 return self._exponent(left) / divisor
         raise self._error(f"an exponent is a number up to {LARGEST_EXPONENT}", received=ast.unparse(node))
+
+
+def _group(size: ast.expr) -> int:
+    """The columns of a group; 0 for what is no size."""
+    return size.value if isinstance(size, ast.Constant) and type(size.value) is int and size.value > 0 else 0
 
 
 def parse(formula: Formula, file: str = "formula") -> ast.expr:

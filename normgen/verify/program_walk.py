@@ -72,8 +72,9 @@ class ProgramWalk(Generic[V]):
         if isinstance(statement, Map):
             return self._expr(statement.expr)
         term = self._expr(statement.args[0])
-        is_row = statement.kind.by_row
-        return self.arithmetic.reduce(statement.monoid.name, term) if is_row else self.arithmetic.sum_rows(term)
+        if not statement.kind.by_row:
+            return self.arithmetic.sum_rows(term)
+        return self.arithmetic.reduce(statement.monoid.name, term, statement.group)
 
     def _expr(self, expr: sp.Expr) -> V:
         if expr == INFINITY:

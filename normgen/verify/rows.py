@@ -235,12 +235,13 @@ class Outputs:
 def allocate(tensor: TensorUse, problem: Problem, pitch: int | None = None) -> Buffer:
     """Memory for one tensor with its own pitch or the problem's, its base an odd multiple of `align` bytes.
 
-    Shapes: elem [rows, cols] with row stride pitch, row [rows], col [cols], scalar [1].
+    Shapes: elem [rows, cols] with row stride pitch, groups [rows, cols / G], row [rows], col [cols], scalar [1].
     Raises MemoryError when there is no address space for it.
     """
     item = tensor.dtype.bytes
-    shape = tensor.kind.shape(problem.rows, problem.cols) or (1,)
-    strides = ((pitch or problem.pitch) * item, item) if tensor.kind.is_elem else (item,)
+    shape = tensor.shape(problem.rows, problem.cols) or (1,)
+    own = shape[-1] if tensor.kind.is_groups else problem.pitch
+    strides = ((pitch or own) * item, item) if len(shape) > 1 else (item,)
     extent = shape[0] * strides[0]
     align = max(problem.align, item)
     size = GUARD_BYTES + 2 * align + extent + GUARD_BYTES
@@ -313,7 +314,7 @@ def draw_tensor(tensor: TensorUse, problem: Problem, of_row: tuple[str, ...], rn
     rows, cols = problem.rows, problem.cols
     if tensor.dtype.is_integer:
         low, high = (tensor.dtype.least, tensor.dtype.largest) if tensor.dtype.bytes == 1 else (-1, cols - 1)
-        return rng.integers(int(low), int(high), tensor.kind.shape(rows, cols), endpoint=True).astype(np.float64)
+        return rng.integers(int(low), int(high), tensor.shape(rows, cols), endpoint=True).astype(np.float64)
     if tensor.kind.by_col and not tensor.kind.by_row:
         declared = next((t for t in problem.spec.tensors if t.name == tensor.name), None)
         centre = 0.0 if tensor.name == "bias" or (declared is not None and declared.absent in ("0", "0.0")) else 1.0

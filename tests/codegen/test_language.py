@@ -79,6 +79,43 @@ ROWS = (
         y = "cast(h * rsqrt(mean(h * h) + 1e-6), x) * weight"
         """),
 )
+GROUPS = (
+    parse("""
+        name = "norm_to_8_bits"
+        [tensors]
+        x = "input"
+        weight = "parameter"
+        y = { role = "output", optional = true }
+        q = { role = "output", dtypes = ["f8e4m3"] }
+        scale = "group_statistic"
+        [formulas]
+        y = "x * rsqrt(mean(x * x) + 1e-6) * weight"
+        scale = "maximum(absmax(cast(y, x), 64), 1e-4) / 448"
+        q = "clamp(divide(cast(y, x), scale), -448, 448)"
+        """),
+    parse("""
+        name = "group_quantise"
+        [tensors]
+        x = "input"
+        q = { role = "output", dtypes = ["i8"] }
+        scale = { role = "group_statistic", dtypes = ["bf16"] }
+        low = "group_statistic"
+        [formulas]
+        low = "min(x, 32)"
+        scale = "(max(x, 32) - low) / 255 + 1e-6"
+        q = "(x - low) / scale - 128"
+        """),
+    parse("""
+        name = "group_norm"
+        [tensors]
+        x = "input"
+        y = "output"
+        [formulas]
+        m = "mean(x, 16)"
+        v = "sum((x - m)**2) / cols"
+        y = "(x - m) * rsqrt(v + 1e-5) * sum(x * x, 16)"
+        """),
+)
 WITH_GRADIENT = (*SPECS[:5], *ROWS)  # a minimum that enters the result has no single gradient
 
 
@@ -86,6 +123,9 @@ def cases(direction: str) -> list[Case]:
     shapes = (("9x96", "f32"), ("11x97", "bf16"))
     specs = (*SPECS, *ROWS) if direction == "forward" else WITH_GRADIENT
     problems = [problem_for(s, shape=shape, dtype=d, direction=direction) for s in specs for shape, d in shapes]
+    if direction == "forward":
+        grouped = (("9x192", "bf16"), ("5x1024", "f32"))
+        problems += [problem_for(s, shape=shape, dtype=d) for s in GROUPS for shape, d in grouped]
     return [(problem, default_schedule(problem, target("h200"))) for problem in problems]
 
 

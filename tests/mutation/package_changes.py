@@ -81,7 +81,7 @@ CHANGES: tuple[Change, ...] = (
         "program/rewrites/hoist.py",
         ("tests/program", "tests/codegen/test_golden.py"),
         ("power.exp < 0)", "power.exp < -1)"),
-        ("if kind_of(power, kinds).is_row:", "if kind_of(power, kinds).by_row:"),
+        ("if kind in (Kind.ROW, Kind.GROUPS):", "if kind.by_row:"),
     ),
     *changes(
         "program/rewrites/approximate.py",

@@ -80,7 +80,7 @@ class TorchSide:
         """The tensor over the bench's own memory, with the problem's pitch."""
         rows, cols, pitch = problem.rows, problem.cols, problem.pitch
         is_elem = tensor.kind.is_elem
-        shape = tensor.kind.shape(rows, cols) or (1,)
+        shape = tensor.shape(rows, cols) or (1,)
         count = (rows - 1) * pitch + cols if is_elem else shape[0]
         capsule = dlpack.export(
             pointer=pointer,

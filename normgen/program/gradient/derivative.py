@@ -11,7 +11,7 @@ from __future__ import annotations
 import sympy as sp
 
 from normgen.errors import ProgramError
-from normgen.program.functions import MEANINGS, both, cast, clamp, greater, less, less_equal, name_of, where
+from normgen.program.functions import MEANINGS, both, cast, clamp, divide, greater, less, less_equal, name_of, where
 from normgen.program.gradient.monomials import UNIT, Poly, add_into, expression, factors, monomial, multiplied
 
 
@@ -89,6 +89,8 @@ def _of_function(expr: sp.Expr, of: sp.Symbol) -> Poly:
         return total
     if isinstance(expr, cast):
         return derivative(expr.args[0], of)
+    if isinstance(expr, divide):
+        return derivative(expr.args[0] / expr.args[1], of)
     if isinstance(expr, clamp):
         x, low, high = expr.args
         total = _of_branch(both(less_equal(low, x), less_equal(x, high)), x, of)

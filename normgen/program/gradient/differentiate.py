@@ -234,6 +234,11 @@ class _Reverse:
         cotangents = [self.cotangents.get(n) for n in statement.names]
         if not any(cotangents) or not self.active & set(statement.names):
             return
+        if statement.group:
+            hint = "say constant(...) around what no gradient goes through, such as a scale"
+            raise ProgramError(
+                "the gradient of a reduction over groups is not supported", received=str(statement.names[0]), hint=hint
+            )
         if statement.monoid.is_idempotent:
             raise ProgramError(
                 f"the gradient of {statement.monoid.name} is supported only where it cancels, as in softmax",

@@ -1,4 +1,6 @@
-"""Divisions by row values move out of element loops: `exp(x - max) / total` multiplies by one reciprocal per row.
+"""Divisions by values of rows and of groups move out of element loops.
+
+`exp(x - max) / total` multiplies by one reciprocal per row.
 
 One rounding more (a reciprocal and a product instead of a quotient), cols - 1 divisions less: an IEEE
 division is about ten instructions, a product one.
@@ -16,7 +18,7 @@ from normgen.spec.spec import Kind
 
 
 def hoist_row_divisions(program: RowProgram) -> RowProgram:
-    """Every negative integer power of a row value inside an elem expression becomes a row value of its own."""
+    """Every negative integer power of values of rows or groups inside an elem expression becomes a value of its own."""
     kinds = value_kinds(check(program))
     hoisted: dict[sp.Expr, sp.Symbol] = {}
     statements: list[Statement] = []
@@ -31,11 +33,12 @@ def hoist_row_divisions(program: RowProgram) -> RowProgram:
         for power in sorted({p for e in exprs for p in e.atoms(sp.Pow)} - hoisted.keys(), key=str):
             if not (power.exp.is_Integer and power.exp < 0):
                 continue
-            if kind_of(power, kinds).is_row:
+            kind = kind_of(power, kinds)
+            if kind in (Kind.ROW, Kind.GROUPS):
                 name = _fresh(f"{_label(power.base)}_inverse", kinds)
-                kinds[name] = Kind.ROW
+                kinds[name] = kind
                 hoisted[power] = symbol(name)
-                statements.append(Map(name, Kind.ROW, power))
+                statements.append(Map(name, kind, power))
         new = tuple(e.xreplace(hoisted) for e in exprs)
         statements.append(
             replace(statement, expr=new[0]) if isinstance(statement, Map) else replace(statement, args=new)

@@ -1,0 +1,69 @@
+"""Reductions over groups of neighbouring columns, within a look: a group is owned by neighbouring lanes of a warp.
+
+Per vector of a thread, in the walk that needs them: its elements enter the group's value (`peek`), the lanes of the
+group combine theirs (`move`), and the elements are computed with the result. No barrier takes part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from normgen.codegen.access import Access
+from normgen.codegen.printer import Printer
+from normgen.codegen.reductions import CONSTANTS, single_step
+from normgen.codegen.statements import Do, If, Let, Statement, constant, setting
+from normgen.program.ir import Map, Reduce
+
+_COMBINE = {"sum": "Sum", "max": "Maximum", "min": "Minimum", "absmax": "Maximum"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupWalk:
+    """What a walk does for its groups: `before` and `move` once per vector, `peek` once per element between them."""
+
+    before: tuple[Statement, ...] = ()
+    peek: tuple[Statement, ...] = ()
+    move: tuple[Statement, ...] = ()
+
+
+class Groups:
+    """The reductions over groups of one kernel."""
+
+    def __init__(self, access: Access) -> None:
+        self.access = access
+        self.plan = access.plan
+
+    def constants(self) -> list[Let]:
+        group = self.plan.problem.spec.group
+        if not group:
+            return []
+        return [
+            setting("kGroup", group, "columns"),
+            constant("kGroupVectors", "kGroup / kVector", "lanes that own one"),
+        ]
+
+    def walk(self, roots: set[str], *, is_last: bool) -> GroupWalk:
+        """For the values in `roots`; the last walk stores what is stored."""
+        names, printer = self.access.names, Printer(self.access.names)
+        before: list[Statement] = []
+        peek: list[Statement] = []
+        move: list[Statement] = []
+        for statement in self.plan.grouped(roots):
+            (name,) = (names[n] for n in (statement.names if isinstance(statement, Reduce) else (statement.name,)))
+            if isinstance(statement, Map):
+                move.append(Let(f"const float {name}", printer.text(statement.expr)))
+                continue
+            before.append(Do(f"float {name} = {Printer(CONSTANTS).text(statement.monoid.identity[0])}"))
+            peek += single_step(statement, name, names)
+            combine = _COMBINE[statement.monoid.name]
+            move.append(Do(f"{name} = reduce_group<kGroupVectors, {combine}>({name})"))
+        return GroupWalk(before=tuple(before), peek=tuple(peek), move=(*move, *(self.stores() if is_last else ())))
+
+    def stores(self) -> list[Statement]:
+        """The first lane of a group writes what is one value for it."""
+        writes = [
+            Do(self.access.write_row_value(f"{store.tensor}", "vector / kGroupVectors", self.access.names[store.value]))
+            for store in self.plan.group_stores
+        ]
+        who = "vector % kGroupVectors == 0" + (" && active" if self.plan.idle_rows else "")
+        return [If(who, tuple(writes))] if writes else []
