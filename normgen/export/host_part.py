@@ -6,7 +6,7 @@ Names of the spec are marked: the header spells them once the text of its launch
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from normgen.codegen.module import Launch, Param, Source
@@ -57,12 +57,14 @@ class HostPart:
     compiled_out: int  # of them, those that kernels take no null pointer for
     tensors: tuple[str, ...]  # arguments of the functions: the pitched one has the pitches behind the tensors
     pitches: tuple[str, ...]
+    widths: tuple[str, ...]  # elements of a row, of each tensor that has a pitch
     names: tuple[str, ...]  # behind tensors and pitches
     pitched: tuple[str, ...]  # declarations
     packed: tuple[str, ...]
     bits: tuple[str, ...]  # what the alignment depends on
     alike: tuple[str, ...]  # conditions; none when no kernel peels
     invalid: tuple[str, ...]  # sizes that are refused
+    general_align: int  # bytes that rows must be aligned to for the general kernel; 0: it takes any
     missing: tuple[str, ...]  # pointers that must not be null
     launches_empty: bool  # 0 rows still write column sums
     bit_names: str
@@ -85,7 +87,7 @@ class HostPart:
     @property
     def forwarded(self) -> tuple[str, ...]:
         """The pitched function's arguments in the packed one."""
-        return (*self.tensors, *("cols" for _ in self.pitches), *self.names)
+        return (*self.tensors, *self.widths, *self.names)
 
 
 def host_part(group: Group, tuned: Sequence[Compiled], general: Sequence[Compiled], *, ways: int) -> HostPart:
@@ -96,6 +98,7 @@ def host_part(group: Group, tuned: Sequence[Compiled], general: Sequence[Compile
     problem, compiled = group.problem, (*tuned, *general)
     tensors = tuple(mark(t.name) for t in problem.tensors)
     pitches = tuple(f"{mark(t.name)}_pitch" for t in problem.pitched_tensors)
+    widths = tuple(f"cols / {t.group}" if t.group else "cols" for t in problem.pitched_tensors)
     scalars = [mark(p.key) for p in general[0].main.params if p.source is Source.SCALAR]
     workspace = any(p.source is Source.WORKSPACE for c in compiled for k in c.parts.kernels for p in k.params)
     launches_empty = any(c.main.launch.min_blocks for c in general)
@@ -119,13 +122,15 @@ def host_part(group: Group, tuned: Sequence[Compiled], general: Sequence[Compile
         compiled_out=(1 << len(group.optional)) - 1,
         tensors=tensors,
         pitches=pitches,
+        widths=widths,
         names=names,
         pitched=(*declared, *strides, *tail, "cudaStream_t stream = nullptr"),
         packed=(*declared, *tail, "cudaStream_t stream = nullptr"),
         bits=tuple(_bits(problem)),
         alike=tuple(_alike(problem)) if ways > 1 or any(e.record.schedule.peels for e in group.entries) else (),
         ways=ways,
-        invalid=("rows < 0", "cols < 1", *(f"{pitch} < cols" for pitch in pitches)),
+        invalid=("rows < 0", "cols < 1", *_invalid(problem, pitches, widths)),
+        general_align=_general_align(problem, general),
         missing=tuple(_missing(group, launches_empty=launches_empty, workspace=workspace)),
         launches_empty=launches_empty,
         bit_names=", ".join(f"{1 << i}u {mark(n)}" for i, n in enumerate((*group.optional, *group.nullable))) or "none",
@@ -196,6 +201,20 @@ def launch_values(launch: Launch) -> str:
     while values[-1] == getattr(plain, LAUNCH[len(values) - 1]):
         values.pop()
     return ", ".join(str(value).lower() for value in values)
+
+
+def _invalid(problem: Problem, pitches: Iterable[str], widths: Iterable[str]) -> Iterator[str]:
+    if group := problem.spec.group:
+        yield f"cols % {group} != 0"
+    yield from (f"{pitch} < {width}" for pitch, width in zip(pitches, widths, strict=True))
+
+
+def _general_align(problem: Problem, general: Sequence[Compiled]) -> int:
+    """The lanes of a warp own a group of columns, so that kernels of groups have no element-wise form."""
+    if not problem.spec.group:
+        return 0
+    vector = max(c.schedule.vector for c in general)
+    return min(16, vector * max(t.dtype.bytes for t in problem.tensors if t.kind.is_elem or t.is_parameter))
 
 
 def _bits(problem: Problem) -> list[str]:

@@ -27,6 +27,7 @@ from normgen.schedule.knobs import (
 )
 from normgen.schedule.legality import refusal
 from normgen.schedule.plan import (
+    WARP,
     held_bytes_per_thread,
     held_register_limit,
     param_bytes_per_thread,
@@ -235,12 +236,15 @@ def fallback_schedules(problem: Problem) -> tuple[Schedule, ...]:
 
     A block owns a row and reads it once a look; formulas as written. The last one takes any alignment, element by
     element. The one before it, where there is one, reads vectors of 16 bytes with what is left at both ends, and asks
-    that the rows of all tensors shift alike; both are one text. Where sums of columns must be deterministic, one block
+    that the rows of all tensors shift alike; both are one text. With groups of columns there is one, whose vectors let
+    a warp own a group. Where sums of columns must be deterministic, one block
     walks all rows.
     """
     writes_columns = any(t.is_row_sum for t in problem.tensors)
     columns = Columns.ATOMIC if writes_columns else Schedule().columns
     single = Schedule(threads_per_row=256, vector=1, hold=Hold.RELOAD, columns=columns)
+    if problem.spec.group:  # the lanes of one warp own a group
+        return (replace(single, vector=max(1, problem.spec.group // WARP)),)
     sizes = {t.dtype.bytes for t in problem.elem_tensors}
     if len(sizes) > 1:
         return (single,)

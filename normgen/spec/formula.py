@@ -27,7 +27,7 @@ LONGEST_TEXT = 2000
 DEEPEST_TREE = 100
 DEEPEST_SPEC = 128  # levels, counted through the formulas that a formula names
 LARGEST_EXPONENT = 64
-LARGEST_GROUP = 1024
+LARGEST_GROUP = 128  # what the lanes of a warp own, 16 bytes each of float32
 _LARGEST_NUMBER = Fraction(2) ** 127
 _DECIMAL = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE](?P<exponent>[+-]?\d+))?")
 _FLOAT32 = "a constant must fit float32"
@@ -257,10 +257,10 @@ class _Parser:
     def over_groups(self, node: ast.Call, function: str, depth: int, at: int) -> Expression:
         """max(x, 128): over groups of 128 columns."""
         size = self.expression(node.args[1], depth + 1)
-        is_whole = isinstance(size, Number) and size.value.denominator == 1 and 2 <= size.value <= LARGEST_GROUP
-        if not is_whole:
+        sizes = [1 << power for power in range(1, LARGEST_GROUP.bit_length())]
+        if not isinstance(size, Number) or size.value not in sizes:
             where = self.offset + node.args[1].col_offset
-            raise self.error(f"the columns of a group are a whole number from 2 to {LARGEST_GROUP}", where)
+            raise self.error(f"the columns of a group are a power of two from 2 to {LARGEST_GROUP}", where)
         return Call(function, (self.expression(node.args[0], depth + 1), size), at)
 
     def joined(self, name: str, parts: list[Expression], at: int) -> Expression:

@@ -7,9 +7,12 @@ import pytest
 from normgen.codegen.module import Module
 from normgen.cuda.compiler import compile_module
 from normgen.device import target
+from normgen.errors import SpecError, UsageError
 from normgen.pipeline import emit
+from normgen.program.lower import lower
 from normgen.program.source import problem_for
-from normgen.schedule.default import default_schedule
+from normgen.schedule.default import default_schedule, fallback_schedules
+from normgen.schedule.legality import refusal
 from normgen.spec.reader import parse
 from normgen.spec.spec import Spec
 from tests.codegen.covering import Case
@@ -146,6 +149,33 @@ def test_labels_have_no_gradient_and_row_outputs_have_one() -> None:
         ("label", "row"),
     ]
     assert problem.gradients is None
+
+
+def test_the_general_kernel_of_groups_is_right_at_any_whole_groups() -> None:
+    shapes = [(spec, shape) for spec in GROUPS for shape in ("5x192", "3x1088")]
+    problems = [problem_for(spec, shape=shape, dtype="bf16", any_cols=True) for spec, shape in shapes]
+    general = [(problem, fallback_schedules(problem)[0]) for problem in problems]
+    assert all(refusal(problem, schedule, target("h200")) is None for problem, schedule in general)
+    found = list(wrong(general, CpuExecutor(), seed=0))
+    assert not found, report(found, general)
+
+
+GROUP_REFUSALS = {
+    "absmax(x, 96)": "a power of two from 2 to 128",
+    "absmax(x, 16) + absmax(x, 32)": "all groups of a spec have one size",
+    "absmax(x - mean(x, 16), 16)": "do not nest",
+}
+
+
+@pytest.mark.parametrize(("formula", "rule"), GROUP_REFUSALS.items())
+def test_groups_that_no_kernel_has_are_refused(formula: str, rule: str) -> None:
+    with pytest.raises(SpecError, match=rule):
+        lower(spec("refused", "", f'y = "x / ({formula})"'))
+
+
+def test_cols_that_are_no_whole_groups_are_refused() -> None:
+    with pytest.raises(UsageError, match="whole groups of 64"):
+        problem_for(GROUPS[0], shape="4x96")
 
 
 def modules() -> list[Module]:
