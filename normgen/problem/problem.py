@@ -267,9 +267,7 @@ def make_problem(
         else _backward_tensors(spec, here, stored, reads, gradients)
     )
     if spec.group and cols % spec.group:
-        raise UsageError(
-            f"spec '{spec.name}' has groups of {spec.group} columns, which cols holds whole", received=f"{cols}"
-        )
+        raise UsageError(f"spec '{spec.name}' needs cols that are whole groups of {spec.group}", received=f"{cols}")
     _check_layout(tensors, cols, pitch, align)
     return Problem(
         spec=spec,

@@ -12,7 +12,6 @@ from normgen.pipeline import emit
 from normgen.program.lower import lower
 from normgen.program.source import problem_for
 from normgen.schedule.default import default_schedule, fallback_schedules
-from normgen.schedule.legality import refusal
 from normgen.spec.reader import parse
 from normgen.spec.spec import Spec
 from tests.codegen.covering import Case
@@ -155,7 +154,6 @@ def test_the_general_kernel_of_groups_is_right_at_any_whole_groups() -> None:
     shapes = [(spec, shape) for spec in GROUPS for shape in ("5x192", "3x1088")]
     problems = [problem_for(spec, shape=shape, dtype="bf16", any_cols=True) for spec, shape in shapes]
     general = [(problem, fallback_schedules(problem)[0]) for problem in problems]
-    assert all(refusal(problem, schedule, target("h200")) is None for problem, schedule in general)
     found = list(wrong(general, CpuExecutor(), seed=0))
     assert not found, report(found, general)
 
