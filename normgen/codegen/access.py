@@ -16,6 +16,7 @@ from normgen.program.ir import COLS, Load
 from normgen.schedule.knobs import Load as LoadHint
 from normgen.schedule.knobs import Store as StoreHint
 from normgen.schedule.plan import Place, Plan
+from normgen.spec.spec import Kind
 
 
 def policy(hint: LoadHint | StoreHint) -> str:
@@ -80,6 +81,7 @@ class Access:
                 names[name] = f"{name}_g"
             elif not kind.by_col:
                 names[name] = (state_text.get(name) or self.row_name(name)) if kind.by_row else name
+        names |= {ld.name: f"{ld.name}_value" for ld in self.plan.program.loads if kinds[ld.name] is Kind.SCALAR}
         names |= {COLS.name: self.cols, ROW.name: self.valid_row, COL.name: COL.name}
         for name, kind in kinds.items():
             if kind.by_col and not kind.by_row:

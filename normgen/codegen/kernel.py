@@ -32,6 +32,7 @@ from normgen.program.ir import Column, Load, Map
 from normgen.schedule.knobs import Columns as Way
 from normgen.schedule.knobs import Params
 from normgen.schedule.plan import Place, Plan, is_spared
+from normgen.spec.spec import Kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +106,8 @@ class MainKernel:
         return found
 
     def row_load(self, load: Load) -> str:
+        if load.kind is Kind.SCALAR:
+            return self.access.read_row_value(load.name, "0")
         if not load.of:
             return self.transport.row_value(load)
         start = f"{load.of}_row" if self.plan.kinds[load.of].is_elem else load.of

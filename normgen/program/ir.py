@@ -266,8 +266,6 @@ def _broken_rules(statement: Statement, read: Kind) -> Iterator[str]:
             if read is not kind:
                 yield f"a store has its value's kind, here {read}"
         case Load(kind=kind):
-            if kind is Kind.SCALAR:
-                yield "scalars are not loaded; they are arguments"
             if statement.of and not kind.is_row:
                 yield "one element of a row is a row value"
 

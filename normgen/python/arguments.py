@@ -12,6 +12,7 @@ from normgen.errors import UsageError
 from normgen.problem.problem import Problem, TensorUse
 from normgen.schedule.plan import tensor_alignment
 from normgen.schedule.schedule import Schedule
+from normgen.spec.spec import Kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +75,7 @@ class Expectation:
         size, kind = self.tensor.dtype.bytes, self.tensor.kind
         if kind.is_elem or kind.is_groups:
             return Reach(rows=placed.rows or 0, pitch=placed.pitch * size, width=self.cols * size)
-        width = (self.cols if kind.by_col else placed.rows or 0) * size
+        width = (self.cols if kind.by_col else placed.rows or 0 if kind.by_row else 1) * size
         return Reach(rows=1 if width else 0, pitch=width, width=width)
 
     def place(self, view: ArrayView, *, device: int) -> Placed:
@@ -86,6 +87,10 @@ class Expectation:
             rows = math.prod(view.shape)
             self._check_contiguous(view)
             return Placed(rows=rows, pitch=1, misfit=self._misaligned(view.pointer if rows else 0, 0))
+        if self.tensor.kind is Kind.SCALAR:
+            if math.prod(view.shape) != 1:
+                raise self._wrong("shape", "one number", str(view.shape))
+            return Placed(rows=None, pitch=1, misfit=self._misaligned(view.pointer, 0))
         if view.shape != (self.cols,):
             raise self._wrong("shape", f"[cols] = ({self.cols},)", str(view.shape))
         self._check_contiguous(view)

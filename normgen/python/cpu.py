@@ -143,7 +143,7 @@ class BoundProgram:
         """The caller's memory as the executor takes it: [rows, cols], [rows] or [cols]."""
         if not pointer:  # not given, or of no rows
             return None
-        return _over(pointer, tensor.shape(self._rows, self._cols), pitch, tensor.dtype.numpy)
+        return _over(pointer, tensor.shape(self._rows, self._cols) or (1,), pitch, tensor.dtype.numpy)
 
 
 def _bytes(size: int) -> np.ndarray[Any, Any]:

@@ -30,6 +30,7 @@ from normgen.records.winners import lookup
 from normgen.schedule.default import default_schedule
 from normgen.schedule.knobs import Columns, Hold
 from normgen.schedule.legality import refusal
+from normgen.schedule.plan import WARP
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from normgen.spec.spec import Spec
@@ -366,6 +367,9 @@ def general_schedules(problem: Problem, facts: Device) -> Iterator[tuple[Problem
 
     First vectors with peeled heads (where rows of all tensors start alike), then element by element.
     """
+    if problem.spec.group:
+        yield from _whole_groups(problem, facts)
+        return
     loose = unaligned(problem)
     yield loose, default_schedule(loose, facts)
     plain = Schedule(
@@ -378,6 +382,14 @@ def general_schedules(problem: Problem, facts: Device) -> Iterator[tuple[Problem
             yield loose, schedule
             return
     raise NothingValidError("reading a row element by element must be legal", received=str(problem))
+
+
+def _whole_groups(problem: Problem, facts: Device) -> Iterator[tuple[Problem, Schedule]]:
+    """Rows as loosely aligned as kernels of groups allow: the lanes of one warp own a group by whole vectors."""
+    vector = max(1, problem.spec.group // WARP)
+    widest = max(t.dtype.bytes for t in problem.tensors if t.kind.by_col)
+    loose = replace(problem, pitch=problem.cols + vector, align=min(16, vector * widest))
+    yield loose, default_schedule(loose, facts)
 
 
 def _general(rest: Iterator[tuple[Problem, Schedule]], device: int | str) -> Kernel | None:

@@ -48,7 +48,7 @@ def alignment_of(problem: Problem, s: Schedule) -> int:
 
 def tensor_alignment(problem: Problem, s: Schedule, tensor: TensorUse) -> int:
     """The alignment of one tensor that the text was emitted for; element by element, an element's own is enough."""
-    if s.vector == 1 and s.copy is Copy.DIRECT:
+    if (s.vector == 1 and s.copy is Copy.DIRECT) or not tensor.kind.by_col:
         return tensor.dtype.bytes
     return problem.row_alignment(tensor) if tensor.kind.is_elem else problem.align
 
@@ -301,12 +301,12 @@ class Plan:
         if self.schedule.params is Params.LATE:
             return ()
         wanted = {ld.name for loads in self.look_loads for ld in loads}
-        return tuple(ld for ld in self.program.loads if not ld.kind.by_row and ld.name in wanted)
+        return tuple(ld for ld in self.program.loads if ld.kind is Kind.COL and ld.name in wanted)
 
     @cached_property
     def fetched_rows(self) -> tuple[Load, ...]:
         """Row values that are read with their row."""
-        return tuple(ld for ld in self.program.loads if not ld.kind.within_row and not ld.of)
+        return tuple(ld for ld in self.program.loads if ld.kind.is_row and not ld.of)
 
     # ---- the row among threads ---------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from normgen.spec.spec import ROW_FAMILIES, Formula, Role, Spec, Tensor
 from normgen.spec.toml_lines import KeyPath, key_lines, parse_toml, read_text
 
 _TOP_KEYS = ("name", "summary", "paper", "tensors", "scalars", "formulas", "space", "backward", "accuracy")
-_ROWS = (Role.ROW_INPUT, Role.ROW_OUTPUT, Role.GROUP_STATISTIC)  # float32 unless they say otherwise
+_ROWS = (Role.ROW_INPUT, Role.SCALAR_INPUT, Role.ROW_OUTPUT, Role.GROUP_STATISTIC)  # float32 unless they say otherwise
 _BACKWARD = "backward"  # within [space]: what is searched for backward kernels
 _TENSOR_KEYS = ("role", "optional", "absent", "dtypes", "follows", "doc")
 MOST_ENTRIES = 256  # of [tensors], [scalars], [formulas]; the largest spec that ships has 8
@@ -51,7 +51,7 @@ def load(path_or_name: str | Path, folders: Sequence[str | Path] = ()) -> Spec:
     """The checked spec of a TOML file, or of the built-in (or `folders`') spec of that name.
 
     Short forms: `x = "input"` for `x = { role = "input" }`. Defaults: dtypes f32, f16 and bf16; a tensor without
-    `dtypes` follows the first input; row inputs, row outputs and statistics are f32; a knob that [space], or for
+    `dtypes` follows the first input; what has no columns is f32; a knob that [space], or for
     backward kernels [space.backward], does not name takes its default values.
 
     Errors: SpecError with file and line; UsageError when there is no such file or name.

@@ -84,15 +84,15 @@ class Role(StrEnum):
     ROW_INPUT = "row_input"  # row, read: a scale, a mean that another kernel found
     STATISTIC = "statistic"  # row, written, always f32; it has no gradient (see Spec.saved)
     OUTPUT = "output"  # elem, written
+    SCALAR_INPUT = "scalar_input"  # one number on the device, read, without a gradient: a static scale
     GROUP_STATISTIC = "group_statistic"  # groups, written: the scales of a quantised output; it has no gradient
     ROW_OUTPUT = "row_output"  # row, written; unlike a statistic it has a gradient: a loss, a log-sum-exp
 
     @property
     def kind(self) -> Kind:
         by_row = (Role.ROW_INPUT, Role.STATISTIC, Role.ROW_OUTPUT)
-        if self is Role.GROUP_STATISTIC:
-            return Kind.GROUPS
-        return Kind.COL if self is Role.PARAMETER else Kind.ROW if self in by_row else Kind.ELEM
+        others = {Role.PARAMETER: Kind.COL, Role.SCALAR_INPUT: Kind.SCALAR, Role.GROUP_STATISTIC: Kind.GROUPS}
+        return Kind.ROW if self in by_row else others.get(self, Kind.ELEM)
 
     @property
     def is_written(self) -> bool:
@@ -145,7 +145,9 @@ class Tensor:
 
     @property
     def has_gradient(self) -> bool:
-        """Whether a read tensor has one: labels and masks have none."""
+        """Whether a read tensor has one: labels, masks and scalar inputs have none."""
+        if self.role is Role.SCALAR_INPUT:
+            return False
         return not self.dtypes or not all(DTYPES[name].is_integer for name in self.dtypes)
 
 

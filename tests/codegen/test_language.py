@@ -81,6 +81,16 @@ ROWS = (
         y = "cast(h * rsqrt(mean(h * h) + 1e-6), x) * weight"
         """),
 )
+STATIC = parse("""
+    name = "norm_to_8_bits_static"
+    [tensors]
+    x = "input"
+    weight = "parameter"
+    scale = "scalar_input"
+    q = { role = "output", dtypes = ["f8e4m3"] }
+    [formulas]
+    q = "x * rsqrt(mean(x * x) + 1e-6) * weight * (1 / scale)"
+    """)
 GROUPS = (
     parse("""
         name = "norm_to_8_bits"
@@ -127,7 +137,7 @@ def cases(direction: str) -> list[Case]:
     problems = [problem_for(s, shape=shape, dtype=d, direction=direction) for s in specs for shape, d in shapes]
     if direction == "forward":
         grouped = (("9x192", "bf16"), ("5x1024", "f32"))
-        problems += [problem_for(s, shape=shape, dtype=d) for s in GROUPS for shape, d in grouped]
+        problems += [problem_for(s, shape=shape, dtype=d) for s in (*GROUPS, STATIC) for shape, d in grouped]
     return [(problem, default_schedule(problem, target("h200"))) for problem in problems]
 
 

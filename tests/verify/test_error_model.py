@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from normgen.dtypes import DTYPES, F32, FLOATS
+from normgen.dtypes import DTYPES, F32
+from normgen.dtypes import FLOATS as STORED
 from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
 from normgen.verify import ALL, Verdict, check, default_families, interpret, make_inputs, make_outputs
@@ -73,7 +74,7 @@ def correct(problem: Problem) -> dict[str, Run]:
     return runs
 
 
-@pytest.mark.parametrize("stored_as", [d.name for d in FLOATS])
+@pytest.mark.parametrize("stored_as", [d.name for d in STORED])
 @pytest.mark.parametrize("cols", COLS)
 @pytest.mark.parametrize("op", [made.LAYERNORM, made.RMSNORM, made.SOFTMAX, made.LOG_SOFTMAX], ids=lambda op: op.name)
 @pytest.mark.parametrize("direction", list(Direction))
@@ -95,7 +96,7 @@ def test_every_correct_schedule_is_inside_the_bound_on_every_family(
 def test_correct_schedules_stay_inside_for_any_seed_and_cols(
     seed: int, cols: int, op: made.Spec, which: st.DataObject
 ) -> None:
-    problem = made.forward(op, 22, cols, which.draw(st.sampled_from([d.name for d in FLOATS])))
+    problem = made.forward(op, 22, cols, which.draw(st.sampled_from([d.name for d in STORED])))
     runs = correct(problem)
     name = which.draw(st.sampled_from(list(runs)))
     found = verdict(problem, runs[name], seed=seed, families=held(problem, name))
@@ -142,7 +143,7 @@ def mistaken(inputs: dict[str, np.ndarray], mistake: str) -> dict[str, np.ndarra
     return {"y": y, "mean": mean[:, 0], "rstd": rstd[:, 0]}
 
 
-@pytest.mark.parametrize("stored_as", [d.name for d in FLOATS])
+@pytest.mark.parametrize("stored_as", [d.name for d in STORED])
 def test_common_mistakes_of_kernels_are_outside_the_bound(stored_as: str) -> None:
     problem = made.forward(made.LAYERNORM, 44, 768, stored_as)
     assert verdict(problem, lambda i: mistaken(i, "none")).ok
@@ -190,7 +191,7 @@ def test_a_difference_that_rounds_to_the_largest_float32_has_a_bound() -> None:
     assert np.isinf(beyond.error).all()
 
 
-@pytest.mark.parametrize("stored_as", [d.name for d in FLOATS])
+@pytest.mark.parametrize("stored_as", [d.name for d in STORED])
 def test_column_sums_of_65536_rows_are_inside_the_bound(stored_as: str) -> None:
     problem = made.backward(made.LAYERNORM, 65536, 8, stored_as)
     found = verdict(problem, lambda i: schedules.layernorm_backward(i, SUMS["tree"]))
@@ -311,7 +312,7 @@ def test_underflow_of_a_square_reaches_its_rsqrt() -> None:
     assert np.isinf(rsqrt.error).all()
 
 
-@pytest.mark.parametrize("name", [d.name for d in FLOATS])
+@pytest.mark.parametrize("name", [d.name for d in STORED])
 def test_storing_adds_half_a_spacing_of_the_dtype(name: str) -> None:
     d = DTYPES[name]
     values = np.random.default_rng(0).standard_normal(1000)
