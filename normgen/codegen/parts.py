@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import textwrap
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from normgen.codegen.access import policy
@@ -58,27 +57,19 @@ class Parts:
         return "\n".join(self.texts)
 
     def module(self) -> Module:
-        headers = headers_of(self.library)
-        includes = "".join(f"#include <{h}>\n" for h in headers)
         hardware, portable = (
             "\n".join(file.text for file in self.library if file.is_hardware is is_hardware)
             for is_hardware in (True, False)
         )
         return Module(
             instructions=f"{tidy(hardware)}\n" if hardware else "",
-            text=tidy("\n".join([includes, portable, self.config.text, "", self.text])),
+            text=tidy("\n".join([portable, self.config.text, "", self.text])),
             kernels=self.kernels,
             min_arch=self.min_arch,
-            headers=headers,
             workspace_fixed_bytes=self.workspace_fixed_bytes,
             workspace_column_bytes=self.workspace_column_bytes,
             workspace_block_bytes=self.workspace_block_bytes,
         )
-
-
-def headers_of(library: Iterable[File]) -> tuple[str, ...]:
-    """The headers of CUDA that files of the library include."""
-    return tuple(dict.fromkeys(header for file in library for header in file.headers))
 
 
 def strategy_name(problem: Problem, schedule: Schedule) -> str:
