@@ -18,17 +18,17 @@
 // note      emitted as another text than the one that was tuned: 262144 x 256, 8192 x 768, 8192 x 1023, 4096 x 1024,
 //           32768 x 1024, 4096 x 4096, 16384 x 8192, 2048 x 16384
 //
-//   rows x cols              kernel           threads  rows/block  vector  price us  chain us  GB/s  of roof  vs default  alone us  timed
-//   262144 x 256             warp_per_row     512      32          8       -         -         4079  102.9 %  1.05x       99.24     cold alone
-//   8192 x 768               warp_per_row     128      4           8       -         -         2831  83.6 %   1.31x       13.36     cold alone
-//   8192 x 1023              block_per_row    256      4           4       -         -         2632  74.8 %   1.29x       19.13     cold alone
-//   4096 x 1024              block_per_row    256      4           8       -         -         2460  71.7 %   1.15x       10.25     cold alone
-//   32768 x 1024             block_per_row    256      4           8       -         -         3749  98.0 %   1.14x       53.78     cold alone
-//   4096 x 4096              block_per_row    256      1           8       -         -         3470  86.7 %   1.04x       29.03     cold alone
-//   16384 x 8192             block_per_row    512      1           8       -         -         4254  100.6 %  1.06x       189.3     cold alone
-//   2048 x 16384             cluster_per_row  256      1           8       -         -         3784  92.3 %   1.06x       53.24     cold alone
-//   (any other, rows alike)  block_per_row    256      1           8       -         -         -     -        -           -         not tuned
-//   (any other)              block_per_row    256      1           1       -         -         -     -        -           -         not tuned
+//   rows x cols              kernel           threads  rows/block  vector  GB/s  of roof  vs default  alone us  timed
+//   262144 x 256             warp_per_row     512      32          8       4079  102.9 %  1.05x       99.24     cold alone
+//   8192 x 768               warp_per_row     128      4           8       2831  83.6 %   1.31x       13.36     cold alone
+//   8192 x 1023              block_per_row    256      4           4       2632  74.8 %   1.29x       19.13     cold alone
+//   4096 x 1024              block_per_row    256      4           8       2460  71.7 %   1.15x       10.25     cold alone
+//   32768 x 1024             block_per_row    256      4           8       3749  98.0 %   1.14x       53.78     cold alone
+//   4096 x 4096              block_per_row    256      1           8       3470  86.7 %   1.04x       29.03     cold alone
+//   16384 x 8192             block_per_row    512      1           8       4254  100.6 %  1.06x       189.3     cold alone
+//   2048 x 16384             cluster_per_row  256      1           8       3784  92.3 %   1.06x       53.24     cold alone
+//   (any other, rows alike)  block_per_row    256      1           8       -     -        -           -         not tuned
+//   (any other)              block_per_row    256      1           1       -     -        -           -         not tuned
 //
 // times     alone: of launches behind each other, which overlap where they start early; GB/s and ratios are of these
 //
@@ -140,7 +140,8 @@ __device__ __forceinline__ unsigned cluster_rank() {
   return rank;
 }
 
-// All threads of all blocks of a cluster arrive, then wait: writes before are seen behind.
+// All threads of all blocks of a cluster arrive, then wait. What a thread wrote before it arrived, the others see after
+// they have waited.
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
@@ -180,7 +181,7 @@ __device__ __forceinline__ void dependency_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-// ... and let the kernel behind this one start as soon as blocks leave room.
+// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
 __device__ __forceinline__ void dependency_trigger() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
@@ -317,7 +318,7 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
 
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  the same, of a call's second kernel for its first one
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
 // at_...            here the kernel behind this one may start: it takes the place of blocks as they end
 // Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
 //                   the compiler would read it through the non-coherent cache and move loads over a wait
@@ -339,17 +340,17 @@ struct Early : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
 };
 
-// ... and lets the next one take its place at once: that one waits there.
+// As Early; the next kernel may start at once, and waits where it must.
 struct EarlyAtStart : Early {
   static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
-// ... or as soon as it has asked for its row.
+// As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
   static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
 };
 
-// ... or at its end.
+// As Early; the next kernel may start as the blocks of this one end.
 struct EarlyAtEnd : Early {
   static __device__ __forceinline__ void at_end() { dependency_trigger(); }
 };
@@ -360,12 +361,12 @@ struct EarlyPartner : InOrder {
   static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
-// how two combine, and how to get that of the lane whose number differs by `offset`.
+// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
+// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s) {
+__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
   return s;
 }
 
@@ -437,6 +438,13 @@ __device__ __forceinline__ float total_of_warps(const float (&warp_sums)[kWarps]
   for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][cell];
   return total;
 }
+
+// What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
+struct Plain {
+  using Load = Default;   // how rows are read
+  using Store = Default;  // how rows are written
+  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
+};
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
 // around them, moved into place. `inside`: those words are known to lie within the array.
@@ -512,41 +520,48 @@ __device__ __forceinline__ bool takes_last_ticket(unsigned* ticket, bool& is_las
   return is_last;
 }
 
-// What a tuned shape is: the sizes and hints of its kernel.
-struct Cols256_4f3f { enum :
-    int { kCols = 256, kThreads = 512, kThreadsPerRow = 16, kRowsPerBlock = 32, kVector = 8, kGroups = 16, kCells = 8 };
-    using Load = Default; using Store = Default; using Chain = EarlyAtEnd; };
-struct Cols768_9b28 { enum :
-    int { kCols = 768, kThreads = 128, kThreadsPerRow = 32, kRowsPerBlock = 4, kVector = 8, kGroups = 4, kCells = 8 };
-    using Load = EvictLast; using Store = Default; using Chain = EarlyAtEnd; };
-struct Cols1023_0224 { enum :
-    int { kCols = 1023, kThreads = 256, kThreadsPerRow = 64, kRowsPerBlock = 4, kVector = 4, kGroups = 4, kCells = 8 };
-    using Load = Default; using Store = Streaming; using Chain = EarlyAtEnd; };
-struct Cols1024_4b5f { enum :
-    int { kCols = 1024, kThreads = 256, kThreadsPerRow = 64, kRowsPerBlock = 4, kVector = 8, kGroups = 4, kCells = 8 };
-    using Load = Default; using Store = Default; using Chain = EarlyAtEnd; };
-struct Cols4096_6457 { enum :
-    int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kStages = 2, kCells = 32 };
-    using Load = EvictLast; using Store = Default; using Chain = EarlyAtEnd; };
-struct Cols8192_697a { enum :
-    int { kCols = 8192, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kStages = 4, kCells = 32 };
-    using Load = EvictLast; using Store = Default; using Chain = EarlyPartner; };
-struct Cols16384_58ef { enum :
-    int { kCols = 16384, kThreads = 256, kCluster = 2, kVector = 8, kStages = 3, kCells = 32 }; using Load = EvictLast;
-    using Store = Default; using Chain = EarlyAtStart; };
-struct AnyCols_f974 { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
-struct AnyCols_b219 { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
-struct AnyCols_ff33 { enum : int { kThreadsPerRow = 256, kVector = 8, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
-struct AnyCols_db2e { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
+// elements[at] = value, rounded as it is stored.
+template <typename T>
+__device__ __forceinline__ void write_element(T* elements, int at, float value) {
+  Vec<T, 1> vec = {};
+  const float values[1] = {value};
+  pack(vec, values);
+  write(elements + at, vec);
+}
 
-// layernorm backward: lanes of a warp own a row, rows lie side by side in a block; it is read once.
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+struct Cols256_b5bc : Plain { using Chain = EarlyAtEnd;
+  enum : int { kCols = 256, kThreads = 512, kThreadsPerRow = 16, kRowsPerBlock = 32, kVector = 8, kGroups = 16,
+      kCells = 8 };
+};
+struct Cols768_92a2 : Plain { using Load = EvictLast; using Chain = EarlyAtEnd;
+  enum : int { kCols = 768, kThreads = 128, kThreadsPerRow = 32, kRowsPerBlock = 4, kVector = 8, kGroups = 4, kCells = 8
+      };
+};
+struct Cols1023_3df6 : Plain { using Store = Streaming; using Chain = EarlyAtEnd;
+  enum : int { kCols = 1023, kThreads = 256, kThreadsPerRow = 64, kRowsPerBlock = 4, kVector = 4, kFirstInside = 0,
+      kGroups = 4, kCells = 8 };
+};
+struct Cols1024_2bda : Plain { using Chain = EarlyAtEnd;
+  enum : int { kCols = 1024, kThreads = 256, kThreadsPerRow = 64, kRowsPerBlock = 4, kVector = 8, kGroups = 4,
+      kCells = 8 };
+};
+struct Cols4096_1e5f : Plain { using Load = EvictLast; using Chain = EarlyAtEnd;
+  enum : int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kStages = 2, kCells = 32 };
+};
+struct Cols8192_3a58 : Plain { using Load = EvictLast; using Chain = EarlyPartner;
+  enum : int { kCols = 8192, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kStages = 4, kCells = 32 };
+};
+struct Cols16384_26d0 : Plain { using Load = EvictLast; using Chain = EarlyAtStart;
+  enum : int { kCols = 16384, kThreads = 256, kCluster = 2, kVector = 8, kStages = 3, kCells = 32 };
+};
+struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
+struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
+
+// layernorm backward: lanes of a warp own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_warp_per_row_ae4c(
+layernorm_bwd_bf16_warp_per_row_e6fc(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -565,23 +580,22 @@ layernorm_bwd_bf16_warp_per_row_ae4c(
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kRowsPerBlock = Config::kRowsPerBlock;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kVectors = kCols / kVector;  // per row
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 2;  // that are summed over rows
+  constexpr int kTensors = 2;  // tensors that are summed over rows
   constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
-  struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
+  struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
     float dxhat_xhat_sum, dxhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset),
-          __shfl_xor_sync(0xffffffffu, s.dxhat_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset), __shfl_xor_sync(mask, s.dxhat_sum, offset)};
     }
   };
 
@@ -601,7 +615,7 @@ layernorm_bwd_bf16_warp_per_row_ae4c(
     }
   }
 
-  // Sums over the rows of this thread, column by column.
+  // This thread's sums over its rows, one for each of its columns.
   float dweight_sum[kSteps][kVector] = {};
   float dbias_sum[kSteps][kVector] = {};
   float (*group_sums)[kTensors][kPitch] = reinterpret_cast<float (*)[kTensors][kPitch]>(dynamic_shared());
@@ -610,7 +624,7 @@ layernorm_bwd_bf16_warp_per_row_ae4c(
   Vec<bfloat16, kVector> x_next[kSteps];
   float mean_next;
   float rstd_next;
-  // The loads of the next row travel while this one is computed.
+  // The next row is loaded while the present one is computed.
   const auto fetch = [&](int first_row) {
     const int fetched_row = min(first_row + slot, rows - 1);
     const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
@@ -697,7 +711,7 @@ layernorm_bwd_bf16_warp_per_row_ae4c(
     }
   }
 
-  // Rows that share a warp.
+  // Lanes that own the same columns of several rows add their sums.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     #pragma unroll
@@ -710,7 +724,7 @@ layernorm_bwd_bf16_warp_per_row_ae4c(
     }
   }
 
-  // The row groups of this block leave their sums side by side ...
+  // Each row group of the block leaves its sums in shared memory.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -725,7 +739,7 @@ layernorm_bwd_bf16_warp_per_row_ae4c(
 
   float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
   __syncthreads();
-  // ... and are added in a fixed order.
+  // The sums of the row groups are added in a fixed order.
   for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
     float dweight_total = group_sums[0][0][cell];
     #pragma unroll
@@ -744,10 +758,10 @@ layernorm_bwd_bf16_warp_per_row_ae4c(
   Chain::at_end();
 }
 
-// Adds the partial rows of the kernel above, cell by cell and always in the same order.
+// Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-layernorm_bwd_bf16_warp_per_row_ae4c_finish(
+layernorm_bwd_bf16_finish_6b9a(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     Input<Config, float> partials,
@@ -757,38 +771,34 @@ layernorm_bwd_bf16_warp_per_row_ae4c_finish(
   constexpr int kVector = Config::kVector;
   constexpr int kVectors = kCols / kVector;
   constexpr int kThreads = 512;
-  constexpr int kTensors = 2;  // that are summed over rows
-  constexpr int kCells = Config::kCells;  // of a block
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
+  constexpr int kTensors = 2;  // tensors that are summed over rows
+  constexpr int kCells = Config::kCells;  // sums that a block adds
+  using Chain = typename Config::Chain;
   __shared__ float warp_sums[kThreads / 32][kCells];
 
   const int tensor = blockIdx.x % kTensors;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+
   Chain::at_start();
   Chain::wait_for_partner();
+
   add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
   const int column = cell % kVectors * kVector + cell / kVectors;
   if (threadIdx.x < kCells && cell < kCols) {
     const float total = total_of_warps(warp_sums, threadIdx.x);
     if (tensor == 0) {
-      Vec<bfloat16, 1> dweight_vec = {};
-      const float dweight_value[1] = {total};
-      pack(dweight_vec, dweight_value);
-      write(dweight + column, dweight_vec);
+      write_element(dweight, column, total);
     }
     if (tensor == 1) {
-      Vec<bfloat16, 1> dbias_vec = {};
-      const float dbias_value[1] = {total};
-      pack(dbias_vec, dbias_value);
-      write(dbias + column, dbias_vec);
+      write_element(dbias, column, total);
     }
   }
 }
 
-// layernorm backward: the threads of some warps own a row, rows lie side by side in a block; it is read once.
+// layernorm backward: several warps own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_block_per_row_8728(
+layernorm_bwd_bf16_block_per_row_2dc5(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -807,25 +817,25 @@ layernorm_bwd_bf16_block_per_row_8728(
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kRowsPerBlock = Config::kRowsPerBlock;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kFirstInside = Config::kFirstInside;  // first step whose windows of parameters begin within these
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  // steps in which every row has a vector, and one behind it, for each thread
+  // steps in which each thread has a vector, and the row one more behind it, however the row is aligned
   constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 2;  // that are summed over rows
+  constexpr int kTensors = 2;  // tensors that are summed over rows
   constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
-  struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
+  struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
     float dxhat_xhat_sum, dxhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset),
-          __shfl_xor_sync(0xffffffffu, s.dxhat_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset), __shfl_xor_sync(mask, s.dxhat_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[2][kRowsPerBlock][kWarpsPerRow];
@@ -855,14 +865,14 @@ layernorm_bwd_bf16_block_per_row_8728(
     const int vector = lane + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
       const int column = head + vector * kVector;
-      weight_held[step] = read_window<kVector>(weight, column, kCols, step < kWholeSteps);
+      weight_held[step] = read_window<kVector>(weight, column, kCols, step >= kFirstInside && step < kWholeSteps);
     }
   }
   if (has_edge) {
     weight_edge = read<1>(weight + edge);
   }
 
-  // Sums over the rows of this thread, column by column.
+  // This thread's sums over its rows, one for each of its columns.
   float dweight_sum[kSteps][kVector] = {};
   float dbias_sum[kSteps][kVector] = {};
   float dweight_edge_sum = 0.0f;
@@ -875,7 +885,7 @@ layernorm_bwd_bf16_block_per_row_8728(
   Vec<bfloat16, 1> x_edge_next = {};
   float mean_next;
   float rstd_next;
-  // The loads of the next row travel while this one is computed.
+  // The next row is loaded while the present one is computed.
   const auto fetch = [&](int first_row) {
     const int fetched_row = first_row + slot < rows ? first_row + slot : own_row;
     const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
@@ -997,7 +1007,7 @@ layernorm_bwd_bf16_block_per_row_8728(
     parity ^= 1;
   }
 
-  // The row groups of this block leave their sums side by side ...
+  // Each row group of the block leaves its sums in shared memory.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -1017,7 +1027,7 @@ layernorm_bwd_bf16_block_per_row_8728(
 
   float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
   __syncthreads();
-  // ... and are added in a fixed order.
+  // The sums of the row groups are added in a fixed order.
   for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
     float dweight_total = group_sums[0][0][cell];
     #pragma unroll
@@ -1036,10 +1046,10 @@ layernorm_bwd_bf16_block_per_row_8728(
   Chain::at_end();
 }
 
-// Adds the partial rows of the kernel above, cell by cell and always in the same order.
+// Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-layernorm_bwd_bf16_block_per_row_8728_finish(
+layernorm_bwd_bf16_finish_2dd5(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     Input<Config, float> partials,
@@ -1047,38 +1057,34 @@ layernorm_bwd_bf16_block_per_row_8728_finish(
   constexpr int kCols = Config::kCols;
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kThreads = 512;
-  constexpr int kTensors = 2;  // that are summed over rows
-  constexpr int kCells = Config::kCells;  // of a block
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
+  constexpr int kTensors = 2;  // tensors that are summed over rows
+  constexpr int kCells = Config::kCells;  // sums that a block adds
+  using Chain = typename Config::Chain;
   __shared__ float warp_sums[kThreads / 32][kCells];
 
   const int tensor = blockIdx.x % kTensors;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+
   Chain::at_start();
   Chain::wait_for_partner();
+
   add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
   const int column = cell;
   if (threadIdx.x < kCells && cell < kCols) {
     const float total = total_of_warps(warp_sums, threadIdx.x);
     if (tensor == 0) {
-      Vec<bfloat16, 1> dweight_vec = {};
-      const float dweight_value[1] = {total};
-      pack(dweight_vec, dweight_value);
-      write(dweight + column, dweight_vec);
+      write_element(dweight, column, total);
     }
     if (tensor == 1) {
-      Vec<bfloat16, 1> dbias_vec = {};
-      const float dbias_value[1] = {total};
-      pack(dbias_vec, dbias_value);
-      write(dbias + column, dbias_vec);
+      write_element(dbias, column, total);
     }
   }
 }
 
-// layernorm backward: the threads of some warps own a row, rows lie side by side in a block; it is read once.
+// layernorm backward: several warps own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_block_per_row_8fe6(
+layernorm_bwd_bf16_block_per_row_7ce7(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1097,24 +1103,23 @@ layernorm_bwd_bf16_block_per_row_8fe6(
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kRowsPerBlock = Config::kRowsPerBlock;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 2;  // that are summed over rows
+  constexpr int kTensors = 2;  // tensors that are summed over rows
   constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
-  struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
+  struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
     float dxhat_xhat_sum, dxhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset),
-          __shfl_xor_sync(0xffffffffu, s.dxhat_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset), __shfl_xor_sync(mask, s.dxhat_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[2][kRowsPerBlock][kWarpsPerRow];
@@ -1136,7 +1141,7 @@ layernorm_bwd_bf16_block_per_row_8fe6(
     }
   }
 
-  // Sums over the rows of this thread, column by column.
+  // This thread's sums over its rows, one for each of its columns.
   float dweight_sum[kSteps][kVector] = {};
   float dbias_sum[kSteps][kVector] = {};
   float (*group_sums)[kTensors][kPitch] = reinterpret_cast<float (*)[kTensors][kPitch]>(dynamic_shared());
@@ -1145,7 +1150,7 @@ layernorm_bwd_bf16_block_per_row_8fe6(
   Vec<bfloat16, kVector> x_next[kSteps];
   float mean_next;
   float rstd_next;
-  // The loads of the next row travel while this one is computed.
+  // The next row is loaded while the present one is computed.
   const auto fetch = [&](int first_row) {
     const int fetched_row = min(first_row + slot, rows - 1);
     const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
@@ -1234,7 +1239,7 @@ layernorm_bwd_bf16_block_per_row_8fe6(
     parity ^= 1;
   }
 
-  // The row groups of this block leave their sums side by side ...
+  // Each row group of the block leaves its sums in shared memory.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -1249,7 +1254,7 @@ layernorm_bwd_bf16_block_per_row_8fe6(
 
   float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
   __syncthreads();
-  // ... and are added in a fixed order.
+  // The sums of the row groups are added in a fixed order.
   for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
     float dweight_total = group_sums[0][0][cell];
     #pragma unroll
@@ -1268,51 +1273,10 @@ layernorm_bwd_bf16_block_per_row_8fe6(
   Chain::at_end();
 }
 
-// Adds the partial rows of the kernel above, cell by cell and always in the same order.
-template <class Config>
-__global__ void __launch_bounds__(512)
-layernorm_bwd_bf16_block_per_row_8fe6_finish(
-    bfloat16* __restrict__ dweight,
-    bfloat16* __restrict__ dbias,
-    Input<Config, float> partials,
-    int partial_rows) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kVector = Config::kVector;
-  constexpr int kVectors = kCols / kVector;
-  constexpr int kThreads = 512;
-  constexpr int kTensors = 2;  // that are summed over rows
-  constexpr int kCells = Config::kCells;  // of a block
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  __shared__ float warp_sums[kThreads / 32][kCells];
-
-  const int tensor = blockIdx.x % kTensors;
-  const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
-  Chain::at_start();
-  Chain::wait_for_partner();
-  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
-  const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kCols) {
-    const float total = total_of_warps(warp_sums, threadIdx.x);
-    if (tensor == 0) {
-      Vec<bfloat16, 1> dweight_vec = {};
-      const float dweight_value[1] = {total};
-      pack(dweight_vec, dweight_value);
-      write(dweight + column, dweight_vec);
-    }
-    if (tensor == 1) {
-      Vec<bfloat16, 1> dbias_vec = {};
-      const float dbias_value[1] = {total};
-      pack(dbias_vec, dbias_value);
-      write(dbias + column, dbias_vec);
-    }
-  }
-}
-
-// layernorm backward: a block owns a row; it is read once.
+// layernorm backward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_block_per_row_95cb(
+layernorm_bwd_bf16_block_per_row_a3b7(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1330,25 +1294,24 @@ layernorm_bwd_bf16_block_per_row_95cb(
   constexpr int kThreads = Config::kThreads;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
   constexpr int kStages = Config::kStages;  // row tiles in shared memory
-  constexpr int kCopiedCols = kCols;  // of a row that the copy engine brings
+  constexpr int kCopiedCols = kCols;  // columns of a row that the copy engine brings
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 2;  // that are summed over rows
-  struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
+  constexpr int kTensors = 2;  // tensors that are summed over rows
+  struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
     float dxhat_xhat_sum, dxhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset),
-          __shfl_xor_sync(0xffffffffu, s.dxhat_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset), __shfl_xor_sync(mask, s.dxhat_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[2][kWarpsPerRow];
@@ -1370,10 +1333,10 @@ layernorm_bwd_bf16_block_per_row_95cb(
   }
   __syncthreads();  // others wait only for a barrier that is set up
 
-  // One thread a row asks for it; the slot's barrier counts down the bytes that arrive.
-  const auto fetch = [&](int first_row, int stage) {
-    const bfloat16* dy_row = dy + static_cast<long long>(first_row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(first_row) * x_pitch;
+  // One thread asks for a row; the slot's barrier counts down the bytes that arrive.
+  const auto fetch = [&](int row, int stage) {
+    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
     mbarrier_expect_bytes(&arrived[stage], kCopiedCols * (sizeof(bfloat16) + sizeof(bfloat16)));
     bulk_load_by<Load>(dy_shared + (stage) * kSteps * kThreadsPerRow * kVector, dy_row, kCopiedCols * sizeof(bfloat16),
         &arrived[stage]);
@@ -1382,14 +1345,14 @@ layernorm_bwd_bf16_block_per_row_95cb(
   };
   float mean_next;
   float rstd_next;
-  const auto fetch_values = [&](int first_row) {
-    mean_next = mean[first_row];
-    rstd_next = rstd[first_row];
+  const auto fetch_values = [&](int row) {
+    mean_next = mean[row];
+    rstd_next = rstd[row];
   };
   #pragma unroll 1
   for (int stage = 0; stage < kStages; ++stage) {
-    const int first_row = blockIdx.x + stage * gridDim.x;
-    if (threadIdx.x == 0 && first_row < rows) fetch(first_row, stage);
+    const int row = blockIdx.x + stage * gridDim.x;
+    if (threadIdx.x == 0 && row < rows) fetch(row, stage);
   }
   if (blockIdx.x < rows) fetch_values(blockIdx.x);
   int stage = 0;
@@ -1405,19 +1368,18 @@ layernorm_bwd_bf16_block_per_row_95cb(
     }
   }
 
-  // Sums over the rows of this thread, column by column.
+  // This thread's sums over its rows, one for each of its columns.
   float dweight_sum[kSteps][kVector] = {};
   float dbias_sum[kSteps][kVector] = {};
 
-  for (int first_row = blockIdx.x; first_row < rows; first_row += gridDim.x) {
-    const int row = first_row;
+  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
     bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
     const float row_mean = mean_next;
     const float row_rstd = rstd_next;
 
     Vec<bfloat16, kVector> dy_held[kSteps];
     Vec<bfloat16, kVector> x_held[kSteps];
-    const unsigned next_row = first_row + gridDim.x;
+    const unsigned next_row = row + gridDim.x;
     if (next_row < rows) fetch_values(next_row);
 
     mbarrier_wait(&arrived[stage], phase);
@@ -1455,7 +1417,7 @@ layernorm_bwd_bf16_block_per_row_95cb(
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
     const float row_dxhat_mean = look1.dxhat_sum / kCols;
     // Every thread of the row has passed a barrier since it read its slots.
-    const unsigned refill_row = first_row + kStages * gridDim.x;
+    const unsigned refill_row = row + kStages * gridDim.x;
     if (threadIdx.x == 0 && refill_row < rows) fetch(refill_row, stage);
 
     // Last look: the outputs
@@ -1490,7 +1452,7 @@ layernorm_bwd_bf16_block_per_row_95cb(
 
   float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
 
-  // One sum per column leaves the block.
+  // The block hands one sum per column on.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -1506,51 +1468,10 @@ layernorm_bwd_bf16_block_per_row_95cb(
   Chain::at_end();
 }
 
-// Adds the partial rows of the kernel above, cell by cell and always in the same order.
-template <class Config>
-__global__ void __launch_bounds__(512)
-layernorm_bwd_bf16_block_per_row_95cb_finish(
-    bfloat16* __restrict__ dweight,
-    bfloat16* __restrict__ dbias,
-    Input<Config, float> partials,
-    int partial_rows) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kVector = Config::kVector;
-  constexpr int kVectors = kCols / kVector;
-  constexpr int kThreads = 512;
-  constexpr int kTensors = 2;  // that are summed over rows
-  constexpr int kCells = Config::kCells;  // of a block
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  __shared__ float warp_sums[kThreads / 32][kCells];
-
-  const int tensor = blockIdx.x % kTensors;
-  const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
-  Chain::at_start();
-  Chain::wait_for_partner();
-  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
-  const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kCols) {
-    const float total = total_of_warps(warp_sums, threadIdx.x);
-    if (tensor == 0) {
-      Vec<bfloat16, 1> dweight_vec = {};
-      const float dweight_value[1] = {total};
-      pack(dweight_vec, dweight_value);
-      write(dweight + column, dweight_vec);
-    }
-    if (tensor == 1) {
-      Vec<bfloat16, 1> dbias_vec = {};
-      const float dbias_value[1] = {total};
-      pack(dbias_vec, dbias_value);
-      write(dbias + column, dbias_vec);
-    }
-  }
-}
-
-// layernorm backward: the blocks of a cluster own a row; it is read once.
+// layernorm backward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_cluster_per_row_f61b(
+layernorm_bwd_bf16_cluster_per_row_d70c(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1570,23 +1491,22 @@ layernorm_bwd_bf16_cluster_per_row_f61b(
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kVectors = kCols / kVector;  // per row
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
   constexpr int kStages = Config::kStages;  // row tiles in shared memory
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 2;  // that are summed over rows
-  struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
+  constexpr int kTensors = 2;  // tensors that are summed over rows
+  struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
     float dxhat_xhat_sum, dxhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset),
-          __shfl_xor_sync(0xffffffffu, s.dxhat_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset), __shfl_xor_sync(mask, s.dxhat_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[2][kCluster * kWarps];
@@ -1616,10 +1536,10 @@ layernorm_bwd_bf16_cluster_per_row_f61b(
   }
   __syncthreads();  // others wait only for a barrier that is set up
 
-  // One thread a row asks for it; the slot's barrier counts down the bytes that arrive.
-  const auto fetch = [&](int first_row, int stage) {
-    const bfloat16* dy_row = dy + static_cast<long long>(first_row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(first_row) * x_pitch;
+  // One thread asks for a row; the slot's barrier counts down the bytes that arrive.
+  const auto fetch = [&](int row, int stage) {
+    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
     int own_vectors = 0;
     for (int step = 0; step < kSteps; ++step) {
       const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
@@ -1638,14 +1558,14 @@ layernorm_bwd_bf16_cluster_per_row_f61b(
   };
   float mean_next;
   float rstd_next;
-  const auto fetch_values = [&](int first_row) {
-    mean_next = mean[first_row];
-    rstd_next = rstd[first_row];
+  const auto fetch_values = [&](int row) {
+    mean_next = mean[row];
+    rstd_next = rstd[row];
   };
   #pragma unroll 1
   for (int stage = 0; stage < kStages; ++stage) {
-    const int first_row = blockIdx.x / kCluster + stage * gridDim.x / kCluster;
-    if (threadIdx.x == 0 && first_row < rows) fetch(first_row, stage);
+    const int row = blockIdx.x / kCluster + stage * gridDim.x / kCluster;
+    if (threadIdx.x == 0 && row < rows) fetch(row, stage);
   }
   if (blockIdx.x / kCluster < rows) fetch_values(blockIdx.x / kCluster);
   int stage = 0;
@@ -1661,20 +1581,19 @@ layernorm_bwd_bf16_cluster_per_row_f61b(
     }
   }
 
-  // Sums over the rows of this thread, column by column.
+  // This thread's sums over its rows, one for each of its columns.
   float dweight_sum[kSteps][kVector] = {};
   float dbias_sum[kSteps][kVector] = {};
   cluster_wait();
 
-  for (int first_row = blockIdx.x / kCluster; first_row < rows; first_row += gridDim.x / kCluster) {
-    const int row = first_row;
+  for (int row = blockIdx.x / kCluster; row < rows; row += gridDim.x / kCluster) {
     bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
     const float row_mean = mean_next;
     const float row_rstd = rstd_next;
 
     Vec<bfloat16, kVector> dy_held[kSteps];
     Vec<bfloat16, kVector> x_held[kSteps];
-    const unsigned next_row = first_row + gridDim.x / kCluster;
+    const unsigned next_row = row + gridDim.x / kCluster;
     if (next_row < rows) fetch_values(next_row);
 
     mbarrier_wait(&arrived[stage], phase);
@@ -1712,7 +1631,7 @@ layernorm_bwd_bf16_cluster_per_row_f61b(
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
     const float row_dxhat_mean = look1.dxhat_sum / kCols;
     // Every thread of the row has passed a barrier since it read its slots.
-    const unsigned refill_row = first_row + kStages * gridDim.x / kCluster;
+    const unsigned refill_row = row + kStages * gridDim.x / kCluster;
     if (threadIdx.x == 0 && refill_row < rows) fetch(refill_row, stage);
 
     // Last look: the outputs
@@ -1747,7 +1666,7 @@ layernorm_bwd_bf16_cluster_per_row_f61b(
 
   float* partial_row = partials + static_cast<long long>(blockIdx.x / kCluster) * kTensors * kPitch;
 
-  // One sum per column leaves the block.
+  // The block hands one sum per column on.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -1763,10 +1682,10 @@ layernorm_bwd_bf16_cluster_per_row_f61b(
   Chain::at_end();
 }
 
-// Adds the partial rows of the kernel above, cell by cell and always in the same order.
+// Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-layernorm_bwd_bf16_cluster_per_row_f61b_finish(
+layernorm_bwd_bf16_finish_941f(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     Input<Config, float> partials,
@@ -1777,39 +1696,35 @@ layernorm_bwd_bf16_cluster_per_row_f61b_finish(
   constexpr int kVectors = kCols / kVector;
   constexpr int kCluster = Config::kCluster;  // blocks that fill a partial row together
   constexpr int kThreads = 512;
-  constexpr int kTensors = 2;  // that are summed over rows
-  constexpr int kCells = Config::kCells;  // of a block
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
+  constexpr int kTensors = 2;  // tensors that are summed over rows
+  constexpr int kCells = Config::kCells;  // sums that a block adds
+  using Chain = typename Config::Chain;
   __shared__ float warp_sums[kThreads / 32][kCells];
 
   const int partial_rows = blocks / kCluster;
   const int tensor = blockIdx.x % kTensors;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+
   Chain::at_start();
   Chain::wait_for_partner();
+
   add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
   const int column = cell % kVectors * kVector + cell / kVectors;
   if (threadIdx.x < kCells && cell < kCols) {
     const float total = total_of_warps(warp_sums, threadIdx.x);
     if (tensor == 0) {
-      Vec<bfloat16, 1> dweight_vec = {};
-      const float dweight_value[1] = {total};
-      pack(dweight_vec, dweight_value);
-      write(dweight + column, dweight_vec);
+      write_element(dweight, column, total);
     }
     if (tensor == 1) {
-      Vec<bfloat16, 1> dbias_vec = {};
-      const float dbias_value[1] = {total};
-      pack(dbias_vec, dbias_value);
-      write(dbias + column, dbias_vec);
+      write_element(dbias, column, total);
     }
   }
 }
 
-// layernorm backward, any number of columns: a block owns a row; it is read twice.
+// layernorm backward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_any_cols_block_per_row_3ba6(
+layernorm_bwd_bf16_any_cols_block_per_row_19ff(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1828,19 +1743,18 @@ layernorm_bwd_bf16_any_cols_block_per_row_3ba6(
   constexpr int kThreads = Config::kThreads;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
+  struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
     float dxhat_xhat_sum, dxhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset),
-          __shfl_xor_sync(0xffffffffu, s.dxhat_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset), __shfl_xor_sync(mask, s.dxhat_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[2][kWarpsPerRow];
@@ -1852,8 +1766,7 @@ layernorm_bwd_bf16_any_cols_block_per_row_3ba6(
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  for (int first_row = blockIdx.x; first_row < rows; first_row += gridDim.x) {
-    const int row = first_row;
+  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
     bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
     const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
@@ -1961,16 +1874,10 @@ layernorm_bwd_bf16_any_cols_block_per_row_3ba6(
       const int column = cell;
       const float dweight_total = __ldcg(sums + cell);
       sums[cell] = 0.0f;
-      Vec<bfloat16, 1> dweight_vec = {};
-      const float dweight_value[1] = {dweight_total};
-      pack(dweight_vec, dweight_value);
-      write(dweight + column, dweight_vec);
+      write_element(dweight, column, dweight_total);
       const float dbias_total = __ldcg(sums + cols + cell);
       sums[cols + cell] = 0.0f;
-      Vec<bfloat16, 1> dbias_vec = {};
-      const float dbias_value[1] = {dbias_total};
-      pack(dbias_vec, dbias_value);
-      write(dbias + column, dbias_vec);
+      write_element(dbias, column, dbias_total);
     }
     if (threadIdx.x == 0) *ticket = 0;
   }
@@ -1978,10 +1885,10 @@ layernorm_bwd_bf16_any_cols_block_per_row_3ba6(
   Chain::at_end();
 }
 
-// layernorm backward, any number of columns: a block owns a row; it is read twice.
+// layernorm backward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_any_cols_without_weight_block_per_row_934a(
+layernorm_bwd_bf16_any_cols_without_weight_block_per_row_6bd6(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dbias,
     Input<Config, bfloat16> dy,
@@ -1998,18 +1905,18 @@ layernorm_bwd_bf16_any_cols_without_weight_block_per_row_934a(
   constexpr int kThreads = Config::kThreads;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // look 1: sum(dy * xhat), sum(dy)
+  struct Look1 {  // state of look 1: sum(dy * xhat), sum(dy)
     float dy_xhat_sum, dy_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.dy_xhat_sum + b.dy_xhat_sum, a.dy_sum + b.dy_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.dy_xhat_sum, offset), __shfl_xor_sync(0xffffffffu, s.dy_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.dy_xhat_sum, offset), __shfl_xor_sync(mask, s.dy_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[2][kWarpsPerRow];
@@ -2021,8 +1928,7 @@ layernorm_bwd_bf16_any_cols_without_weight_block_per_row_934a(
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  for (int first_row = blockIdx.x; first_row < rows; first_row += gridDim.x) {
-    const int row = first_row;
+  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
     bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
     const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
@@ -2116,10 +2022,7 @@ layernorm_bwd_bf16_any_cols_without_weight_block_per_row_934a(
       const int column = cell;
       const float dbias_total = __ldcg(sums + cell);
       sums[cell] = 0.0f;
-      Vec<bfloat16, 1> dbias_vec = {};
-      const float dbias_value[1] = {dbias_total};
-      pack(dbias_vec, dbias_value);
-      write(dbias + column, dbias_vec);
+      write_element(dbias, column, dbias_total);
     }
     if (threadIdx.x == 0) *ticket = 0;
   }
@@ -2127,10 +2030,10 @@ layernorm_bwd_bf16_any_cols_without_weight_block_per_row_934a(
   Chain::at_end();
 }
 
-// layernorm backward, any number of columns: a block owns a row; it is read twice.
+// layernorm backward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_any_cols_without_bias_block_per_row_d5a8(
+layernorm_bwd_bf16_any_cols_without_bias_block_per_row_bf4b(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -2148,19 +2051,18 @@ layernorm_bwd_bf16_any_cols_without_bias_block_per_row_d5a8(
   constexpr int kThreads = Config::kThreads;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
+  struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
     float dxhat_xhat_sum, dxhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset),
-          __shfl_xor_sync(0xffffffffu, s.dxhat_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset), __shfl_xor_sync(mask, s.dxhat_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[2][kWarpsPerRow];
@@ -2172,8 +2074,7 @@ layernorm_bwd_bf16_any_cols_without_bias_block_per_row_d5a8(
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  for (int first_row = blockIdx.x; first_row < rows; first_row += gridDim.x) {
-    const int row = first_row;
+  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
     bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
     const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
@@ -2279,10 +2180,7 @@ layernorm_bwd_bf16_any_cols_without_bias_block_per_row_d5a8(
       const int column = cell;
       const float dweight_total = __ldcg(sums + cell);
       sums[cell] = 0.0f;
-      Vec<bfloat16, 1> dweight_vec = {};
-      const float dweight_value[1] = {dweight_total};
-      pack(dweight_vec, dweight_value);
-      write(dweight + column, dweight_vec);
+      write_element(dweight, column, dweight_total);
     }
     if (threadIdx.x == 0) *ticket = 0;
   }
@@ -2290,10 +2188,10 @@ layernorm_bwd_bf16_any_cols_without_bias_block_per_row_d5a8(
   Chain::at_end();
 }
 
-// layernorm backward, any number of columns: a block owns a row; it is read twice.
+// layernorm backward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_a900(
+layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_5c3e(
     bfloat16* __restrict__ dx,
     Input<Config, bfloat16> dy,
     Input<Config, bfloat16> x,
@@ -2306,18 +2204,18 @@ layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_a900(
     int cols) {
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // look 1: sum(dy * y), sum(dy)
+  struct Look1 {  // state of look 1: sum(dy * y), sum(dy)
     float dy_y_sum, dy_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.dy_y_sum + b.dy_y_sum, a.dy_sum + b.dy_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.dy_y_sum, offset), __shfl_xor_sync(0xffffffffu, s.dy_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.dy_y_sum, offset), __shfl_xor_sync(mask, s.dy_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -2636,50 +2534,50 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {262144,   256, 16, 0u, 0u, false, {{512, 32, true, 0, 1, 1, 1, 32768}, {512, 1, true, 64}, {0, 0, 2048},
-     run_and_finish<layernorm_bwd_bf16_warp_per_row_ae4c<Cols256_4f3f>,
-     layernorm_bwd_bf16_warp_per_row_ae4c_finish<Cols256_4f3f>>}},
+     run_and_finish<layernorm_bwd_bf16_warp_per_row_e6fc<Cols256_b5bc>,
+     layernorm_bwd_bf16_finish_6b9a<Cols256_b5bc>>}},
     {  8192,   768, 16, 0u, 0u, false, {{128, 4, true, 0, 1, 3, 1, 24576}, {512, 1, true, 192}, {0, 0, 6144},
-     run_and_finish<layernorm_bwd_bf16_warp_per_row_ae4c<Cols768_9b28>,
-     layernorm_bwd_bf16_warp_per_row_ae4c_finish<Cols768_9b28>>}},
+     run_and_finish<layernorm_bwd_bf16_warp_per_row_e6fc<Cols768_92a2>,
+     layernorm_bwd_bf16_finish_6b9a<Cols768_92a2>>}},
     {  8192,  1023,  2, 0u, 0u,  true, {{256, 4, true, 0, 1, 2, 1, 32768}, {512, 1, true, 256}, {0, 0, 8192},
-     run_and_finish<layernorm_bwd_bf16_block_per_row_8728<Cols1023_0224>,
-     layernorm_bwd_bf16_block_per_row_8728_finish<Cols1023_0224>>}},
+     run_and_finish<layernorm_bwd_bf16_block_per_row_2dc5<Cols1023_3df6>,
+     layernorm_bwd_bf16_finish_2dd5<Cols1023_3df6>>}},
     {  4096,  1024, 16, 0u, 0u, false, {{256, 4, true, 0, 1, 2, 1, 32768}, {512, 1, true, 256}, {0, 0, 8192},
-     run_and_finish<layernorm_bwd_bf16_block_per_row_8fe6<Cols1024_4b5f>,
-     layernorm_bwd_bf16_block_per_row_8fe6_finish<Cols1024_4b5f>>}},
+     run_and_finish<layernorm_bwd_bf16_block_per_row_7ce7<Cols1024_2bda>,
+     layernorm_bwd_bf16_finish_6b9a<Cols1024_2bda>>}},
     { 32768,  1024, 16, 0u, 0u, false, {{256, 4, true, 0, 1, 2, 1, 32768}, {512, 1, true, 256}, {0, 0, 8192},
-     run_and_finish<layernorm_bwd_bf16_block_per_row_8fe6<Cols1024_4b5f>,
-     layernorm_bwd_bf16_block_per_row_8fe6_finish<Cols1024_4b5f>>}},
+     run_and_finish<layernorm_bwd_bf16_block_per_row_7ce7<Cols1024_2bda>,
+     layernorm_bwd_bf16_finish_6b9a<Cols1024_2bda>>}},
     {  4096,  4096, 16, 0u, 0u, false, {{256, 1, true, 0, 1, 2, 1, 32768}, {512, 1, true, 256}, {0, 0, 32768},
-     run_and_finish<layernorm_bwd_bf16_block_per_row_95cb<Cols4096_6457>,
-     layernorm_bwd_bf16_block_per_row_95cb_finish<Cols4096_6457>>}},
+     run_and_finish<layernorm_bwd_bf16_block_per_row_a3b7<Cols4096_1e5f>,
+     layernorm_bwd_bf16_finish_6b9a<Cols4096_1e5f>>}},
     { 16384,  8192, 16, 0u, 0u, false, {{512, 1, false, 0, 1, 1, 1, 131072}, {512, 1, true, 512}, {0, 0, 65536},
-     run_and_finish<layernorm_bwd_bf16_block_per_row_95cb<Cols8192_697a>,
-     layernorm_bwd_bf16_block_per_row_95cb_finish<Cols8192_697a>>}},
+     run_and_finish<layernorm_bwd_bf16_block_per_row_a3b7<Cols8192_3a58>,
+     layernorm_bwd_bf16_finish_6b9a<Cols8192_3a58>>}},
     {  2048, 16384, 16, 0u, 0u, false, {{256, 1, true, 0, 1, 1, 2, 98304}, {512, 1, true, 1024}, {0, 0, 65536},
-     run_and_finish<layernorm_bwd_bf16_cluster_per_row_f61b<Cols16384_58ef>,
-     layernorm_bwd_bf16_cluster_per_row_f61b_finish<Cols16384_58ef>>}},
+     run_and_finish<layernorm_bwd_bf16_cluster_per_row_d70c<Cols16384_26d0>,
+     layernorm_bwd_bf16_finish_941f<Cols16384_26d0>>}},
 };
 
 // The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
 // rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
     {{256, 1, false, 0, 1}, {}, {128, 8, 0},
-     run_any_cols<layernorm_bwd_bf16_any_cols_block_per_row_3ba6<AnyCols_f974>>},
+     run_any_cols<layernorm_bwd_bf16_any_cols_block_per_row_19ff<AnyCols_54f6>>},
     {{256, 1, false, 0, 1}, {}, {128, 8, 0},
-     run_any_cols<layernorm_bwd_bf16_any_cols_block_per_row_3ba6<AnyCols_b219>>},
+     run_any_cols<layernorm_bwd_bf16_any_cols_block_per_row_19ff<AnyCols_fee7>>},
     {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols_without_weight<layernorm_bwd_bf16_any_cols_without_weight_block_per_row_934a<AnyCols_f974>>},
+     run_any_cols_without_weight<layernorm_bwd_bf16_any_cols_without_weight_block_per_row_6bd6<AnyCols_54f6>>},
     {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols_without_weight<layernorm_bwd_bf16_any_cols_without_weight_block_per_row_934a<AnyCols_b219>>},
+     run_any_cols_without_weight<layernorm_bwd_bf16_any_cols_without_weight_block_per_row_6bd6<AnyCols_fee7>>},
     {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols_without_bias<layernorm_bwd_bf16_any_cols_without_bias_block_per_row_d5a8<AnyCols_f974>>},
+     run_any_cols_without_bias<layernorm_bwd_bf16_any_cols_without_bias_block_per_row_bf4b<AnyCols_54f6>>},
     {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols_without_bias<layernorm_bwd_bf16_any_cols_without_bias_block_per_row_d5a8<AnyCols_b219>>},
+     run_any_cols_without_bias<layernorm_bwd_bf16_any_cols_without_bias_block_per_row_bf4b<AnyCols_fee7>>},
     {{256}, {}, {0, 0, 0}, run_any_cols_without_bias_without_weight<
-     layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_a900<AnyCols_ff33>>},
+     layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_5c3e<AnyCols_54f6>>},
     {{256}, {}, {0, 0, 0}, run_any_cols_without_bias_without_weight<
-     layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_a900<AnyCols_db2e>>},
+     layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_5c3e<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight, 2u bias.

@@ -17,10 +17,10 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // note      emitted as another text than the one that was tuned: 8192 x 768
 //
-//   rows x cols              kernel         threads  rows/block  vector  price us  chain us  GB/s  of roof  vs default  alone us  timed
-//   8192 x 768               block_per_row  512      8           2       -         -         3452  94.9 %   1.14x       21.89     cold alone
-//   (any other, rows alike)  block_per_row  256      1           4       -         -         -     -        -           -         not tuned
-//   (any other)              block_per_row  256      1           1       -         -         -     -        -           -         not tuned
+//   rows x cols              kernel         threads  rows/block  vector  GB/s  of roof  vs default  alone us  timed
+//   8192 x 768               block_per_row  512      8           2       3452  94.9 %   1.14x       21.89     cold alone
+//   (any other, rows alike)  block_per_row  256      1           4       -     -        -           -         not tuned
+//   (any other)              block_per_row  256      1           1       -     -        -           -         not tuned
 //
 // times     alone: of launches behind each other, which overlap where they start early; GB/s and ratios are of these
 //
@@ -59,7 +59,7 @@ __device__ __forceinline__ void dependency_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-// ... and let the kernel behind this one start as soon as blocks leave room.
+// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
 __device__ __forceinline__ void dependency_trigger() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
@@ -106,7 +106,7 @@ struct Default {
 
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  the same, of a call's second kernel for its first one
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
 // at_...            here the kernel behind this one may start: it takes the place of blocks as they end
 // Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
 //                   the compiler would read it through the non-coherent cache and move loads over a wait
@@ -128,17 +128,17 @@ struct Early : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
 };
 
-// ... and lets the next one take its place at once: that one waits there.
+// As Early; the next kernel may start at once, and waits where it must.
 struct EarlyAtStart : Early {
   static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
-// ... or as soon as it has asked for its row.
+// As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
   static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
 };
 
-// ... or at its end.
+// As Early; the next kernel may start as the blocks of this one end.
 struct EarlyAtEnd : Early {
   static __device__ __forceinline__ void at_end() { dependency_trigger(); }
 };
@@ -182,6 +182,13 @@ __device__ __forceinline__ float total_of_warps(const float (&warp_sums)[kWarps]
   for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][cell];
   return total;
 }
+
+// What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
+struct Plain {
+  using Load = Default;   // how rows are read
+  using Store = Default;  // how rows are written
+  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
+};
 
 // N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
 template <typename T, int N>
@@ -264,12 +271,12 @@ __device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, i
   }
 }
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
-// how two combine, and how to get that of the lane whose number differs by `offset`.
+// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
+// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s) {
+__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
   return s;
 }
 
@@ -308,23 +315,27 @@ __device__ __forceinline__ bool takes_last_ticket(unsigned* ticket, bool& is_las
   return is_last;
 }
 
-// What a tuned shape is: the sizes and hints of its kernel.
-struct Cols768_aa96 { enum :
-    int { kCols = 768, kThreads = 512, kThreadsPerRow = 64, kRowsPerBlock = 8, kVector = 2, kGroups = 8, kCells = 8 };
-    using Load = Default; using Store = Default; using Chain = EarlyAtEnd; };
-struct AnyCols_b489 { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 4, kUnroll = 1 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
-struct AnyCols_b219 { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
-struct AnyCols_1331 { enum : int { kThreadsPerRow = 256, kVector = 4, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
-struct AnyCols_db2e { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
+// elements[at] = value, rounded as it is stored.
+template <typename T>
+__device__ __forceinline__ void write_element(T* elements, int at, float value) {
+  Vec<T, 1> vec = {};
+  const float values[1] = {value};
+  pack(vec, values);
+  write(elements + at, vec);
+}
 
-// layernorm backward: the threads of some warps own a row, rows lie side by side in a block; it is read once.
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+struct Cols768_d40a : Plain { using Chain = EarlyAtEnd;
+  enum : int { kCols = 768, kThreads = 512, kThreadsPerRow = 64, kRowsPerBlock = 8, kVector = 2, kGroups = 8, kCells = 8
+      };
+};
+struct AnyCols_3be0 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 4, kUnroll = 1 }; };
+struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
+
+// layernorm backward: several warps own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_f32_block_per_row_9f0f(
+layernorm_bwd_f32_block_per_row_c22b(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     float* __restrict__ dbias,
@@ -343,24 +354,23 @@ layernorm_bwd_f32_block_per_row_9f0f(
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kRowsPerBlock = Config::kRowsPerBlock;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 2;  // that are summed over rows
+  constexpr int kTensors = 2;  // tensors that are summed over rows
   constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
-  struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
+  struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
     float dxhat_xhat_sum, dxhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset),
-          __shfl_xor_sync(0xffffffffu, s.dxhat_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset), __shfl_xor_sync(mask, s.dxhat_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[2][kRowsPerBlock][kWarpsPerRow];
@@ -382,7 +392,7 @@ layernorm_bwd_f32_block_per_row_9f0f(
     }
   }
 
-  // Sums over the rows of this thread, column by column.
+  // This thread's sums over its rows, one for each of its columns.
   float dweight_sum[kSteps][kVector] = {};
   float dbias_sum[kSteps][kVector] = {};
   float (*group_sums)[kTensors][kPitch] = reinterpret_cast<float (*)[kTensors][kPitch]>(dynamic_shared());
@@ -391,7 +401,7 @@ layernorm_bwd_f32_block_per_row_9f0f(
   Vec<float, kVector> x_next[kSteps];
   float mean_next;
   float rstd_next;
-  // The loads of the next row travel while this one is computed.
+  // The next row is loaded while the present one is computed.
   const auto fetch = [&](int first_row) {
     const int fetched_row = min(first_row + slot, rows - 1);
     const float* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
@@ -480,7 +490,7 @@ layernorm_bwd_f32_block_per_row_9f0f(
     parity ^= 1;
   }
 
-  // The row groups of this block leave their sums side by side ...
+  // Each row group of the block leaves its sums in shared memory.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -495,7 +505,7 @@ layernorm_bwd_f32_block_per_row_9f0f(
 
   float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
   __syncthreads();
-  // ... and are added in a fixed order.
+  // The sums of the row groups are added in a fixed order.
   for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
     float dweight_total = group_sums[0][0][cell];
     #pragma unroll
@@ -514,10 +524,10 @@ layernorm_bwd_f32_block_per_row_9f0f(
   Chain::at_end();
 }
 
-// Adds the partial rows of the kernel above, cell by cell and always in the same order.
+// Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-layernorm_bwd_f32_block_per_row_9f0f_finish(
+layernorm_bwd_f32_finish_d150(
     float* __restrict__ dweight,
     float* __restrict__ dbias,
     Input<Config, float> partials,
@@ -527,38 +537,34 @@ layernorm_bwd_f32_block_per_row_9f0f_finish(
   constexpr int kVector = Config::kVector;
   constexpr int kVectors = kCols / kVector;
   constexpr int kThreads = 512;
-  constexpr int kTensors = 2;  // that are summed over rows
-  constexpr int kCells = Config::kCells;  // of a block
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
+  constexpr int kTensors = 2;  // tensors that are summed over rows
+  constexpr int kCells = Config::kCells;  // sums that a block adds
+  using Chain = typename Config::Chain;
   __shared__ float warp_sums[kThreads / 32][kCells];
 
   const int tensor = blockIdx.x % kTensors;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+
   Chain::at_start();
   Chain::wait_for_partner();
+
   add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
   const int column = cell % kVectors * kVector + cell / kVectors;
   if (threadIdx.x < kCells && cell < kCols) {
     const float total = total_of_warps(warp_sums, threadIdx.x);
     if (tensor == 0) {
-      Vec<float, 1> dweight_vec = {};
-      const float dweight_value[1] = {total};
-      pack(dweight_vec, dweight_value);
-      write(dweight + column, dweight_vec);
+      write_element(dweight, column, total);
     }
     if (tensor == 1) {
-      Vec<float, 1> dbias_vec = {};
-      const float dbias_value[1] = {total};
-      pack(dbias_vec, dbias_value);
-      write(dbias + column, dbias_vec);
+      write_element(dbias, column, total);
     }
   }
 }
 
-// layernorm backward, any number of columns: a block owns a row; it is read twice.
+// layernorm backward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_f32_any_cols_block_per_row_111b(
+layernorm_bwd_f32_any_cols_block_per_row_967d(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     float* __restrict__ dbias,
@@ -577,19 +583,18 @@ layernorm_bwd_f32_any_cols_block_per_row_111b(
   constexpr int kThreads = Config::kThreads;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
+  struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
     float dxhat_xhat_sum, dxhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset),
-          __shfl_xor_sync(0xffffffffu, s.dxhat_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset), __shfl_xor_sync(mask, s.dxhat_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[2][kWarpsPerRow];
@@ -601,8 +606,7 @@ layernorm_bwd_f32_any_cols_block_per_row_111b(
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  for (int first_row = blockIdx.x; first_row < rows; first_row += gridDim.x) {
-    const int row = first_row;
+  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
     float* dx_row = dx + static_cast<long long>(row) * dx_pitch;
     const float* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const float* x_row = x + static_cast<long long>(row) * x_pitch;
@@ -710,16 +714,10 @@ layernorm_bwd_f32_any_cols_block_per_row_111b(
       const int column = cell;
       const float dweight_total = __ldcg(sums + cell);
       sums[cell] = 0.0f;
-      Vec<float, 1> dweight_vec = {};
-      const float dweight_value[1] = {dweight_total};
-      pack(dweight_vec, dweight_value);
-      write(dweight + column, dweight_vec);
+      write_element(dweight, column, dweight_total);
       const float dbias_total = __ldcg(sums + cols + cell);
       sums[cols + cell] = 0.0f;
-      Vec<float, 1> dbias_vec = {};
-      const float dbias_value[1] = {dbias_total};
-      pack(dbias_vec, dbias_value);
-      write(dbias + column, dbias_vec);
+      write_element(dbias, column, dbias_total);
     }
     if (threadIdx.x == 0) *ticket = 0;
   }
@@ -727,10 +725,10 @@ layernorm_bwd_f32_any_cols_block_per_row_111b(
   Chain::at_end();
 }
 
-// layernorm backward, any number of columns: a block owns a row; it is read twice.
+// layernorm backward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_f32_any_cols_without_weight_block_per_row_00bf(
+layernorm_bwd_f32_any_cols_without_weight_block_per_row_e21a(
     float* __restrict__ dx,
     float* __restrict__ dbias,
     Input<Config, float> dy,
@@ -747,18 +745,18 @@ layernorm_bwd_f32_any_cols_without_weight_block_per_row_00bf(
   constexpr int kThreads = Config::kThreads;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // look 1: sum(dy * xhat), sum(dy)
+  struct Look1 {  // state of look 1: sum(dy * xhat), sum(dy)
     float dy_xhat_sum, dy_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.dy_xhat_sum + b.dy_xhat_sum, a.dy_sum + b.dy_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.dy_xhat_sum, offset), __shfl_xor_sync(0xffffffffu, s.dy_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.dy_xhat_sum, offset), __shfl_xor_sync(mask, s.dy_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[2][kWarpsPerRow];
@@ -770,8 +768,7 @@ layernorm_bwd_f32_any_cols_without_weight_block_per_row_00bf(
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  for (int first_row = blockIdx.x; first_row < rows; first_row += gridDim.x) {
-    const int row = first_row;
+  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
     float* dx_row = dx + static_cast<long long>(row) * dx_pitch;
     const float* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const float* x_row = x + static_cast<long long>(row) * x_pitch;
@@ -865,10 +862,7 @@ layernorm_bwd_f32_any_cols_without_weight_block_per_row_00bf(
       const int column = cell;
       const float dbias_total = __ldcg(sums + cell);
       sums[cell] = 0.0f;
-      Vec<float, 1> dbias_vec = {};
-      const float dbias_value[1] = {dbias_total};
-      pack(dbias_vec, dbias_value);
-      write(dbias + column, dbias_vec);
+      write_element(dbias, column, dbias_total);
     }
     if (threadIdx.x == 0) *ticket = 0;
   }
@@ -876,10 +870,10 @@ layernorm_bwd_f32_any_cols_without_weight_block_per_row_00bf(
   Chain::at_end();
 }
 
-// layernorm backward, any number of columns: a block owns a row; it is read twice.
+// layernorm backward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_f32_any_cols_without_bias_block_per_row_2327(
+layernorm_bwd_f32_any_cols_without_bias_block_per_row_fd0d(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     Input<Config, float> dy,
@@ -897,19 +891,18 @@ layernorm_bwd_f32_any_cols_without_bias_block_per_row_2327(
   constexpr int kThreads = Config::kThreads;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
+  struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
     float dxhat_xhat_sum, dxhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset),
-          __shfl_xor_sync(0xffffffffu, s.dxhat_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset), __shfl_xor_sync(mask, s.dxhat_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[2][kWarpsPerRow];
@@ -921,8 +914,7 @@ layernorm_bwd_f32_any_cols_without_bias_block_per_row_2327(
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  for (int first_row = blockIdx.x; first_row < rows; first_row += gridDim.x) {
-    const int row = first_row;
+  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
     float* dx_row = dx + static_cast<long long>(row) * dx_pitch;
     const float* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const float* x_row = x + static_cast<long long>(row) * x_pitch;
@@ -1028,10 +1020,7 @@ layernorm_bwd_f32_any_cols_without_bias_block_per_row_2327(
       const int column = cell;
       const float dweight_total = __ldcg(sums + cell);
       sums[cell] = 0.0f;
-      Vec<float, 1> dweight_vec = {};
-      const float dweight_value[1] = {dweight_total};
-      pack(dweight_vec, dweight_value);
-      write(dweight + column, dweight_vec);
+      write_element(dweight, column, dweight_total);
     }
     if (threadIdx.x == 0) *ticket = 0;
   }
@@ -1039,10 +1028,10 @@ layernorm_bwd_f32_any_cols_without_bias_block_per_row_2327(
   Chain::at_end();
 }
 
-// layernorm backward, any number of columns: a block owns a row; it is read twice.
+// layernorm backward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_3201(
+layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_6968(
     float* __restrict__ dx,
     Input<Config, float> dy,
     Input<Config, float> x,
@@ -1055,18 +1044,18 @@ layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_3201(
     int cols) {
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // look 1: sum(dy * y), sum(dy)
+  struct Look1 {  // state of look 1: sum(dy * y), sum(dy)
     float dy_y_sum, dy_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.dy_y_sum + b.dy_y_sum, a.dy_sum + b.dy_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.dy_y_sum, offset), __shfl_xor_sync(0xffffffffu, s.dy_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.dy_y_sum, offset), __shfl_xor_sync(mask, s.dy_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -1370,29 +1359,29 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {8192, 768, 8, 0u, 0u, false, {{512, 8, true, 0, 1, 1, 1, 49152}, {512, 1, true, 192}, {0, 0, 6144},
-     run_and_finish<layernorm_bwd_f32_block_per_row_9f0f<Cols768_aa96>,
-     layernorm_bwd_f32_block_per_row_9f0f_finish<Cols768_aa96>>}},
+     run_and_finish<layernorm_bwd_f32_block_per_row_c22b<Cols768_d40a>,
+     layernorm_bwd_f32_finish_d150<Cols768_d40a>>}},
 };
 
 // The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
 // rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
     {{256, 1, false, 0, 1}, {}, {128, 8, 0},
-     run_any_cols<layernorm_bwd_f32_any_cols_block_per_row_111b<AnyCols_b489>>},
+     run_any_cols<layernorm_bwd_f32_any_cols_block_per_row_967d<AnyCols_3be0>>},
     {{256, 1, false, 0, 1}, {}, {128, 8, 0},
-     run_any_cols<layernorm_bwd_f32_any_cols_block_per_row_111b<AnyCols_b219>>},
+     run_any_cols<layernorm_bwd_f32_any_cols_block_per_row_967d<AnyCols_fee7>>},
     {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols_without_weight<layernorm_bwd_f32_any_cols_without_weight_block_per_row_00bf<AnyCols_b489>>},
+     run_any_cols_without_weight<layernorm_bwd_f32_any_cols_without_weight_block_per_row_e21a<AnyCols_3be0>>},
     {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols_without_weight<layernorm_bwd_f32_any_cols_without_weight_block_per_row_00bf<AnyCols_b219>>},
+     run_any_cols_without_weight<layernorm_bwd_f32_any_cols_without_weight_block_per_row_e21a<AnyCols_fee7>>},
     {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols_without_bias<layernorm_bwd_f32_any_cols_without_bias_block_per_row_2327<AnyCols_b489>>},
+     run_any_cols_without_bias<layernorm_bwd_f32_any_cols_without_bias_block_per_row_fd0d<AnyCols_3be0>>},
     {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols_without_bias<layernorm_bwd_f32_any_cols_without_bias_block_per_row_2327<AnyCols_b219>>},
+     run_any_cols_without_bias<layernorm_bwd_f32_any_cols_without_bias_block_per_row_fd0d<AnyCols_fee7>>},
     {{256}, {}, {0, 0, 0}, run_any_cols_without_bias_without_weight<
-     layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_3201<AnyCols_1331>>},
+     layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_6968<AnyCols_3be0>>},
     {{256}, {}, {0, 0, 0}, run_any_cols_without_bias_without_weight<
-     layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_3201<AnyCols_db2e>>},
+     layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_6968<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight, 2u bias.

@@ -17,23 +17,23 @@
 //           4096 x 3072, 1 x 4096, 64 x 4096, 4096 x 4096, 8192 x 4097, 4096 x 6144, 16 x 8192, 16384 x 8192, 4 x
 //           16384, 2048 x 65536
 //
-//   rows x cols                kernel           threads  rows/block  vector  price us  chain us  GB/s  of roof  vs default  alone us  timed
-//   8192 x 768                 warp_per_row     32       1           4       -         -         3172  93.3 %   1.01x       7.955     cold alone
-//   8192 x 1000                warp_per_row     64       2           8       -         -         3341  93.8 %   1.13x       9.83      cold alone
-//   16384 x 1000               block_per_row    128      2           8       -         -         3655  100.0 %  1.11x       17.97     cold alone
-//   16384 x 1023               warp_per_row     32       1           4       -         -         3303  91.2 %   1.28x       20.34     cold alone
-//   4096 x 3072                block_per_row    128      1           8       -         -         3534  98.8 %   1.03x       14.25     cold alone
-//   1 x 4096 no mean no rstd   block_per_row    256      1           4       -         -         26    70.5 %   1.04x       1.26      hot alone
-//   64 x 4096 no mean no rstd  block_per_row    256      1           4       -         -         750   73.8 %   1.03x       1.42      hot alone
-//   4096 x 4096                block_per_row    128      1           4       -         -         3821  99.4 %   1.01x       17.58     cold alone
-//   8192 x 4097                block_per_row    256      1           8       -         -         3683  97.8 %   1.16x       36.47     cold alone
-//   4096 x 6144                block_per_row    256      1           8       -         -         3788  95.0 %   1.09x       26.59     cold alone
-//   16 x 8192 no mean no rstd  block_per_row    256      1           8       -         -         323   57.2 %   1.00x       1.727     hot alone
-//   16384 x 8192               block_per_row    256      1           8       -         -         4220  100.3 %  1.06x       127.3     cold alone
-//   4 x 16384 no mean no rstd  cluster_per_row  128      1           4       -         -         158   47.8 %   1.02x       2.074     hot alone
-//   2048 x 65536               cluster_per_row  256      1           8       -         -         3871  92.0 %   1.00x       138.8     cold alone
-//   (any other, rows alike)    block_per_row    256      1           8       -         -         -     -        -           -         not tuned
-//   (any other)                block_per_row    256      1           1       -         -         -     -        -           -         not tuned
+//   rows x cols                kernel           threads  rows/block  vector  GB/s  of roof  vs default  alone us  timed
+//   8192 x 768                 warp_per_row     32       1           4       3172  93.3 %   1.01x       7.955     cold alone
+//   8192 x 1000                warp_per_row     64       2           8       3341  93.8 %   1.13x       9.83      cold alone
+//   16384 x 1000               block_per_row    128      2           8       3655  100.0 %  1.11x       17.97     cold alone
+//   16384 x 1023               warp_per_row     32       1           4       3303  91.2 %   1.28x       20.34     cold alone
+//   4096 x 3072                block_per_row    128      1           8       3534  98.8 %   1.03x       14.25     cold alone
+//   1 x 4096 no mean no rstd   block_per_row    256      1           4       26    70.5 %   1.04x       1.26      hot alone
+//   64 x 4096 no mean no rstd  block_per_row    256      1           4       750   73.8 %   1.03x       1.42      hot alone
+//   4096 x 4096                block_per_row    128      1           4       3821  99.4 %   1.01x       17.58     cold alone
+//   8192 x 4097                block_per_row    256      1           8       3683  97.8 %   1.16x       36.47     cold alone
+//   4096 x 6144                block_per_row    256      1           8       3788  95.0 %   1.09x       26.59     cold alone
+//   16 x 8192 no mean no rstd  block_per_row    256      1           8       323   57.2 %   1.00x       1.727     hot alone
+//   16384 x 8192               block_per_row    256      1           8       4220  100.3 %  1.06x       127.3     cold alone
+//   4 x 16384 no mean no rstd  cluster_per_row  128      1           4       158   47.8 %   1.02x       2.074     hot alone
+//   2048 x 65536               cluster_per_row  256      1           8       3871  92.0 %   1.00x       138.8     cold alone
+//   (any other, rows alike)    block_per_row    256      1           8       -     -        -           -         not tuned
+//   (any other)                block_per_row    256      1           1       -     -        -           -         not tuned
 //
 // times     alone: of launches behind each other, which overlap where they start early; GB/s and ratios are of these
 //
@@ -145,7 +145,8 @@ __device__ __forceinline__ unsigned cluster_rank() {
   return rank;
 }
 
-// All threads of all blocks of a cluster arrive, then wait: writes before are seen behind.
+// All threads of all blocks of a cluster arrive, then wait. What a thread wrote before it arrived, the others see after
+// they have waited.
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
@@ -196,7 +197,7 @@ __device__ __forceinline__ void dependency_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-// ... and let the kernel behind this one start as soon as blocks leave room.
+// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
 __device__ __forceinline__ void dependency_trigger() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
@@ -358,7 +359,7 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
 
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  the same, of a call's second kernel for its first one
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
 // at_...            here the kernel behind this one may start: it takes the place of blocks as they end
 // Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
 //                   the compiler would read it through the non-coherent cache and move loads over a wait
@@ -380,17 +381,17 @@ struct Early : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
 };
 
-// ... and lets the next one take its place at once: that one waits there.
+// As Early; the next kernel may start at once, and waits where it must.
 struct EarlyAtStart : Early {
   static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
-// ... or as soon as it has asked for its row.
+// As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
   static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
 };
 
-// ... or at its end.
+// As Early; the next kernel may start as the blocks of this one end.
 struct EarlyAtEnd : Early {
   static __device__ __forceinline__ void at_end() { dependency_trigger(); }
 };
@@ -401,12 +402,12 @@ struct EarlyPartner : InOrder {
   static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
-// how two combine, and how to get that of the lane whose number differs by `offset`.
+// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
+// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s) {
+__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
   return s;
 }
 
@@ -444,6 +445,13 @@ __device__ __forceinline__ State exchange_cluster(
   mbarrier_wait(arrived, exchange / 2 % 2);
   return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(set));
 }
+
+// What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
+struct Plain {
+  using Load = Default;   // how rows are read
+  using Store = Default;  // how rows are written
+  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
+};
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
 // around them, moved into place. `inside`: those words are known to lie within the array.
@@ -529,42 +537,53 @@ struct Streaming {
   }
 };
 
-// What a tuned shape is: the sizes and hints of its kernel.
-struct Cols768_7e04 { enum : int { kCols = 768, kThreadsPerRow = 32, kVector = 4, kThreads = 32 }; using Load = Default;
-    using Store = Default; using Chain = InOrder; };
-struct Cols1000_3b33 { enum : int { kCols = 1000, kThreadsPerRow = 32, kRowsPerBlock = 2, kVector = 8, kThreads = 64 };
-    using Load = Default; using Store = Default; using Chain = EarlyAtLoads; };
-struct Cols1000_029a { enum : int { kCols = 1000, kThreadsPerRow = 64, kRowsPerBlock = 2, kVector = 8, kThreads = 128 };
-    using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads; };
-struct Cols1023_a422 { enum : int { kCols = 1023, kThreadsPerRow = 32, kVector = 4, kThreads = 32 };
-    using Load = EvictLast; using Store = Default; using Chain = EarlyAtStart; };
-struct Cols3072_643d { enum : int { kCols = 3072, kThreadsPerRow = 128, kVector = 8, kThreads = 128 };
-    using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads; };
-struct Cols4096_1c4f { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 4, kThreads = 256 };
-    using Load = Default; using Store = Default; using Chain = EarlyAtLoads; };
-struct Cols4096_12d0 { enum : int { kCols = 4096, kThreadsPerRow = 128, kVector = 4, kThreads = 128 };
-    using Load = Default; using Store = Default; using Chain = EarlyAtLoads; };
-struct Cols4097_2b5c { enum : int { kCols = 4097, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
-    using Load = EvictLast; using Store = Default; using Chain = EarlyAtStart; };
-struct Cols6144_bd70 { enum : int { kCols = 6144, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
-    using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads; };
-struct Cols8192_e904 { enum : int { kCols = 8192, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
-    using Load = NoAllocate; using Store = Default; using Chain = EarlyAtLoads; };
-struct Cols8192_b044 { enum : int { kCols = 8192, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
-    using Load = EvictLast; using Store = Default; using Chain = EarlyAtLoads; };
-struct Cols16384_a4ca { enum : int { kCols = 16384, kThreads = 128, kCluster = 4, kVector = 4 };
-    using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads; };
-struct Cols65536_8573 { enum : int { kCols = 65536, kThreads = 256, kCluster = 8, kVector = 8, kStages = 2 };
-    using Load = EvictLast; using Store = Default; using Chain = InOrder; };
-struct AnyCols_ff33 { enum : int { kThreadsPerRow = 256, kVector = 8, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
-struct AnyCols_db2e { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+struct Cols768_3fe1 : Plain {
+  enum : int { kCols = 768, kThreads = 32, kThreadsPerRow = 32, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols1000_db41 : Plain { using Chain = EarlyAtLoads;
+  enum : int { kCols = 1000, kThreads = 64, kThreadsPerRow = 32, kRowsPerBlock = 2, kVector = 8, kEarlyParams = 1 };
+};
+struct Cols1000_ff71 : Plain { using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads;
+  enum : int { kCols = 1000, kThreads = 128, kThreadsPerRow = 64, kRowsPerBlock = 2, kVector = 8, kEarlyParams = 0 };
+};
+struct Cols1023_be9e : Plain { using Load = EvictLast; using Chain = EarlyAtStart;
+  enum : int { kCols = 1023, kThreads = 32, kThreadsPerRow = 32, kVector = 4, kFirstInside = 0 };
+};
+struct Cols3072_96cb : Plain { using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads;
+  enum : int { kCols = 3072, kThreads = 128, kThreadsPerRow = 128, kVector = 8, kEarlyParams = 1 };
+};
+struct Cols4096_07fd : Plain { using Chain = EarlyAtLoads;
+  enum : int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols4096_1c3c : Plain { using Chain = EarlyAtLoads;
+  enum : int { kCols = 4096, kThreads = 128, kThreadsPerRow = 128, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols4097_88d7 : Plain { using Load = EvictLast; using Chain = EarlyAtStart;
+  enum : int { kCols = 4097, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kFirstInside = 0 };
+};
+struct Cols6144_ff1f : Plain { using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads;
+  enum : int { kCols = 6144, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kEarlyParams = 0 };
+};
+struct Cols8192_9096 : Plain { using Load = NoAllocate; using Chain = EarlyAtLoads;
+  enum : int { kCols = 8192, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kEarlyParams = 1 };
+};
+struct Cols8192_ae49 : Plain { using Load = EvictLast; using Chain = EarlyAtLoads;
+  enum : int { kCols = 8192, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kEarlyParams = 0 };
+};
+struct Cols16384_6dd0 : Plain { using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads;
+  enum : int { kCols = 16384, kThreads = 128, kCluster = 4, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols65536_fac1 : Plain { using Load = EvictLast;
+  enum : int { kCols = 65536, kThreads = 256, kCluster = 8, kVector = 8, kStages = 2 };
+};
+struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
+struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
 
-// layernorm forward: lanes of a warp own a row; it is read once.
+// layernorm forward: lanes of a warp own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_warp_per_row_8fec(
+layernorm_fwd_bf16_warp_per_row_ec0d(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -578,28 +597,30 @@ layernorm_fwd_bf16_warp_per_row_8fec(
   constexpr int kCols = Config::kCols;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kVectors = kCols / kVector;  // per row
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  // column parameters wait in registers, or are read where they are used
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
-  struct Look1 {  // look 1: sum(x)
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_sum + b.x_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_sum, offset)};
     }
   };
-  struct Look2 {  // look 2: sum((x - mean)**2)
+  struct Look2 {  // state of look 2: sum((x - mean)**2)
     float var_sum;
     static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
       return {a.var_sum + b.var_sum};
     }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.var_sum, offset)};
     }
   };
 
@@ -625,13 +646,14 @@ layernorm_fwd_bf16_warp_per_row_8fec(
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   Vec<bfloat16, kVector> bias_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + vector * kVector);
-      bias_held[step] = read<kVector>(bias + vector * kVector);
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + vector * kVector);
+        bias_held[step] = read<kVector>(bias + vector * kVector);
+      }
     }
   }
 
@@ -684,6 +706,8 @@ layernorm_fwd_bf16_warp_per_row_8fec(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + vector * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -701,10 +725,10 @@ layernorm_fwd_bf16_warp_per_row_8fec(
   Chain::at_end();
 }
 
-// layernorm forward: lanes of a warp own a row, rows lie side by side in a block; it is read once.
+// layernorm forward: lanes of a warp own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_warp_per_row_b66f(
+layernorm_fwd_bf16_warp_per_row_176d(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -719,28 +743,30 @@ layernorm_fwd_bf16_warp_per_row_b66f(
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kRowsPerBlock = Config::kRowsPerBlock;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kVectors = kCols / kVector;  // per row
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  // column parameters wait in registers, or are read where they are used
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
-  struct Look1 {  // look 1: sum(x)
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_sum + b.x_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_sum, offset)};
     }
   };
-  struct Look2 {  // look 2: sum((x - mean)**2)
+  struct Look2 {  // state of look 2: sum((x - mean)**2)
     float var_sum;
     static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
       return {a.var_sum + b.var_sum};
     }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.var_sum, offset)};
     }
   };
 
@@ -769,13 +795,14 @@ layernorm_fwd_bf16_warp_per_row_b66f(
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   Vec<bfloat16, kVector> bias_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + vector * kVector);
-      bias_held[step] = read<kVector>(bias + vector * kVector);
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + vector * kVector);
+        bias_held[step] = read<kVector>(bias + vector * kVector);
+      }
     }
   }
 
@@ -828,6 +855,8 @@ layernorm_fwd_bf16_warp_per_row_b66f(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + vector * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -845,10 +874,10 @@ layernorm_fwd_bf16_warp_per_row_b66f(
   Chain::at_end();
 }
 
-// layernorm forward: the threads of some warps own a row, rows lie side by side in a block; it is read once.
+// layernorm forward: several warps own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_block_per_row_9880(
+layernorm_fwd_bf16_block_per_row_1705(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -863,29 +892,31 @@ layernorm_fwd_bf16_block_per_row_9880(
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kRowsPerBlock = Config::kRowsPerBlock;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  // column parameters wait in registers, or are read where they are used
+  constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
-  struct Look1 {  // look 1: sum(x)
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_sum + b.x_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_sum, offset)};
     }
   };
-  struct Look2 {  // look 2: sum((x - mean)**2)
+  struct Look2 {  // state of look 2: sum((x - mean)**2)
     float var_sum;
     static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
       return {a.var_sum + b.var_sum};
     }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.var_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[kRowsPerBlock][kWarpsPerRow];
@@ -911,6 +942,19 @@ layernorm_fwd_bf16_block_per_row_9880(
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  Vec<bfloat16, kVector> bias_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + vector * kVector);
+        bias_held[step] = read<kVector>(bias + vector * kVector);
+      }
     }
   }
 
@@ -963,14 +1007,14 @@ layernorm_fwd_bf16_block_per_row_9880(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
-      const Vec<bfloat16, kVector> bias_vec = read<kVector>(bias + vector * kVector);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + vector * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_vec, i);
-        const float bias_i = element(bias_vec, i);
+        const float weight_i = element(weight_held[step], i);
+        const float bias_i = element(bias_held[step], i);
         y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
       }
       Vec<bfloat16, kVector> y_vec;
@@ -982,10 +1026,10 @@ layernorm_fwd_bf16_block_per_row_9880(
   Chain::at_end();
 }
 
-// layernorm forward: lanes of a warp own a row; it is read once.
+// layernorm forward: lanes of a warp own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_warp_per_row_e8d3(
+layernorm_fwd_bf16_warp_per_row_a48f(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -999,29 +1043,30 @@ layernorm_fwd_bf16_warp_per_row_e8d3(
   constexpr int kCols = Config::kCols;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kVectors = kCols / kVector;  // per row
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kFirstInside = Config::kFirstInside;  // first step whose windows of parameters begin within these
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  // steps in which every row has a vector, and one behind it, for each thread
+  // steps in which each thread has a vector, and the row one more behind it, however the row is aligned
   constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;
-  struct Look1 {  // look 1: sum(x)
+  struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_sum + b.x_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_sum, offset)};
     }
   };
-  struct Look2 {  // look 2: sum((x - mean)**2)
+  struct Look2 {  // state of look 2: sum((x - mean)**2)
     float var_sum;
     static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
       return {a.var_sum + b.var_sum};
     }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.var_sum, offset)};
     }
   };
 
@@ -1050,8 +1095,8 @@ layernorm_fwd_bf16_warp_per_row_e8d3(
     const int vector = lane + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
       const int column = head + vector * kVector;
-      weight_held[step] = read_window<kVector>(weight, column, kCols, step < kWholeSteps);
-      bias_held[step] = read_window<kVector>(bias, column, kCols, step < kWholeSteps);
+      weight_held[step] = read_window<kVector>(weight, column, kCols, step >= kFirstInside && step < kWholeSteps);
+      bias_held[step] = read_window<kVector>(bias, column, kCols, step >= kFirstInside && step < kWholeSteps);
     }
   }
   if (has_edge) {
@@ -1061,9 +1106,9 @@ layernorm_fwd_bf16_warp_per_row_e8d3(
 
   Vec<bfloat16, kVector> x_next[kSteps];
   Vec<bfloat16, 1> x_edge_next = {};
-  // The loads of the next row travel while this one is computed.
-  const auto fetch = [&](int first_row) {
-    const bfloat16* x_row = x + static_cast<long long>(first_row) * x_pitch;
+  // The next row is loaded while the present one is computed.
+  const auto fetch = [&](int row) {
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -1079,8 +1124,7 @@ layernorm_fwd_bf16_warp_per_row_e8d3(
   };
   if (blockIdx.x < rows) fetch(blockIdx.x);
 
-  for (int first_row = blockIdx.x; first_row < rows; first_row += gridDim.x) {
-    const int row = first_row;
+  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
     bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
 
     Vec<bfloat16, kVector> x_held[kSteps];
@@ -1092,7 +1136,7 @@ layernorm_fwd_bf16_warp_per_row_e8d3(
     }
 
     x_edge = x_edge_next;
-    const unsigned next_row = first_row + gridDim.x;
+    const unsigned next_row = row + gridDim.x;
     if (next_row < rows) fetch(next_row);
 
     #pragma unroll
@@ -1185,10 +1229,10 @@ layernorm_fwd_bf16_warp_per_row_e8d3(
   Chain::at_end();
 }
 
-// layernorm forward: a block owns a row; it is read once.
+// layernorm forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_block_per_row_f8bc(
+layernorm_fwd_bf16_block_per_row_8b30(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1202,29 +1246,31 @@ layernorm_fwd_bf16_block_per_row_f8bc(
   constexpr int kCols = Config::kCols;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  // column parameters wait in registers, or are read where they are used
+  constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
-  struct Look1 {  // look 1: sum(x)
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_sum + b.x_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_sum, offset)};
     }
   };
-  struct Look2 {  // look 2: sum((x - mean)**2)
+  struct Look2 {  // state of look 2: sum((x - mean)**2)
     float var_sum;
     static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
       return {a.var_sum + b.var_sum};
     }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.var_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -1252,13 +1298,14 @@ layernorm_fwd_bf16_block_per_row_f8bc(
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   Vec<bfloat16, kVector> bias_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + vector * kVector);
-      bias_held[step] = read<kVector>(bias + vector * kVector);
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + vector * kVector);
+        bias_held[step] = read<kVector>(bias + vector * kVector);
+      }
     }
   }
 
@@ -1311,6 +1358,8 @@ layernorm_fwd_bf16_block_per_row_f8bc(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + vector * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1328,10 +1377,10 @@ layernorm_fwd_bf16_block_per_row_f8bc(
   Chain::at_end();
 }
 
-// layernorm forward: a block owns a row; it is read once.
+// layernorm forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_block_per_row_7659(
+layernorm_fwd_bf16_block_per_row_154f(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1345,30 +1394,31 @@ layernorm_fwd_bf16_block_per_row_7659(
   constexpr int kCols = Config::kCols;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kFirstInside = Config::kFirstInside;  // first step whose windows of parameters begin within these
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  // steps in which every row has a vector, and one behind it, for each thread
+  // steps in which each thread has a vector, and the row one more behind it, however the row is aligned
   constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;
-  struct Look1 {  // look 1: sum(x)
+  struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_sum + b.x_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_sum, offset)};
     }
   };
-  struct Look2 {  // look 2: sum((x - mean)**2)
+  struct Look2 {  // state of look 2: sum((x - mean)**2)
     float var_sum;
     static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
       return {a.var_sum + b.var_sum};
     }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.var_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -1399,8 +1449,8 @@ layernorm_fwd_bf16_block_per_row_7659(
     const int vector = lane + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
       const int column = head + vector * kVector;
-      weight_held[step] = read_window<kVector>(weight, column, kCols, step < kWholeSteps);
-      bias_held[step] = read_window<kVector>(bias, column, kCols, step < kWholeSteps);
+      weight_held[step] = read_window<kVector>(weight, column, kCols, step >= kFirstInside && step < kWholeSteps);
+      bias_held[step] = read_window<kVector>(bias, column, kCols, step >= kFirstInside && step < kWholeSteps);
     }
   }
   if (has_edge) {
@@ -1410,9 +1460,9 @@ layernorm_fwd_bf16_block_per_row_7659(
 
   Vec<bfloat16, kVector> x_next[kSteps];
   Vec<bfloat16, 1> x_edge_next = {};
-  // The loads of the next row travel while this one is computed.
-  const auto fetch = [&](int first_row) {
-    const bfloat16* x_row = x + static_cast<long long>(first_row) * x_pitch;
+  // The next row is loaded while the present one is computed.
+  const auto fetch = [&](int row) {
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -1428,8 +1478,7 @@ layernorm_fwd_bf16_block_per_row_7659(
   };
   if (blockIdx.x < rows) fetch(blockIdx.x);
 
-  for (int first_row = blockIdx.x; first_row < rows; first_row += gridDim.x) {
-    const int row = first_row;
+  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
     bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
 
     Vec<bfloat16, kVector> x_held[kSteps];
@@ -1441,7 +1490,7 @@ layernorm_fwd_bf16_block_per_row_7659(
     }
 
     x_edge = x_edge_next;
-    const unsigned next_row = first_row + gridDim.x;
+    const unsigned next_row = row + gridDim.x;
     if (next_row < rows) fetch(next_row);
 
     #pragma unroll
@@ -1534,143 +1583,10 @@ layernorm_fwd_bf16_block_per_row_7659(
   Chain::at_end();
 }
 
-// layernorm forward: a block owns a row; it is read once.
+// layernorm forward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_block_per_row_d9a4(
-    bfloat16* __restrict__ y,
-    float* __restrict__ mean,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    Input<Config, bfloat16> bias,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
-  struct Look1 {  // look 1: sum(x)
-    float x_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_sum + b.x_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
-    }
-  };
-  struct Look2 {  // look 2: sum((x - mean)**2)
-    float var_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.var_sum + b.var_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-  __shared__ Look2 look2_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1.x_sum += x_i;
-      }
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_mean = look1.x_sum / kCols;
-
-  Look2 look2 = {0.0f};
-
-  // Look 2: sum((x - mean)**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
-      }
-    }
-  }
-
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
-  const float row_var = look2.var_sum / kCols;
-  const float row_rstd = rsqrtf(eps + row_var);
-
-  if (lane == 0) {
-    if (mean != nullptr) mean[row] = row_mean;
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
-      const Vec<bfloat16, kVector> bias_vec = read<kVector>(bias + vector * kVector);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_vec, i);
-        const float bias_i = element(bias_vec, i);
-        y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// layernorm forward: the blocks of a cluster own a row; it is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_cluster_per_row_b907(
+layernorm_fwd_bf16_cluster_per_row_e284(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1687,28 +1603,30 @@ layernorm_fwd_bf16_cluster_per_row_b907(
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kVectors = kCols / kVector;  // per row
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  // column parameters wait in registers, or are read where they are used
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
-  struct Look1 {  // look 1: sum(x)
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_sum + b.x_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_sum, offset)};
     }
   };
-  struct Look2 {  // look 2: sum((x - mean)**2)
+  struct Look2 {  // state of look 2: sum((x - mean)**2)
     float var_sum;
     static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
       return {a.var_sum + b.var_sum};
     }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.var_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[kCluster * kWarps];
@@ -1736,13 +1654,14 @@ layernorm_fwd_bf16_cluster_per_row_b907(
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   Vec<bfloat16, kVector> bias_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + vector * kVector);
-      bias_held[step] = read<kVector>(bias + vector * kVector);
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + vector * kVector);
+        bias_held[step] = read<kVector>(bias + vector * kVector);
+      }
     }
   }
 
@@ -1797,6 +1716,8 @@ layernorm_fwd_bf16_cluster_per_row_b907(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + vector * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1814,10 +1735,10 @@ layernorm_fwd_bf16_cluster_per_row_b907(
   Chain::at_end();
 }
 
-// layernorm forward: the blocks of a cluster own a row; it is read once.
+// layernorm forward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_cluster_per_row_4b87(
+layernorm_fwd_bf16_cluster_per_row_47b0(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1834,29 +1755,29 @@ layernorm_fwd_bf16_cluster_per_row_4b87(
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kVectors = kCols / kVector;  // per row
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
   constexpr int kStages = Config::kStages;  // row tiles in shared memory
-  struct Look1 {  // look 1: sum(x)
+  struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_sum + b.x_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_sum, offset)};
     }
   };
-  struct Look2 {  // look 2: sum((x - mean)**2)
+  struct Look2 {  // state of look 2: sum((x - mean)**2)
     float var_sum;
     static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
       return {a.var_sum + b.var_sum};
     }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.var_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[2][kCluster * kWarps];
@@ -1890,9 +1811,9 @@ layernorm_fwd_bf16_cluster_per_row_4b87(
   }
   __syncthreads();  // others wait only for a barrier that is set up
 
-  // One thread a row asks for it; the slot's barrier counts down the bytes that arrive.
-  const auto fetch = [&](int first_row, int stage) {
-    const bfloat16* x_row = x + static_cast<long long>(first_row) * x_pitch;
+  // One thread asks for a row; the slot's barrier counts down the bytes that arrive.
+  const auto fetch = [&](int row, int stage) {
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
     int own_vectors = 0;
     for (int step = 0; step < kSteps; ++step) {
       const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
@@ -1909,16 +1830,15 @@ layernorm_fwd_bf16_cluster_per_row_4b87(
   };
   #pragma unroll 1
   for (int stage = 0; stage < kStages; ++stage) {
-    const int first_row = blockIdx.x / kCluster + stage * gridDim.x / kCluster;
-    if (threadIdx.x == 0 && first_row < rows) fetch(first_row, stage);
+    const int row = blockIdx.x / kCluster + stage * gridDim.x / kCluster;
+    if (threadIdx.x == 0 && row < rows) fetch(row, stage);
   }
   int stage = 0;
   unsigned phase = 0;
 
   cluster_wait();
 
-  for (int first_row = blockIdx.x / kCluster; first_row < rows; first_row += gridDim.x / kCluster) {
-    const int row = first_row;
+  for (int row = blockIdx.x / kCluster; row < rows; row += gridDim.x / kCluster) {
     bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
 
     Vec<bfloat16, kVector> x_held[kSteps];
@@ -1962,7 +1882,7 @@ layernorm_fwd_bf16_cluster_per_row_4b87(
     look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
     const float row_mean = look1.x_sum / kCols;
     // Every thread of the row has passed a barrier since it read its slots.
-    const unsigned refill_row = first_row + kStages * gridDim.x / kCluster;
+    const unsigned refill_row = row + kStages * gridDim.x / kCluster;
     if (threadIdx.x == 0 && refill_row < rows) fetch(refill_row, stage);
 
     Look2 look2 = {0.0f};
@@ -2018,10 +1938,10 @@ layernorm_fwd_bf16_cluster_per_row_4b87(
   Chain::at_end();
 }
 
-// layernorm forward, any number of columns: a block owns a row; it is read 3 times.
+// layernorm forward, any number of columns: a block owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_any_cols_block_per_row_a4f5(
+layernorm_fwd_bf16_any_cols_block_per_row_c4b6(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -2035,27 +1955,27 @@ layernorm_fwd_bf16_any_cols_block_per_row_a4f5(
     float eps) {
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // look 1: sum(x)
+  struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_sum + b.x_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_sum, offset)};
     }
   };
-  struct Look2 {  // look 2: sum((x - mean)**2)
+  struct Look2 {  // state of look 2: sum((x - mean)**2)
     float var_sum;
     static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
       return {a.var_sum + b.var_sum};
     }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.var_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -2172,10 +2092,10 @@ layernorm_fwd_bf16_any_cols_block_per_row_a4f5(
   Chain::at_end();
 }
 
-// layernorm forward, any number of columns: a block owns a row; it is read 3 times.
+// layernorm forward, any number of columns: a block owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_any_cols_without_weight_block_per_row_88c6(
+layernorm_fwd_bf16_any_cols_without_weight_block_per_row_6f7a(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -2188,27 +2108,27 @@ layernorm_fwd_bf16_any_cols_without_weight_block_per_row_88c6(
     float eps) {
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // look 1: sum(x)
+  struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_sum + b.x_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_sum, offset)};
     }
   };
-  struct Look2 {  // look 2: sum((x - mean)**2)
+  struct Look2 {  // state of look 2: sum((x - mean)**2)
     float var_sum;
     static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
       return {a.var_sum + b.var_sum};
     }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.var_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -2321,10 +2241,10 @@ layernorm_fwd_bf16_any_cols_without_weight_block_per_row_88c6(
   Chain::at_end();
 }
 
-// layernorm forward, any number of columns: a block owns a row; it is read 3 times.
+// layernorm forward, any number of columns: a block owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_any_cols_without_bias_block_per_row_a27c(
+layernorm_fwd_bf16_any_cols_without_bias_block_per_row_b9fb(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -2337,27 +2257,27 @@ layernorm_fwd_bf16_any_cols_without_bias_block_per_row_a27c(
     float eps) {
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // look 1: sum(x)
+  struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_sum + b.x_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_sum, offset)};
     }
   };
-  struct Look2 {  // look 2: sum((x - mean)**2)
+  struct Look2 {  // state of look 2: sum((x - mean)**2)
     float var_sum;
     static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
       return {a.var_sum + b.var_sum};
     }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.var_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -2470,10 +2390,10 @@ layernorm_fwd_bf16_any_cols_without_bias_block_per_row_a27c(
   Chain::at_end();
 }
 
-// layernorm forward, any number of columns: a block owns a row; it is read 3 times.
+// layernorm forward, any number of columns: a block owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_914b(
+layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_1039(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -2485,27 +2405,27 @@ layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_914b(
     float eps) {
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // look 1: sum(x)
+  struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_sum + b.x_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_sum, offset)};
     }
   };
-  struct Look2 {  // look 2: sum((x - mean)**2)
+  struct Look2 {  // state of look 2: sum((x - mean)**2)
     float var_sum;
     static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
       return {a.var_sum + b.var_sum};
     }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.var_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -2810,49 +2730,49 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    { 8192,   768, 16, 0u,  0u, false, {{32}, run<layernorm_fwd_bf16_warp_per_row_8fec<Cols768_7e04>>}},
-    { 8192,  1000, 16, 0u,  0u, false, {{64, 2, true}, run<layernorm_fwd_bf16_warp_per_row_b66f<Cols1000_3b33>>}},
+    { 8192,   768, 16, 0u,  0u, false, {{32}, run<layernorm_fwd_bf16_warp_per_row_ec0d<Cols768_3fe1>>}},
+    { 8192,  1000, 16, 0u,  0u, false, {{64, 2, true}, run<layernorm_fwd_bf16_warp_per_row_176d<Cols1000_db41>>}},
     {16384,  1000, 16, 0u,  0u, false, {{128, 2, true},
-     run<layernorm_fwd_bf16_block_per_row_9880<Cols1000_029a>>}},
+     run<layernorm_fwd_bf16_block_per_row_1705<Cols1000_ff71>>}},
     {16384,  1023,  2, 0u,  0u,  true, {{32, 1, true, 0, 0, 16, 1, 0, 4},
-     run<layernorm_fwd_bf16_warp_per_row_e8d3<Cols1023_a422>>}},
+     run<layernorm_fwd_bf16_warp_per_row_a48f<Cols1023_be9e>>}},
     { 4096,  3072, 16, 0u,  0u, false, {{128, 1, true},
-     run<layernorm_fwd_bf16_block_per_row_f8bc<Cols3072_643d>>}},
+     run<layernorm_fwd_bf16_block_per_row_8b30<Cols3072_96cb>>}},
     {    1,  4096,  8, 0u, 12u, false, {{256, 1, true},
-     run<layernorm_fwd_bf16_block_per_row_f8bc<Cols4096_1c4f>>}},
+     run<layernorm_fwd_bf16_block_per_row_8b30<Cols4096_07fd>>}},
     {   64,  4096,  8, 0u, 12u, false, {{256, 1, true},
-     run<layernorm_fwd_bf16_block_per_row_f8bc<Cols4096_1c4f>>}},
+     run<layernorm_fwd_bf16_block_per_row_8b30<Cols4096_07fd>>}},
     { 4096,  4096, 16, 0u,  0u, false, {{128, 1, true},
-     run<layernorm_fwd_bf16_block_per_row_f8bc<Cols4096_12d0>>}},
+     run<layernorm_fwd_bf16_block_per_row_8b30<Cols4096_1c3c>>}},
     { 8192,  4097,  2, 0u,  0u,  true, {{256, 1, true, 0, 0, 4, 1, 0, 8},
-     run<layernorm_fwd_bf16_block_per_row_7659<Cols4097_2b5c>>}},
+     run<layernorm_fwd_bf16_block_per_row_154f<Cols4097_88d7>>}},
     { 4096,  6144, 16, 0u,  0u, false, {{256, 1, true},
-     run<layernorm_fwd_bf16_block_per_row_d9a4<Cols6144_bd70>>}},
+     run<layernorm_fwd_bf16_block_per_row_8b30<Cols6144_ff1f>>}},
     {   16,  8192, 16, 0u, 12u, false, {{256, 1, true},
-     run<layernorm_fwd_bf16_block_per_row_f8bc<Cols8192_e904>>}},
+     run<layernorm_fwd_bf16_block_per_row_8b30<Cols8192_9096>>}},
     {16384,  8192, 16, 0u,  0u, false, {{256, 1, true},
-     run<layernorm_fwd_bf16_block_per_row_d9a4<Cols8192_b044>>}},
+     run<layernorm_fwd_bf16_block_per_row_8b30<Cols8192_ae49>>}},
     {    4, 16384,  8, 0u, 12u, false, {{128, 1, true, 0, 0, 0, 4},
-     run<layernorm_fwd_bf16_cluster_per_row_b907<Cols16384_a4ca>>}},
+     run<layernorm_fwd_bf16_cluster_per_row_e284<Cols16384_6dd0>>}},
     { 2048, 65536, 16, 0u,  0u, false, {{256, 1, false, 0, 0, 4, 8, 32768},
-     run<layernorm_fwd_bf16_cluster_per_row_4b87<Cols65536_8573>>}},
+     run<layernorm_fwd_bf16_cluster_per_row_47b0<Cols65536_fac1>>}},
 };
 
 // The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
 // rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<layernorm_fwd_bf16_any_cols_block_per_row_a4f5<AnyCols_ff33>>},
-    {{256}, run_any_cols<layernorm_fwd_bf16_any_cols_block_per_row_a4f5<AnyCols_db2e>>},
+    {{256}, run_any_cols<layernorm_fwd_bf16_any_cols_block_per_row_c4b6<AnyCols_54f6>>},
+    {{256}, run_any_cols<layernorm_fwd_bf16_any_cols_block_per_row_c4b6<AnyCols_fee7>>},
     {{256},
-     run_any_cols_without_weight<layernorm_fwd_bf16_any_cols_without_weight_block_per_row_88c6<AnyCols_ff33>>},
+     run_any_cols_without_weight<layernorm_fwd_bf16_any_cols_without_weight_block_per_row_6f7a<AnyCols_54f6>>},
     {{256},
-     run_any_cols_without_weight<layernorm_fwd_bf16_any_cols_without_weight_block_per_row_88c6<AnyCols_db2e>>},
-    {{256}, run_any_cols_without_bias<layernorm_fwd_bf16_any_cols_without_bias_block_per_row_a27c<AnyCols_ff33>>},
-    {{256}, run_any_cols_without_bias<layernorm_fwd_bf16_any_cols_without_bias_block_per_row_a27c<AnyCols_db2e>>},
+     run_any_cols_without_weight<layernorm_fwd_bf16_any_cols_without_weight_block_per_row_6f7a<AnyCols_fee7>>},
+    {{256}, run_any_cols_without_bias<layernorm_fwd_bf16_any_cols_without_bias_block_per_row_b9fb<AnyCols_54f6>>},
+    {{256}, run_any_cols_without_bias<layernorm_fwd_bf16_any_cols_without_bias_block_per_row_b9fb<AnyCols_fee7>>},
     {{256}, run_any_cols_without_bias_without_weight<
-     layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_914b<AnyCols_ff33>>},
+     layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_1039<AnyCols_54f6>>},
     {{256}, run_any_cols_without_bias_without_weight<
-     layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_914b<AnyCols_db2e>>},
+     layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_1039<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight, 2u bias, 4u mean, 8u rstd.

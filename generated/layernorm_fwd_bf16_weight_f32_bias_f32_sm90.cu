@@ -15,10 +15,10 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // note      emitted as another text than the one that was tuned: 8192 x 4096
 //
-//   rows x cols              kernel         threads  rows/block  vector  price us  chain us  GB/s  of roof  vs default  alone us  timed
-//   8192 x 4096              block_per_row  256      1           4       -         -         3850  95.4 %   1.07x       34.89     cold alone
-//   (any other, rows alike)  block_per_row  256      1           8       -         -         -     -        -           -         not tuned
-//   (any other)              block_per_row  256      1           1       -         -         -     -        -           -         not tuned
+//   rows x cols              kernel         threads  rows/block  vector  GB/s  of roof  vs default  alone us  timed
+//   8192 x 4096              block_per_row  256      1           4       3850  95.4 %   1.07x       34.89     cold alone
+//   (any other, rows alike)  block_per_row  256      1           8       -     -        -           -         not tuned
+//   (any other)              block_per_row  256      1           1       -     -        -           -         not tuned
 //
 // times     alone: of launches behind each other, which overlap where they start early; GB/s and ratios are of these
 //
@@ -85,7 +85,7 @@ __device__ __forceinline__ void dependency_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-// ... and let the kernel behind this one start as soon as blocks leave room.
+// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
 __device__ __forceinline__ void dependency_trigger() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
@@ -203,7 +203,7 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
 
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  the same, of a call's second kernel for its first one
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
 // at_...            here the kernel behind this one may start: it takes the place of blocks as they end
 // Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
 //                   the compiler would read it through the non-coherent cache and move loads over a wait
@@ -225,17 +225,17 @@ struct Early : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
 };
 
-// ... and lets the next one take its place at once: that one waits there.
+// As Early; the next kernel may start at once, and waits where it must.
 struct EarlyAtStart : Early {
   static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
-// ... or as soon as it has asked for its row.
+// As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
   static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
 };
 
-// ... or at its end.
+// As Early; the next kernel may start as the blocks of this one end.
 struct EarlyAtEnd : Early {
   static __device__ __forceinline__ void at_end() { dependency_trigger(); }
 };
@@ -244,6 +244,13 @@ struct EarlyAtEnd : Early {
 struct EarlyPartner : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
   static __device__ __forceinline__ void at_start() { dependency_trigger(); }
+};
+
+// What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
+struct Plain {
+  using Load = Default;   // how rows are read
+  using Store = Default;  // how rows are written
+  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
 };
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -289,12 +296,12 @@ __device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, i
   }
 }
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
-// how two combine, and how to get that of the lane whose number differs by `offset`.
+// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
+// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s) {
+__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
   return s;
 }
 
@@ -335,18 +342,17 @@ struct Streaming {
   }
 };
 
-// What a tuned shape is: the sizes and hints of its kernel.
-struct Cols4096_2c4f { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 4, kThreads = 256 };
-    using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads; };
-struct AnyCols_ff33 { enum : int { kThreadsPerRow = 256, kVector = 8, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
-struct AnyCols_db2e { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+struct Cols4096_692d : Plain { using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads;
+  enum : int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 4, kEarlyParams = 0 };
+};
+struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
+struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
 
-// layernorm forward: a block owns a row; it is read once.
+// layernorm forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_block_per_row_6783(
+layernorm_fwd_bf16_block_per_row_848f(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -360,29 +366,31 @@ layernorm_fwd_bf16_block_per_row_6783(
   constexpr int kCols = Config::kCols;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  // column parameters wait in registers, or are read where they are used
+  constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
-  struct Look1 {  // look 1: sum(x)
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_sum + b.x_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_sum, offset)};
     }
   };
-  struct Look2 {  // look 2: sum((x - mean)**2)
+  struct Look2 {  // state of look 2: sum((x - mean)**2)
     float var_sum;
     static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
       return {a.var_sum + b.var_sum};
     }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.var_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -405,6 +413,19 @@ layernorm_fwd_bf16_block_per_row_6783(
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+    }
+  }
+
+  Vec<float, kVector> weight_held[kSteps];
+  Vec<float, kVector> bias_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + vector * kVector);
+        bias_held[step] = read<kVector>(bias + vector * kVector);
+      }
     }
   }
 
@@ -457,14 +478,14 @@ layernorm_fwd_bf16_block_per_row_6783(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
-      const Vec<float, kVector> bias_vec = read<kVector>(bias + vector * kVector);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + vector * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_vec, i);
-        const float bias_i = element(bias_vec, i);
+        const float weight_i = element(weight_held[step], i);
+        const float bias_i = element(bias_held[step], i);
         y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
       }
       Vec<bfloat16, kVector> y_vec;
@@ -476,10 +497,10 @@ layernorm_fwd_bf16_block_per_row_6783(
   Chain::at_end();
 }
 
-// layernorm forward, any number of columns: a block owns a row; it is read 3 times.
+// layernorm forward, any number of columns: a block owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_any_cols_block_per_row_07b1(
+layernorm_fwd_bf16_any_cols_block_per_row_2c2c(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -493,27 +514,27 @@ layernorm_fwd_bf16_any_cols_block_per_row_07b1(
     float eps) {
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // look 1: sum(x)
+  struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_sum + b.x_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_sum, offset)};
     }
   };
-  struct Look2 {  // look 2: sum((x - mean)**2)
+  struct Look2 {  // state of look 2: sum((x - mean)**2)
     float var_sum;
     static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
       return {a.var_sum + b.var_sum};
     }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.var_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -630,10 +651,10 @@ layernorm_fwd_bf16_any_cols_block_per_row_07b1(
   Chain::at_end();
 }
 
-// layernorm forward, any number of columns: a block owns a row; it is read 3 times.
+// layernorm forward, any number of columns: a block owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_any_cols_without_weight_block_per_row_015a(
+layernorm_fwd_bf16_any_cols_without_weight_block_per_row_e075(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -646,27 +667,27 @@ layernorm_fwd_bf16_any_cols_without_weight_block_per_row_015a(
     float eps) {
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // look 1: sum(x)
+  struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_sum + b.x_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_sum, offset)};
     }
   };
-  struct Look2 {  // look 2: sum((x - mean)**2)
+  struct Look2 {  // state of look 2: sum((x - mean)**2)
     float var_sum;
     static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
       return {a.var_sum + b.var_sum};
     }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.var_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -779,10 +800,10 @@ layernorm_fwd_bf16_any_cols_without_weight_block_per_row_015a(
   Chain::at_end();
 }
 
-// layernorm forward, any number of columns: a block owns a row; it is read 3 times.
+// layernorm forward, any number of columns: a block owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_any_cols_without_bias_block_per_row_5463(
+layernorm_fwd_bf16_any_cols_without_bias_block_per_row_7f0e(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -795,27 +816,27 @@ layernorm_fwd_bf16_any_cols_without_bias_block_per_row_5463(
     float eps) {
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // look 1: sum(x)
+  struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_sum + b.x_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_sum, offset)};
     }
   };
-  struct Look2 {  // look 2: sum((x - mean)**2)
+  struct Look2 {  // state of look 2: sum((x - mean)**2)
     float var_sum;
     static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
       return {a.var_sum + b.var_sum};
     }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.var_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -928,10 +949,10 @@ layernorm_fwd_bf16_any_cols_without_bias_block_per_row_5463(
   Chain::at_end();
 }
 
-// layernorm forward, any number of columns: a block owns a row; it is read 3 times.
+// layernorm forward, any number of columns: a block owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_914b(
+layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_1039(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -943,27 +964,27 @@ layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_914b(
     float eps) {
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // look 1: sum(x)
+  struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_sum + b.x_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_sum, offset)};
     }
   };
-  struct Look2 {  // look 2: sum((x - mean)**2)
+  struct Look2 {  // state of look 2: sum((x - mean)**2)
     float var_sum;
     static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
       return {a.var_sum + b.var_sum};
     }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.var_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -1253,24 +1274,24 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {8192, 4096, 16, 0u, 0u, false, {{256, 1, true}, run<layernorm_fwd_bf16_block_per_row_6783<Cols4096_2c4f>>}},
+    {8192, 4096, 16, 0u, 0u, false, {{256, 1, true}, run<layernorm_fwd_bf16_block_per_row_848f<Cols4096_692d>>}},
 };
 
 // The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
 // rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<layernorm_fwd_bf16_any_cols_block_per_row_07b1<AnyCols_ff33>>},
-    {{256}, run_any_cols<layernorm_fwd_bf16_any_cols_block_per_row_07b1<AnyCols_db2e>>},
+    {{256}, run_any_cols<layernorm_fwd_bf16_any_cols_block_per_row_2c2c<AnyCols_54f6>>},
+    {{256}, run_any_cols<layernorm_fwd_bf16_any_cols_block_per_row_2c2c<AnyCols_fee7>>},
     {{256},
-     run_any_cols_without_weight<layernorm_fwd_bf16_any_cols_without_weight_block_per_row_015a<AnyCols_ff33>>},
+     run_any_cols_without_weight<layernorm_fwd_bf16_any_cols_without_weight_block_per_row_e075<AnyCols_54f6>>},
     {{256},
-     run_any_cols_without_weight<layernorm_fwd_bf16_any_cols_without_weight_block_per_row_015a<AnyCols_db2e>>},
-    {{256}, run_any_cols_without_bias<layernorm_fwd_bf16_any_cols_without_bias_block_per_row_5463<AnyCols_ff33>>},
-    {{256}, run_any_cols_without_bias<layernorm_fwd_bf16_any_cols_without_bias_block_per_row_5463<AnyCols_db2e>>},
+     run_any_cols_without_weight<layernorm_fwd_bf16_any_cols_without_weight_block_per_row_e075<AnyCols_fee7>>},
+    {{256}, run_any_cols_without_bias<layernorm_fwd_bf16_any_cols_without_bias_block_per_row_7f0e<AnyCols_54f6>>},
+    {{256}, run_any_cols_without_bias<layernorm_fwd_bf16_any_cols_without_bias_block_per_row_7f0e<AnyCols_fee7>>},
     {{256}, run_any_cols_without_bias_without_weight<
-     layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_914b<AnyCols_ff33>>},
+     layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_1039<AnyCols_54f6>>},
     {{256}, run_any_cols_without_bias_without_weight<
-     layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_914b<AnyCols_db2e>>},
+     layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_1039<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight, 2u bias, 4u mean, 8u rstd.

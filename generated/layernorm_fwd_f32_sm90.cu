@@ -15,11 +15,11 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // note      emitted as another text than the one that was tuned: 8192 x 768, 32768 x 1024
 //
-//   rows x cols              kernel         threads  rows/block  vector  price us  chain us  GB/s  of roof  vs default  alone us  timed
-//   8192 x 768               block_per_row  128      2           4       -         -         3845  106.9 %  1.01x       13.11     cold alone
-//   32768 x 1024             block_per_row  256      4           4       -         -         4177  101.6 %  1.00x       64.32     cold alone
-//   (any other, rows alike)  block_per_row  256      1           4       -         -         -     -        -           -         not tuned
-//   (any other)              block_per_row  256      1           1       -         -         -     -        -           -         not tuned
+//   rows x cols              kernel         threads  rows/block  vector  GB/s  of roof  vs default  alone us  timed
+//   8192 x 768               block_per_row  128      2           4       3845  106.9 %  1.01x       13.11     cold alone
+//   32768 x 1024             block_per_row  256      4           4       4177  101.6 %  1.00x       64.32     cold alone
+//   (any other, rows alike)  block_per_row  256      1           4       -     -        -           -         not tuned
+//   (any other)              block_per_row  256      1           1       -     -        -           -         not tuned
 //
 // times     alone: of launches behind each other, which overlap where they start early; GB/s and ratios are of these
 //
@@ -58,7 +58,7 @@ __device__ __forceinline__ void dependency_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-// ... and let the kernel behind this one start as soon as blocks leave room.
+// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
 __device__ __forceinline__ void dependency_trigger() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
@@ -156,7 +156,7 @@ struct Default {
 
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  the same, of a call's second kernel for its first one
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
 // at_...            here the kernel behind this one may start: it takes the place of blocks as they end
 // Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
 //                   the compiler would read it through the non-coherent cache and move loads over a wait
@@ -178,17 +178,17 @@ struct Early : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
 };
 
-// ... and lets the next one take its place at once: that one waits there.
+// As Early; the next kernel may start at once, and waits where it must.
 struct EarlyAtStart : Early {
   static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
-// ... or as soon as it has asked for its row.
+// As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
   static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
 };
 
-// ... or at its end.
+// As Early; the next kernel may start as the blocks of this one end.
 struct EarlyAtEnd : Early {
   static __device__ __forceinline__ void at_end() { dependency_trigger(); }
 };
@@ -197,6 +197,13 @@ struct EarlyAtEnd : Early {
 struct EarlyPartner : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
   static __device__ __forceinline__ void at_start() { dependency_trigger(); }
+};
+
+// What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
+struct Plain {
+  using Load = Default;   // how rows are read
+  using Store = Default;  // how rows are written
+  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
 };
 
 // N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
@@ -280,12 +287,12 @@ __device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, i
   }
 }
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
-// how two combine, and how to get that of the lane whose number differs by `offset`.
+// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
+// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s) {
+__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
   return s;
 }
 
@@ -326,20 +333,20 @@ struct Streaming {
   }
 };
 
-// What a tuned shape is: the sizes and hints of its kernel.
-struct Cols768_061b { enum : int { kCols = 768, kThreadsPerRow = 64, kRowsPerBlock = 2, kVector = 4, kThreads = 128 };
-    using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads; };
-struct Cols1024_b56f { enum : int { kCols = 1024, kThreadsPerRow = 64, kRowsPerBlock = 4, kVector = 4, kThreads = 256 };
-    using Load = EvictLast; using Store = Default; using Chain = EarlyAtLoads; };
-struct AnyCols_1331 { enum : int { kThreadsPerRow = 256, kVector = 4, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
-struct AnyCols_db2e { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+struct Cols768_bcc3 : Plain { using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads;
+  enum : int { kCols = 768, kThreads = 128, kThreadsPerRow = 64, kRowsPerBlock = 2, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols1024_4caa : Plain { using Load = EvictLast; using Chain = EarlyAtLoads;
+  enum : int { kCols = 1024, kThreads = 256, kThreadsPerRow = 64, kRowsPerBlock = 4, kVector = 4, kEarlyParams = 1 };
+};
+struct AnyCols_3be0 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 4, kUnroll = 1 }; };
+struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
 
-// layernorm forward: the threads of some warps own a row, rows lie side by side in a block; it is read once.
+// layernorm forward: several warps own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_block_per_row_073a(
+layernorm_fwd_f32_block_per_row_a9f1(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -354,29 +361,31 @@ layernorm_fwd_f32_block_per_row_073a(
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kRowsPerBlock = Config::kRowsPerBlock;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  // column parameters wait in registers, or are read where they are used
+  constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
-  struct Look1 {  // look 1: sum(x)
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_sum + b.x_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_sum, offset)};
     }
   };
-  struct Look2 {  // look 2: sum((x - mean)**2)
+  struct Look2 {  // state of look 2: sum((x - mean)**2)
     float var_sum;
     static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
       return {a.var_sum + b.var_sum};
     }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.var_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[kRowsPerBlock][kWarpsPerRow];
@@ -407,13 +416,14 @@ layernorm_fwd_f32_block_per_row_073a(
 
   Vec<float, kVector> weight_held[kSteps];
   Vec<float, kVector> bias_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + vector * kVector);
-      bias_held[step] = read<kVector>(bias + vector * kVector);
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + vector * kVector);
+        bias_held[step] = read<kVector>(bias + vector * kVector);
+      }
     }
   }
 
@@ -466,6 +476,8 @@ layernorm_fwd_f32_block_per_row_073a(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + vector * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -483,10 +495,10 @@ layernorm_fwd_f32_block_per_row_073a(
   Chain::at_end();
 }
 
-// layernorm forward, any number of columns: a block owns a row; it is read 3 times.
+// layernorm forward, any number of columns: a block owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_any_cols_block_per_row_b067(
+layernorm_fwd_f32_any_cols_block_per_row_df19(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -500,27 +512,27 @@ layernorm_fwd_f32_any_cols_block_per_row_b067(
     float eps) {
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // look 1: sum(x)
+  struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_sum + b.x_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_sum, offset)};
     }
   };
-  struct Look2 {  // look 2: sum((x - mean)**2)
+  struct Look2 {  // state of look 2: sum((x - mean)**2)
     float var_sum;
     static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
       return {a.var_sum + b.var_sum};
     }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.var_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -637,10 +649,10 @@ layernorm_fwd_f32_any_cols_block_per_row_b067(
   Chain::at_end();
 }
 
-// layernorm forward, any number of columns: a block owns a row; it is read 3 times.
+// layernorm forward, any number of columns: a block owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_any_cols_without_weight_block_per_row_3e6d(
+layernorm_fwd_f32_any_cols_without_weight_block_per_row_3420(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -653,27 +665,27 @@ layernorm_fwd_f32_any_cols_without_weight_block_per_row_3e6d(
     float eps) {
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // look 1: sum(x)
+  struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_sum + b.x_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_sum, offset)};
     }
   };
-  struct Look2 {  // look 2: sum((x - mean)**2)
+  struct Look2 {  // state of look 2: sum((x - mean)**2)
     float var_sum;
     static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
       return {a.var_sum + b.var_sum};
     }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.var_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -786,10 +798,10 @@ layernorm_fwd_f32_any_cols_without_weight_block_per_row_3e6d(
   Chain::at_end();
 }
 
-// layernorm forward, any number of columns: a block owns a row; it is read 3 times.
+// layernorm forward, any number of columns: a block owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_any_cols_without_bias_block_per_row_3b49(
+layernorm_fwd_f32_any_cols_without_bias_block_per_row_2044(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -802,27 +814,27 @@ layernorm_fwd_f32_any_cols_without_bias_block_per_row_3b49(
     float eps) {
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // look 1: sum(x)
+  struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_sum + b.x_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_sum, offset)};
     }
   };
-  struct Look2 {  // look 2: sum((x - mean)**2)
+  struct Look2 {  // state of look 2: sum((x - mean)**2)
     float var_sum;
     static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
       return {a.var_sum + b.var_sum};
     }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.var_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -935,10 +947,10 @@ layernorm_fwd_f32_any_cols_without_bias_block_per_row_3b49(
   Chain::at_end();
 }
 
-// layernorm forward, any number of columns: a block owns a row; it is read 3 times.
+// layernorm forward, any number of columns: a block owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_any_cols_without_bias_without_weight_block_per_row_e86a(
+layernorm_fwd_f32_any_cols_without_bias_without_weight_block_per_row_e0bb(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -950,27 +962,27 @@ layernorm_fwd_f32_any_cols_without_bias_without_weight_block_per_row_e86a(
     float eps) {
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // look 1: sum(x)
+  struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_sum + b.x_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_sum, offset)};
     }
   };
-  struct Look2 {  // look 2: sum((x - mean)**2)
+  struct Look2 {  // state of look 2: sum((x - mean)**2)
     float var_sum;
     static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
       return {a.var_sum + b.var_sum};
     }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.var_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -1260,25 +1272,25 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    { 8192,  768, 16, 0u, 0u, false, {{128, 2, true}, run<layernorm_fwd_f32_block_per_row_073a<Cols768_061b>>}},
-    {32768, 1024, 16, 0u, 0u, false, {{256, 4, true}, run<layernorm_fwd_f32_block_per_row_073a<Cols1024_b56f>>}},
+    { 8192,  768, 16, 0u, 0u, false, {{128, 2, true}, run<layernorm_fwd_f32_block_per_row_a9f1<Cols768_bcc3>>}},
+    {32768, 1024, 16, 0u, 0u, false, {{256, 4, true}, run<layernorm_fwd_f32_block_per_row_a9f1<Cols1024_4caa>>}},
 };
 
 // The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
 // rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<layernorm_fwd_f32_any_cols_block_per_row_b067<AnyCols_1331>>},
-    {{256}, run_any_cols<layernorm_fwd_f32_any_cols_block_per_row_b067<AnyCols_db2e>>},
+    {{256}, run_any_cols<layernorm_fwd_f32_any_cols_block_per_row_df19<AnyCols_3be0>>},
+    {{256}, run_any_cols<layernorm_fwd_f32_any_cols_block_per_row_df19<AnyCols_fee7>>},
     {{256},
-     run_any_cols_without_weight<layernorm_fwd_f32_any_cols_without_weight_block_per_row_3e6d<AnyCols_1331>>},
+     run_any_cols_without_weight<layernorm_fwd_f32_any_cols_without_weight_block_per_row_3420<AnyCols_3be0>>},
     {{256},
-     run_any_cols_without_weight<layernorm_fwd_f32_any_cols_without_weight_block_per_row_3e6d<AnyCols_db2e>>},
-    {{256}, run_any_cols_without_bias<layernorm_fwd_f32_any_cols_without_bias_block_per_row_3b49<AnyCols_1331>>},
-    {{256}, run_any_cols_without_bias<layernorm_fwd_f32_any_cols_without_bias_block_per_row_3b49<AnyCols_db2e>>},
+     run_any_cols_without_weight<layernorm_fwd_f32_any_cols_without_weight_block_per_row_3420<AnyCols_fee7>>},
+    {{256}, run_any_cols_without_bias<layernorm_fwd_f32_any_cols_without_bias_block_per_row_2044<AnyCols_3be0>>},
+    {{256}, run_any_cols_without_bias<layernorm_fwd_f32_any_cols_without_bias_block_per_row_2044<AnyCols_fee7>>},
     {{256}, run_any_cols_without_bias_without_weight<
-     layernorm_fwd_f32_any_cols_without_bias_without_weight_block_per_row_e86a<AnyCols_1331>>},
+     layernorm_fwd_f32_any_cols_without_bias_without_weight_block_per_row_e0bb<AnyCols_3be0>>},
     {{256}, run_any_cols_without_bias_without_weight<
-     layernorm_fwd_f32_any_cols_without_bias_without_weight_block_per_row_e86a<AnyCols_db2e>>},
+     layernorm_fwd_f32_any_cols_without_bias_without_weight_block_per_row_e0bb<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight, 2u bias, 4u mean, 8u rstd.

@@ -13,10 +13,10 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // note      emitted as another text than the one that was tuned: 4096 x 151936
 //
-//   rows x cols              kernel         threads  rows/block  vector  price us  chain us  GB/s  of roof  vs default  alone us  timed
-//   4096 x 151936            block_per_row  1024     1           8       -         -         4058  100.9 %  1.00x       613.4     cold alone
-//   (any other, rows alike)  block_per_row  256      1           8       -         -         -     -        -           -         not tuned
-//   (any other)              block_per_row  256      1           1       -         -         -     -        -           -         not tuned
+//   rows x cols              kernel         threads  rows/block  vector  GB/s  of roof  vs default  alone us  timed
+//   4096 x 151936            block_per_row  1024     1           8       4058  100.9 %  1.00x       613.4     cold alone
+//   (any other, rows alike)  block_per_row  256      1           8       -     -        -           -         not tuned
+//   (any other)              block_per_row  256      1           1       -     -        -           -         not tuned
 //
 // times     alone: of launches behind each other, which overlap where they start early; GB/s and ratios are of these
 //
@@ -281,7 +281,7 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
 
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  the same, of a call's second kernel for its first one
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
 // at_...            here the kernel behind this one may start: it takes the place of blocks as they end
 // Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
 //                   the compiler would read it through the non-coherent cache and move loads over a wait
@@ -296,12 +296,19 @@ struct InOrder {
 
 template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
-// how two combine, and how to get that of the lane whose number differs by `offset`.
+// What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
+struct Plain {
+  using Load = Default;   // how rows are read
+  using Store = Default;  // how rows are written
+  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
+// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s) {
+__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
   return s;
 }
 
@@ -330,19 +337,17 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// What a tuned shape is: the sizes and hints of its kernel.
-struct Cols151936_44d0 { enum :
-    int { kCols = 151936, kThreads = 1024, kThreadsPerRow = 1024, kVector = 8, kHeldSteps = 7 }; using Load = EvictLast;
-    using Store = Default; using Chain = InOrder; };
-struct AnyCols_ff33 { enum : int { kThreadsPerRow = 256, kVector = 8, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
-struct AnyCols_db2e { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+struct Cols151936_9592 : Plain { using Load = EvictLast;
+  enum : int { kCols = 151936, kThreads = 1024, kThreadsPerRow = 1024, kVector = 8, kHeldSteps = 7 };
+};
+struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
+struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
 
-// log_softmax forward: a block owns a row; it is read once.
+// log_softmax forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-log_softmax_fwd_bf16_block_per_row_5328(
+log_softmax_fwd_bf16_block_per_row_c1fe(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -352,24 +357,25 @@ log_softmax_fwd_bf16_block_per_row_5328(
   constexpr int kThreads = Config::kThreads;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
   constexpr int kHeldSteps = Config::kHeldSteps;  // vectors of a thread in registers
-  constexpr int kCopiedCols = kCols - kHeldSteps * kThreadsPerRow * kVector;  // of a row that the copy engine brings
-  struct Look1 {  // look 1: online_softmax(x)
+  // columns of a row that the copy engine brings
+  constexpr int kCopiedCols = kCols - kHeldSteps * kThreadsPerRow * kVector;
+  struct Look1 {  // state of look 1: online_softmax(x)
     float row_max, row_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       const float new_max = maximum(a.row_max, b.row_max);
       return {new_max,
           exp_approximate(a.row_max - new_max) * a.row_sum + exp_approximate(b.row_max - new_max) * b.row_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.row_max, offset), __shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.row_max, offset), __shfl_xor_sync(mask, s.row_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -386,7 +392,7 @@ log_softmax_fwd_bf16_block_per_row_5328(
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> x_held[kHeldSteps];
-  // One thread a row asks for it; the barrier counts down the bytes that arrive.
+  // One thread asks for a row; the barrier counts down the bytes that arrive.
   if (threadIdx.x == 0) {
     mbarrier_init(&arrived, 1);
     mbarrier_fence();
@@ -406,7 +412,7 @@ log_softmax_fwd_bf16_block_per_row_5328(
 
   Chain::at_loads();
 
-  Look1 look1 = {-3.402823466e+38f, 0.0f};
+  Look1 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
 
   // Look 1: online_softmax(x)
   #pragma unroll
@@ -495,10 +501,10 @@ log_softmax_fwd_bf16_block_per_row_5328(
   Chain::at_end();
 }
 
-// log_softmax forward, any number of columns: a block owns a row; it is read 3 times.
+// log_softmax forward, any number of columns: a block owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-log_softmax_fwd_bf16_any_cols_block_per_row_42e7(
+log_softmax_fwd_bf16_any_cols_block_per_row_c925(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -507,27 +513,27 @@ log_softmax_fwd_bf16_any_cols_block_per_row_42e7(
     int cols) {
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // look 1: max(x)
+  struct Look1 {  // state of look 1: max(x)
     float row_max;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {maximum(a.row_max, b.row_max)};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.row_max, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.row_max, offset)};
     }
   };
-  struct Look2 {  // look 2: sum(exp(x - row_max))
+  struct Look2 {  // state of look 2: sum(exp(x - row_max))
     float row_sum;
     static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
       return {a.row_sum + b.row_sum};
     }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.row_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -776,14 +782,14 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {4096, 151936, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 196608},
-     run<log_softmax_fwd_bf16_block_per_row_5328<Cols151936_44d0>>}},
+     run<log_softmax_fwd_bf16_block_per_row_c1fe<Cols151936_9592>>}},
 };
 
 // The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
 // rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<log_softmax_fwd_bf16_any_cols_block_per_row_42e7<AnyCols_ff33>>},
-    {{256}, run_any_cols<log_softmax_fwd_bf16_any_cols_block_per_row_42e7<AnyCols_db2e>>},
+    {{256}, run_any_cols<log_softmax_fwd_bf16_any_cols_block_per_row_c925<AnyCols_54f6>>},
+    {{256}, run_any_cols<log_softmax_fwd_bf16_any_cols_block_per_row_c925<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: none.

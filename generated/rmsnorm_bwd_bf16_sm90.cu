@@ -16,17 +16,17 @@
 // note      emitted as another text than the one that was tuned: 65536 x 128, 1048576 x 128, 8192 x 768, 65536 x 1024,
 //           4096 x 4096, 4096 x 4097, 16384 x 8192, 2048 x 32768
 //
-//   rows x cols              kernel           threads  rows/block  vector  price us  chain us  GB/s  of roof  vs default  alone us  timed
-//   65536 x 128              warp_per_row     256      32          8       -         -         3339  94.4 %   1.05x       15.15     cold alone
-//   1048576 x 128            warp_per_row     256      32          4       -         -         4111  102.1 %  1.02x       196.9     cold alone
-//   8192 x 768               warp_per_row     512      16          8       -         -         3131  92.9 %   1.32x       12.07     cold alone
-//   65536 x 1024             block_per_row    256      4           4       -         -         4034  103.4 %  1.13x       99.87     cold alone
-//   4096 x 4096              block_per_row    256      1           8       -         -         3660  91.4 %   1.04x       27.51     cold alone
-//   4096 x 4097              block_per_row    512      2           4       -         -         3255  88.2 %   1.02x       30.95     cold alone
-//   16384 x 8192             block_per_row    512      1           8       -         -         4267  100.6 %  1.05x       188.8     cold alone
-//   2048 x 32768             cluster_per_row  256      1           8       -         -         4041  96.1 %   1.36x       99.69     cold alone
-//   (any other, rows alike)  block_per_row    256      1           8       -         -         -     -        -           -         not tuned
-//   (any other)              block_per_row    256      1           1       -         -         -     -        -           -         not tuned
+//   rows x cols              kernel           threads  rows/block  vector  GB/s  of roof  vs default  alone us  timed
+//   65536 x 128              warp_per_row     256      32          8       3339  94.4 %   1.05x       15.15     cold alone
+//   1048576 x 128            warp_per_row     256      32          4       4111  102.1 %  1.02x       196.9     cold alone
+//   8192 x 768               warp_per_row     512      16          8       3131  92.9 %   1.32x       12.07     cold alone
+//   65536 x 1024             block_per_row    256      4           4       4034  103.4 %  1.13x       99.87     cold alone
+//   4096 x 4096              block_per_row    256      1           8       3660  91.4 %   1.04x       27.51     cold alone
+//   4096 x 4097              block_per_row    512      2           4       3255  88.2 %   1.02x       30.95     cold alone
+//   16384 x 8192             block_per_row    512      1           8       4267  100.6 %  1.05x       188.8     cold alone
+//   2048 x 32768             cluster_per_row  256      1           8       4041  96.1 %   1.36x       99.69     cold alone
+//   (any other, rows alike)  block_per_row    256      1           8       -     -        -           -         not tuned
+//   (any other)              block_per_row    256      1           1       -     -        -           -         not tuned
 //
 // times     alone: of launches behind each other, which overlap where they start early; GB/s and ratios are of these
 //
@@ -95,7 +95,8 @@ __device__ __forceinline__ unsigned cluster_rank() {
   return rank;
 }
 
-// All threads of all blocks of a cluster arrive, then wait: writes before are seen behind.
+// All threads of all blocks of a cluster arrive, then wait. What a thread wrote before it arrived, the others see after
+// they have waited.
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
@@ -176,7 +177,7 @@ __device__ __forceinline__ void dependency_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-// ... and let the kernel behind this one start as soon as blocks leave room.
+// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
 __device__ __forceinline__ void dependency_trigger() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
@@ -328,7 +329,7 @@ __device__ __forceinline__ void copy_async(T* slot, const T* elements) {
 
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  the same, of a call's second kernel for its first one
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
 // at_...            here the kernel behind this one may start: it takes the place of blocks as they end
 // Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
 //                   the compiler would read it through the non-coherent cache and move loads over a wait
@@ -350,17 +351,17 @@ struct Early : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
 };
 
-// ... and lets the next one take its place at once: that one waits there.
+// As Early; the next kernel may start at once, and waits where it must.
 struct EarlyAtStart : Early {
   static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
-// ... or as soon as it has asked for its row.
+// As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
   static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
 };
 
-// ... or at its end.
+// As Early; the next kernel may start as the blocks of this one end.
 struct EarlyAtEnd : Early {
   static __device__ __forceinline__ void at_end() { dependency_trigger(); }
 };
@@ -371,12 +372,12 @@ struct EarlyPartner : InOrder {
   static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
-// how two combine, and how to get that of the lane whose number differs by `offset`.
+// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
+// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s) {
+__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
   return s;
 }
 
@@ -449,6 +450,13 @@ __device__ __forceinline__ float total_of_warps(const float (&warp_sums)[kWarps]
   return total;
 }
 
+// What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
+struct Plain {
+  using Load = Default;   // how rows are read
+  using Store = Default;  // how rows are written
+  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
+};
+
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
 // around them, moved into place. `inside`: those words are known to lie within the array.
 template <int N, typename T>
@@ -520,43 +528,52 @@ __device__ __forceinline__ bool takes_last_ticket(unsigned* ticket, bool& is_las
   return is_last;
 }
 
-// What a tuned shape is: the sizes and hints of its kernel.
-struct Cols128_c85c { enum :
-    int { kCols = 128, kThreads = 256, kThreadsPerRow = 8, kRowsPerBlock = 32, kVector = 8, kGroups = 8, kCells = 8 };
-    using Load = Default; using Store = Default; using Chain = EarlyAtEnd; };
-struct Cols128_4389 { enum :
-    int { kCols = 128, kThreads = 256, kThreadsPerRow = 8, kRowsPerBlock = 32, kVector = 4, kGroups = 8, kCells = 8 };
-    using Load = EvictLast; using Store = Default; using Chain = EarlyPartner; };
-struct Cols768_2944 { enum :
-    int { kCols = 768, kThreads = 512, kThreadsPerRow = 32, kRowsPerBlock = 16, kVector = 8, kGroups = 16, kCells = 8 };
-    using Load = Default; using Store = Default; using Chain = EarlyAtEnd; };
-struct Cols1024_b9b2 { enum :
-    int { kCols = 1024, kThreads = 256, kThreadsPerRow = 64, kRowsPerBlock = 4, kVector = 4, kGroups = 4, kCells = 8 };
-    using Load = Default; using Store = Default; using Chain = EarlyAtStart; };
-struct Cols4096_1c94 { enum :
-    int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kStages = 2, kCells = 16 };
-    using Store = Default; using Chain = EarlyAtEnd; };
-struct Cols4097_62d9 { enum :
-    int { kCols = 4097, kThreads = 512, kThreadsPerRow = 256, kRowsPerBlock = 2, kVector = 4, kGroups = 2,
-    kCells = 16 }; using Load = Default; using Store = Default; using Chain = EarlyAtStart; };
-struct Cols8192_6325 { enum :
-    int { kCols = 8192, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kStages = 2, kCells = 32 };
-    using Store = Default; using Chain = EarlyAtStart; };
-struct Cols32768_c565 { enum : int { kCols = 32768, kThreads = 256, kCluster = 8, kVector = 8, kCells = 32 };
-    using Load = EvictLast; using Store = Default; using Chain = EarlyAtEnd; };
-struct AnyCols_f974 { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
-struct AnyCols_b219 { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
-struct AnyCols_ff33 { enum : int { kThreadsPerRow = 256, kVector = 8, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
-struct AnyCols_db2e { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
+// elements[at] = value, rounded as it is stored.
+template <typename T>
+__device__ __forceinline__ void write_element(T* elements, int at, float value) {
+  Vec<T, 1> vec = {};
+  const float values[1] = {value};
+  pack(vec, values);
+  write(elements + at, vec);
+}
 
-// rmsnorm backward: lanes of a warp own a row, rows lie side by side in a block; it is read once.
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+struct Cols128_dc80 : Plain { using Chain = EarlyAtEnd;
+  enum : int { kCols = 128, kThreads = 256, kThreadsPerRow = 8, kRowsPerBlock = 32, kVector = 8, kGroups = 8, kCells = 8
+      };
+};
+struct Cols128_3012 : Plain { using Load = EvictLast; using Chain = EarlyPartner;
+  enum : int { kCols = 128, kThreads = 256, kThreadsPerRow = 8, kRowsPerBlock = 32, kVector = 4, kGroups = 8, kCells = 8
+      };
+};
+struct Cols768_22fb : Plain { using Chain = EarlyAtEnd;
+  enum : int { kCols = 768, kThreads = 512, kThreadsPerRow = 32, kRowsPerBlock = 16, kVector = 8, kGroups = 16,
+      kCells = 8 };
+};
+struct Cols1024_5280 : Plain { using Chain = EarlyAtStart;
+  enum : int { kCols = 1024, kThreads = 256, kThreadsPerRow = 64, kRowsPerBlock = 4, kVector = 4, kGroups = 4,
+      kCells = 8 };
+};
+struct Cols4096_954f : Plain { using Chain = EarlyAtEnd;
+  enum : int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kStages = 2, kCells = 16 };
+};
+struct Cols4097_ab81 : Plain { using Chain = EarlyAtStart;
+  enum : int { kCols = 4097, kThreads = 512, kThreadsPerRow = 256, kRowsPerBlock = 2, kVector = 4, kFirstInside = 0,
+      kGroups = 2, kCells = 16 };
+};
+struct Cols8192_3154 : Plain { using Chain = EarlyAtStart;
+  enum : int { kCols = 8192, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kStages = 2, kCells = 32 };
+};
+struct Cols32768_5e62 : Plain { using Load = EvictLast; using Chain = EarlyAtEnd;
+  enum : int { kCols = 32768, kThreads = 256, kCluster = 8, kVector = 8, kCells = 32 };
+};
+struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
+struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
+
+// rmsnorm backward: lanes of a warp own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_warp_per_row_b4a5(
+rmsnorm_bwd_bf16_warp_per_row_1388(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -573,22 +590,22 @@ rmsnorm_bwd_bf16_warp_per_row_b4a5(
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kRowsPerBlock = Config::kRowsPerBlock;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kVectors = kCols / kVector;  // per row
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 1;  // that are summed over rows
+  constexpr int kTensors = 1;  // tensors that are summed over rows
   constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
-  struct Look1 {  // look 1: sum(dxhat * xhat)
+  struct Look1 {  // state of look 1: sum(dxhat * xhat)
     float dxhat_xhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset)};
     }
   };
 
@@ -608,7 +625,7 @@ rmsnorm_bwd_bf16_warp_per_row_b4a5(
     }
   }
 
-  // Sums over the rows of this thread, column by column.
+  // This thread's sums over its rows, one for each of its columns.
   float dweight_sum[kSteps][kVector] = {};
   float (*group_sums)[kTensors][kPitch] = reinterpret_cast<float (*)[kTensors][kPitch]>(dynamic_shared());
 
@@ -679,7 +696,7 @@ rmsnorm_bwd_bf16_warp_per_row_b4a5(
     }
   }
 
-  // Rows that share a warp.
+  // Lanes that own the same columns of several rows add their sums.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     #pragma unroll
@@ -691,7 +708,7 @@ rmsnorm_bwd_bf16_warp_per_row_b4a5(
     }
   }
 
-  // The row groups of this block leave their sums side by side ...
+  // Each row group of the block leaves its sums in shared memory.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -705,7 +722,7 @@ rmsnorm_bwd_bf16_warp_per_row_b4a5(
 
   float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
   __syncthreads();
-  // ... and are added in a fixed order.
+  // The sums of the row groups are added in a fixed order.
   for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
     float dweight_total = group_sums[0][0][cell];
     #pragma unroll
@@ -718,10 +735,10 @@ rmsnorm_bwd_bf16_warp_per_row_b4a5(
   Chain::at_end();
 }
 
-// Adds the partial rows of the kernel above, cell by cell and always in the same order.
+// Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-rmsnorm_bwd_bf16_warp_per_row_b4a5_finish(
+rmsnorm_bwd_bf16_finish_a53f(
     bfloat16* __restrict__ dweight,
     Input<Config, float> partials,
     int partial_rows) {
@@ -730,30 +747,28 @@ rmsnorm_bwd_bf16_warp_per_row_b4a5_finish(
   constexpr int kVector = Config::kVector;
   constexpr int kVectors = kCols / kVector;
   constexpr int kThreads = 512;
-  constexpr int kTensors = 1;  // that are summed over rows
-  constexpr int kCells = Config::kCells;  // of a block
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
+  constexpr int kTensors = 1;  // tensors that are summed over rows
+  constexpr int kCells = Config::kCells;  // sums that a block adds
+  using Chain = typename Config::Chain;
   __shared__ float warp_sums[kThreads / 32][kCells];
 
-  constexpr int tensor = 0;
-  const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+  const int cell = blockIdx.x * kCells + threadIdx.x % kCells;
+
   Chain::at_start();
   Chain::wait_for_partner();
-  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
+
+  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, 0, cell, warp_sums);
   const int column = cell % kVectors * kVector + cell / kVectors;
   if (threadIdx.x < kCells && cell < kCols) {
     const float total = total_of_warps(warp_sums, threadIdx.x);
-    Vec<bfloat16, 1> dweight_vec = {};
-    const float dweight_value[1] = {total};
-    pack(dweight_vec, dweight_value);
-    write(dweight + column, dweight_vec);
+    write_element(dweight, column, total);
   }
 }
 
-// rmsnorm backward: the threads of some warps own a row, rows lie side by side in a block; it is read once.
+// rmsnorm backward: several warps own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_block_per_row_07b9(
+rmsnorm_bwd_bf16_block_per_row_39d0(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -770,23 +785,23 @@ rmsnorm_bwd_bf16_block_per_row_07b9(
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kRowsPerBlock = Config::kRowsPerBlock;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 1;  // that are summed over rows
+  constexpr int kTensors = 1;  // tensors that are summed over rows
   constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
-  struct Look1 {  // look 1: sum(dxhat * xhat)
+  struct Look1 {  // state of look 1: sum(dxhat * xhat)
     float dxhat_xhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[2][kRowsPerBlock][kWarpsPerRow];
@@ -808,14 +823,14 @@ rmsnorm_bwd_bf16_block_per_row_07b9(
     }
   }
 
-  // Sums over the rows of this thread, column by column.
+  // This thread's sums over its rows, one for each of its columns.
   float dweight_sum[kSteps][kVector] = {};
   float (*group_sums)[kTensors][kPitch] = reinterpret_cast<float (*)[kTensors][kPitch]>(dynamic_shared());
 
   Vec<bfloat16, kVector> dy_next[kSteps];
   Vec<bfloat16, kVector> x_next[kSteps];
   float rstd_next;
-  // The loads of the next row travel while this one is computed.
+  // The next row is loaded while the present one is computed.
   const auto fetch = [&](int first_row) {
     const int fetched_row = min(first_row + slot, rows - 1);
     const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
@@ -899,7 +914,7 @@ rmsnorm_bwd_bf16_block_per_row_07b9(
     parity ^= 1;
   }
 
-  // The row groups of this block leave their sums side by side ...
+  // Each row group of the block leaves its sums in shared memory.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -913,7 +928,7 @@ rmsnorm_bwd_bf16_block_per_row_07b9(
 
   float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
   __syncthreads();
-  // ... and are added in a fixed order.
+  // The sums of the row groups are added in a fixed order.
   for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
     float dweight_total = group_sums[0][0][cell];
     #pragma unroll
@@ -926,42 +941,10 @@ rmsnorm_bwd_bf16_block_per_row_07b9(
   Chain::at_end();
 }
 
-// Adds the partial rows of the kernel above, cell by cell and always in the same order.
-template <class Config>
-__global__ void __launch_bounds__(512)
-rmsnorm_bwd_bf16_block_per_row_07b9_finish(
-    bfloat16* __restrict__ dweight,
-    Input<Config, float> partials,
-    int partial_rows) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kVector = Config::kVector;
-  constexpr int kVectors = kCols / kVector;
-  constexpr int kThreads = 512;
-  constexpr int kTensors = 1;  // that are summed over rows
-  constexpr int kCells = Config::kCells;  // of a block
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  __shared__ float warp_sums[kThreads / 32][kCells];
-
-  constexpr int tensor = 0;
-  const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
-  Chain::at_start();
-  Chain::wait_for_partner();
-  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
-  const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kCols) {
-    const float total = total_of_warps(warp_sums, threadIdx.x);
-    Vec<bfloat16, 1> dweight_vec = {};
-    const float dweight_value[1] = {total};
-    pack(dweight_vec, dweight_value);
-    write(dweight + column, dweight_vec);
-  }
-}
-
-// rmsnorm backward: a block owns a row; it is read once.
+// rmsnorm backward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_block_per_row_2459(
+rmsnorm_bwd_bf16_block_per_row_0d9a(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -977,22 +960,22 @@ rmsnorm_bwd_bf16_block_per_row_2459(
   constexpr int kThreads = Config::kThreads;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
   constexpr int kStages = Config::kStages;  // row tiles in shared memory
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 1;  // that are summed over rows
-  struct Look1 {  // look 1: sum(dxhat * xhat)
+  constexpr int kTensors = 1;  // tensors that are summed over rows
+  struct Look1 {  // state of look 1: sum(dxhat * xhat)
     float dxhat_xhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[2][kWarpsPerRow];
@@ -1006,9 +989,9 @@ rmsnorm_bwd_bf16_block_per_row_2459(
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   // Each thread copies its own vectors to its own slots, so that no barrier is needed to read them.
-  const auto fetch = [&](int first_row, int stage) {
-    const bfloat16* dy_row = dy + static_cast<long long>(first_row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(first_row) * x_pitch;
+  const auto fetch = [&](int row, int stage) {
+    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -1022,13 +1005,13 @@ rmsnorm_bwd_bf16_block_per_row_2459(
     }
   };
   float rstd_next;
-  const auto fetch_values = [&](int first_row) {
-    rstd_next = rstd[first_row];
+  const auto fetch_values = [&](int row) {
+    rstd_next = rstd[row];
   };
   #pragma unroll 1
   for (int stage = 0; stage < kStages; ++stage) {
-    const int first_row = blockIdx.x + stage * gridDim.x;
-    if (first_row < rows) fetch(first_row, stage);
+    const int row = blockIdx.x + stage * gridDim.x;
+    if (row < rows) fetch(row, stage);
     cp_async_commit();
   }
   if (blockIdx.x < rows) fetch_values(blockIdx.x);
@@ -1044,17 +1027,16 @@ rmsnorm_bwd_bf16_block_per_row_2459(
     }
   }
 
-  // Sums over the rows of this thread, column by column.
+  // This thread's sums over its rows, one for each of its columns.
   float dweight_sum[kSteps][kVector] = {};
 
-  for (int first_row = blockIdx.x; first_row < rows; first_row += gridDim.x) {
-    const int row = first_row;
+  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
     bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
     const float row_rstd = rstd_next;
 
     Vec<bfloat16, kVector> dy_held[kSteps];
     Vec<bfloat16, kVector> x_held[kSteps];
-    const unsigned next_row = first_row + gridDim.x;
+    const unsigned next_row = row + gridDim.x;
     if (next_row < rows) fetch_values(next_row);
 
     cp_async_wait<kStages - 1>();
@@ -1068,7 +1050,7 @@ rmsnorm_bwd_bf16_block_per_row_2459(
       }
     }
 
-    const unsigned refill_row = first_row + kStages * gridDim.x;
+    const unsigned refill_row = row + kStages * gridDim.x;
     if (refill_row < rows) fetch(refill_row, stage);
     cp_async_commit();
 
@@ -1122,7 +1104,7 @@ rmsnorm_bwd_bf16_block_per_row_2459(
 
   float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
 
-  // One sum per column leaves the block.
+  // The block hands one sum per column on.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -1137,42 +1119,10 @@ rmsnorm_bwd_bf16_block_per_row_2459(
   Chain::at_end();
 }
 
-// Adds the partial rows of the kernel above, cell by cell and always in the same order.
-template <class Config>
-__global__ void __launch_bounds__(512)
-rmsnorm_bwd_bf16_block_per_row_2459_finish(
-    bfloat16* __restrict__ dweight,
-    Input<Config, float> partials,
-    int partial_rows) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kVector = Config::kVector;
-  constexpr int kVectors = kCols / kVector;
-  constexpr int kThreads = 512;
-  constexpr int kTensors = 1;  // that are summed over rows
-  constexpr int kCells = Config::kCells;  // of a block
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  __shared__ float warp_sums[kThreads / 32][kCells];
-
-  constexpr int tensor = 0;
-  const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
-  Chain::at_start();
-  Chain::wait_for_partner();
-  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
-  const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kCols) {
-    const float total = total_of_warps(warp_sums, threadIdx.x);
-    Vec<bfloat16, 1> dweight_vec = {};
-    const float dweight_value[1] = {total};
-    pack(dweight_vec, dweight_value);
-    write(dweight + column, dweight_vec);
-  }
-}
-
-// rmsnorm backward: the threads of some warps own a row, rows lie side by side in a block; it is read once.
+// rmsnorm backward: several warps own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_block_per_row_739a(
+rmsnorm_bwd_bf16_block_per_row_d3f2(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -1189,24 +1139,25 @@ rmsnorm_bwd_bf16_block_per_row_739a(
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kRowsPerBlock = Config::kRowsPerBlock;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kFirstInside = Config::kFirstInside;  // first step whose windows of parameters begin within these
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  // steps in which every row has a vector, and one behind it, for each thread
+  // steps in which each thread has a vector, and the row one more behind it, however the row is aligned
   constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 1;  // that are summed over rows
+  constexpr int kTensors = 1;  // tensors that are summed over rows
   constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
-  struct Look1 {  // look 1: sum(dxhat * xhat)
+  struct Look1 {  // state of look 1: sum(dxhat * xhat)
     float dxhat_xhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[2][kRowsPerBlock][kWarpsPerRow];
@@ -1236,14 +1187,14 @@ rmsnorm_bwd_bf16_block_per_row_739a(
     const int vector = lane + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
       const int column = head + vector * kVector;
-      weight_held[step] = read_window<kVector>(weight, column, kCols, step < kWholeSteps);
+      weight_held[step] = read_window<kVector>(weight, column, kCols, step >= kFirstInside && step < kWholeSteps);
     }
   }
   if (has_edge) {
     weight_edge = read<1>(weight + edge);
   }
 
-  // Sums over the rows of this thread, column by column.
+  // This thread's sums over its rows, one for each of its columns.
   float dweight_sum[kSteps][kVector] = {};
   float dweight_edge_sum = 0.0f;
   float (*group_sums)[kTensors][kPitch] = reinterpret_cast<float (*)[kTensors][kPitch]>(dynamic_shared());
@@ -1253,7 +1204,7 @@ rmsnorm_bwd_bf16_block_per_row_739a(
   Vec<bfloat16, 1> dy_edge_next = {};
   Vec<bfloat16, 1> x_edge_next = {};
   float rstd_next;
-  // The loads of the next row travel while this one is computed.
+  // The next row is loaded while the present one is computed.
   const auto fetch = [&](int first_row) {
     const int fetched_row = first_row + slot < rows ? first_row + slot : own_row;
     const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
@@ -1368,7 +1319,7 @@ rmsnorm_bwd_bf16_block_per_row_739a(
     parity ^= 1;
   }
 
-  // The row groups of this block leave their sums side by side ...
+  // Each row group of the block leaves its sums in shared memory.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -1386,7 +1337,7 @@ rmsnorm_bwd_bf16_block_per_row_739a(
 
   float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
   __syncthreads();
-  // ... and are added in a fixed order.
+  // The sums of the row groups are added in a fixed order.
   for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
     float dweight_total = group_sums[0][0][cell];
     #pragma unroll
@@ -1399,40 +1350,38 @@ rmsnorm_bwd_bf16_block_per_row_739a(
   Chain::at_end();
 }
 
-// Adds the partial rows of the kernel above, cell by cell and always in the same order.
+// Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-rmsnorm_bwd_bf16_block_per_row_739a_finish(
+rmsnorm_bwd_bf16_finish_0a95(
     bfloat16* __restrict__ dweight,
     Input<Config, float> partials,
     int partial_rows) {
   constexpr int kCols = Config::kCols;
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kThreads = 512;
-  constexpr int kTensors = 1;  // that are summed over rows
-  constexpr int kCells = Config::kCells;  // of a block
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
+  constexpr int kTensors = 1;  // tensors that are summed over rows
+  constexpr int kCells = Config::kCells;  // sums that a block adds
+  using Chain = typename Config::Chain;
   __shared__ float warp_sums[kThreads / 32][kCells];
 
-  constexpr int tensor = 0;
-  const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+  const int cell = blockIdx.x * kCells + threadIdx.x % kCells;
+
   Chain::at_start();
   Chain::wait_for_partner();
-  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
+
+  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, 0, cell, warp_sums);
   const int column = cell;
   if (threadIdx.x < kCells && cell < kCols) {
     const float total = total_of_warps(warp_sums, threadIdx.x);
-    Vec<bfloat16, 1> dweight_vec = {};
-    const float dweight_value[1] = {total};
-    pack(dweight_vec, dweight_value);
-    write(dweight + column, dweight_vec);
+    write_element(dweight, column, total);
   }
 }
 
-// rmsnorm backward: the blocks of a cluster own a row; it is read once.
+// rmsnorm backward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_cluster_per_row_96e8(
+rmsnorm_bwd_bf16_cluster_per_row_7fec(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -1450,21 +1399,21 @@ rmsnorm_bwd_bf16_cluster_per_row_96e8(
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kVectors = kCols / kVector;  // per row
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 1;  // that are summed over rows
-  struct Look1 {  // look 1: sum(dxhat * xhat)
+  constexpr int kTensors = 1;  // tensors that are summed over rows
+  struct Look1 {  // state of look 1: sum(dxhat * xhat)
     float dxhat_xhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[2][kCluster * kWarps];
@@ -1483,17 +1432,17 @@ rmsnorm_bwd_bf16_cluster_per_row_96e8(
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  // Sums over the rows of this thread, column by column.
+  // This thread's sums over its rows, one for each of its columns.
   float dweight_sum[kSteps][kVector] = {};
 
   Vec<bfloat16, kVector> dy_next[kSteps];
   Vec<bfloat16, kVector> x_next[kSteps];
   float rstd_next;
-  // The loads of the next row travel while this one is computed.
-  const auto fetch = [&](int first_row) {
-    const bfloat16* dy_row = dy + static_cast<long long>(first_row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(first_row) * x_pitch;
-    rstd_next = rstd[first_row];
+  // The next row is loaded while the present one is computed.
+  const auto fetch = [&](int row) {
+    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    rstd_next = rstd[row];
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -1508,8 +1457,7 @@ rmsnorm_bwd_bf16_cluster_per_row_96e8(
 
   cluster_wait();
 
-  for (int first_row = blockIdx.x / kCluster; first_row < rows; first_row += gridDim.x / kCluster) {
-    const int row = first_row;
+  for (int row = blockIdx.x / kCluster; row < rows; row += gridDim.x / kCluster) {
     bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
     const float row_rstd = rstd_next;
 
@@ -1522,7 +1470,7 @@ rmsnorm_bwd_bf16_cluster_per_row_96e8(
       x_held[step] = x_next[step];
     }
 
-    const unsigned next_row = first_row + gridDim.x / kCluster;
+    const unsigned next_row = row + gridDim.x / kCluster;
     if (next_row < rows) fetch(next_row);
 
     Look1 look1 = {0.0f};
@@ -1576,7 +1524,7 @@ rmsnorm_bwd_bf16_cluster_per_row_96e8(
 
   float* partial_row = partials + static_cast<long long>(blockIdx.x / kCluster) * kTensors * kPitch;
 
-  // One sum per column leaves the block.
+  // The block hands one sum per column on.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -1591,10 +1539,10 @@ rmsnorm_bwd_bf16_cluster_per_row_96e8(
   Chain::at_end();
 }
 
-// Adds the partial rows of the kernel above, cell by cell and always in the same order.
+// Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-rmsnorm_bwd_bf16_cluster_per_row_96e8_finish(
+rmsnorm_bwd_bf16_finish_f9d9(
     bfloat16* __restrict__ dweight,
     Input<Config, float> partials,
     int blocks) {
@@ -1604,31 +1552,29 @@ rmsnorm_bwd_bf16_cluster_per_row_96e8_finish(
   constexpr int kVectors = kCols / kVector;
   constexpr int kCluster = Config::kCluster;  // blocks that fill a partial row together
   constexpr int kThreads = 512;
-  constexpr int kTensors = 1;  // that are summed over rows
-  constexpr int kCells = Config::kCells;  // of a block
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
+  constexpr int kTensors = 1;  // tensors that are summed over rows
+  constexpr int kCells = Config::kCells;  // sums that a block adds
+  using Chain = typename Config::Chain;
   __shared__ float warp_sums[kThreads / 32][kCells];
 
   const int partial_rows = blocks / kCluster;
-  constexpr int tensor = 0;
-  const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+  const int cell = blockIdx.x * kCells + threadIdx.x % kCells;
+
   Chain::at_start();
   Chain::wait_for_partner();
-  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
+
+  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, 0, cell, warp_sums);
   const int column = cell % kVectors * kVector + cell / kVectors;
   if (threadIdx.x < kCells && cell < kCols) {
     const float total = total_of_warps(warp_sums, threadIdx.x);
-    Vec<bfloat16, 1> dweight_vec = {};
-    const float dweight_value[1] = {total};
-    pack(dweight_vec, dweight_value);
-    write(dweight + column, dweight_vec);
+    write_element(dweight, column, total);
   }
 }
 
-// rmsnorm backward, any number of columns: a block owns a row; it is read twice.
+// rmsnorm backward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_any_cols_block_per_row_5734(
+rmsnorm_bwd_bf16_any_cols_block_per_row_b179(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -1645,18 +1591,18 @@ rmsnorm_bwd_bf16_any_cols_block_per_row_5734(
   constexpr int kThreads = Config::kThreads;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // look 1: sum(dxhat * xhat)
+  struct Look1 {  // state of look 1: sum(dxhat * xhat)
     float dxhat_xhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[2][kWarpsPerRow];
@@ -1668,8 +1614,7 @@ rmsnorm_bwd_bf16_any_cols_block_per_row_5734(
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  for (int first_row = blockIdx.x; first_row < rows; first_row += gridDim.x) {
-    const int row = first_row;
+  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
     bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
     const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
@@ -1771,10 +1716,7 @@ rmsnorm_bwd_bf16_any_cols_block_per_row_5734(
       const int column = cell;
       const float dweight_total = __ldcg(sums + cell);
       sums[cell] = 0.0f;
-      Vec<bfloat16, 1> dweight_vec = {};
-      const float dweight_value[1] = {dweight_total};
-      pack(dweight_vec, dweight_value);
-      write(dweight + column, dweight_vec);
+      write_element(dweight, column, dweight_total);
     }
     if (threadIdx.x == 0) *ticket = 0;
   }
@@ -1782,10 +1724,10 @@ rmsnorm_bwd_bf16_any_cols_block_per_row_5734(
   Chain::at_end();
 }
 
-// rmsnorm backward, any number of columns: a block owns a row; it is read twice.
+// rmsnorm backward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_cedd(
+rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_e013(
     bfloat16* __restrict__ dx,
     Input<Config, bfloat16> dy,
     Input<Config, bfloat16> x,
@@ -1797,18 +1739,18 @@ rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_cedd(
     int cols) {
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // look 1: sum(dy * y)
+  struct Look1 {  // state of look 1: sum(dy * y)
     float dy_y_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.dy_y_sum + b.dy_y_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.dy_y_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.dy_y_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -2097,42 +2039,39 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {  65536,   128, 16, 0u, 0u, false, {{256, 32, true, 0, 1, 3, 1, 4096}, {512, 1, true, 16}, {0, 0, 512},
-     run_and_finish<rmsnorm_bwd_bf16_warp_per_row_b4a5<Cols128_c85c>,
-     rmsnorm_bwd_bf16_warp_per_row_b4a5_finish<Cols128_c85c>>}},
+     run_and_finish<rmsnorm_bwd_bf16_warp_per_row_1388<Cols128_dc80>, rmsnorm_bwd_bf16_finish_a53f<Cols128_dc80>>}},
     {1048576,   128, 16, 0u, 0u, false, {{256, 32, false, 0, 1, 3, 1, 4096}, {512, 1, true, 16}, {0, 0, 512},
-     run_and_finish<rmsnorm_bwd_bf16_warp_per_row_b4a5<Cols128_4389>,
-     rmsnorm_bwd_bf16_warp_per_row_b4a5_finish<Cols128_4389>>}},
+     run_and_finish<rmsnorm_bwd_bf16_warp_per_row_1388<Cols128_3012>, rmsnorm_bwd_bf16_finish_a53f<Cols128_3012>>}},
     {   8192,   768, 16, 0u, 0u, false, {{512, 16, true, 0, 1, 1, 1, 49152}, {512, 1, true, 96}, {0, 0, 3072},
-     run_and_finish<rmsnorm_bwd_bf16_warp_per_row_b4a5<Cols768_2944>,
-     rmsnorm_bwd_bf16_warp_per_row_b4a5_finish<Cols768_2944>>}},
+     run_and_finish<rmsnorm_bwd_bf16_warp_per_row_1388<Cols768_22fb>, rmsnorm_bwd_bf16_finish_a53f<Cols768_22fb>>}},
     {  65536,  1024, 16, 0u, 0u, false, {{256, 4, true, 0, 1, 2, 1, 16384}, {512, 1, true, 128}, {0, 0, 4096},
-     run_and_finish<rmsnorm_bwd_bf16_block_per_row_07b9<Cols1024_b9b2>,
-     rmsnorm_bwd_bf16_block_per_row_07b9_finish<Cols1024_b9b2>>}},
+     run_and_finish<rmsnorm_bwd_bf16_block_per_row_39d0<Cols1024_5280>,
+     rmsnorm_bwd_bf16_finish_a53f<Cols1024_5280>>}},
     {   4096,  4096, 16, 0u, 0u, false, {{256, 1, true, 0, 1, 2, 1, 32768}, {512, 1, true, 256}, {0, 0, 16384},
-     run_and_finish<rmsnorm_bwd_bf16_block_per_row_2459<Cols4096_1c94>,
-     rmsnorm_bwd_bf16_block_per_row_2459_finish<Cols4096_1c94>>}},
+     run_and_finish<rmsnorm_bwd_bf16_block_per_row_0d9a<Cols4096_954f>,
+     rmsnorm_bwd_bf16_finish_a53f<Cols4096_954f>>}},
     {   4096,  4097,  2, 0u, 0u,  true, {{512, 2, true, 0, 1, 1, 1, 33024, 2}, {512, 1, true, 258}, {0, 0, 16512},
-     run_and_finish<rmsnorm_bwd_bf16_block_per_row_739a<Cols4097_62d9>,
-     rmsnorm_bwd_bf16_block_per_row_739a_finish<Cols4097_62d9>>}},
+     run_and_finish<rmsnorm_bwd_bf16_block_per_row_d3f2<Cols4097_ab81>,
+     rmsnorm_bwd_bf16_finish_0a95<Cols4097_ab81>>}},
     {  16384,  8192, 16, 0u, 0u, false, {{512, 1, true, 0, 1, 1, 1, 65536}, {512, 1, true, 256}, {0, 0, 32768},
-     run_and_finish<rmsnorm_bwd_bf16_block_per_row_2459<Cols8192_6325>,
-     rmsnorm_bwd_bf16_block_per_row_2459_finish<Cols8192_6325>>}},
+     run_and_finish<rmsnorm_bwd_bf16_block_per_row_0d9a<Cols8192_3154>,
+     rmsnorm_bwd_bf16_finish_a53f<Cols8192_3154>>}},
     {   2048, 32768, 16, 0u, 0u, false, {{256, 1, true, 0, 1, 3, 8}, {512, 1, true, 1024}, {0, 0, 16384},
-     run_and_finish<rmsnorm_bwd_bf16_cluster_per_row_96e8<Cols32768_c565>,
-     rmsnorm_bwd_bf16_cluster_per_row_96e8_finish<Cols32768_c565>>}},
+     run_and_finish<rmsnorm_bwd_bf16_cluster_per_row_7fec<Cols32768_5e62>,
+     rmsnorm_bwd_bf16_finish_f9d9<Cols32768_5e62>>}},
 };
 
 // The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
 // rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
     {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols<rmsnorm_bwd_bf16_any_cols_block_per_row_5734<AnyCols_f974>>},
+     run_any_cols<rmsnorm_bwd_bf16_any_cols_block_per_row_b179<AnyCols_54f6>>},
     {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols<rmsnorm_bwd_bf16_any_cols_block_per_row_5734<AnyCols_b219>>},
+     run_any_cols<rmsnorm_bwd_bf16_any_cols_block_per_row_b179<AnyCols_fee7>>},
     {{256}, {}, {0, 0, 0},
-     run_any_cols_without_weight<rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_cedd<AnyCols_ff33>>},
+     run_any_cols_without_weight<rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_e013<AnyCols_54f6>>},
     {{256}, {}, {0, 0, 0},
-     run_any_cols_without_weight<rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_cedd<AnyCols_db2e>>},
+     run_any_cols_without_weight<rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_e013<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight.

@@ -15,10 +15,10 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // note      emitted as another text than the one that was tuned: 8192 x 4096
 //
-//   rows x cols              kernel           threads  rows/block  vector  price us  chain us  GB/s  of roof  vs default  alone us  timed
-//   8192 x 4096              cluster_per_row  128      1           4       -         -         4153  98.8 %   1.24x       96.97     cold alone
-//   (any other, rows alike)  block_per_row    256      1           4       -         -         -     -        -           -         not tuned
-//   (any other)              block_per_row    256      1           1       -         -         -     -        -           -         not tuned
+//   rows x cols              kernel           threads  rows/block  vector  GB/s  of roof  vs default  alone us  timed
+//   8192 x 4096              cluster_per_row  128      1           4       4153  98.8 %   1.24x       96.97     cold alone
+//   (any other, rows alike)  block_per_row    256      1           4       -     -        -           -         not tuned
+//   (any other)              block_per_row    256      1           1       -     -        -           -         not tuned
 //
 // times     alone: of launches behind each other, which overlap where they start early; GB/s and ratios are of these
 //
@@ -59,7 +59,8 @@ __device__ __forceinline__ unsigned cluster_rank() {
   return rank;
 }
 
-// All threads of all blocks of a cluster arrive, then wait: writes before are seen behind.
+// All threads of all blocks of a cluster arrive, then wait. What a thread wrote before it arrived, the others see after
+// they have waited.
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
@@ -121,7 +122,7 @@ __device__ __forceinline__ void dependency_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-// ... and let the kernel behind this one start as soon as blocks leave room.
+// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
 __device__ __forceinline__ void dependency_trigger() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
@@ -197,7 +198,7 @@ struct Default {
 
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  the same, of a call's second kernel for its first one
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
 // at_...            here the kernel behind this one may start: it takes the place of blocks as they end
 // Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
 //                   the compiler would read it through the non-coherent cache and move loads over a wait
@@ -219,17 +220,17 @@ struct Early : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
 };
 
-// ... and lets the next one take its place at once: that one waits there.
+// As Early; the next kernel may start at once, and waits where it must.
 struct EarlyAtStart : Early {
   static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
-// ... or as soon as it has asked for its row.
+// As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
   static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
 };
 
-// ... or at its end.
+// As Early; the next kernel may start as the blocks of this one end.
 struct EarlyAtEnd : Early {
   static __device__ __forceinline__ void at_end() { dependency_trigger(); }
 };
@@ -240,12 +241,12 @@ struct EarlyPartner : InOrder {
   static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
-// how two combine, and how to get that of the lane whose number differs by `offset`.
+// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
+// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s) {
+__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
   return s;
 }
 
@@ -317,6 +318,13 @@ __device__ __forceinline__ float total_of_warps(const float (&warp_sums)[kWarps]
   for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][cell];
   return total;
 }
+
+// What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
+struct Plain {
+  using Load = Default;   // how rows are read
+  using Store = Default;  // how rows are written
+  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
+};
 
 // N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
 template <typename T, int N>
@@ -418,22 +426,26 @@ __device__ __forceinline__ bool takes_last_ticket(unsigned* ticket, bool& is_las
   return is_last;
 }
 
-// What a tuned shape is: the sizes and hints of its kernel.
-struct Cols4096_889f { enum : int { kCols = 4096, kThreads = 128, kCluster = 2, kVector = 4, kCells = 16 };
-    using Load = EvictLast; using Store = Default; using Chain = EarlyAtEnd; };
-struct AnyCols_b489 { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 4, kUnroll = 1 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
-struct AnyCols_b219 { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
-struct AnyCols_1331 { enum : int { kThreadsPerRow = 256, kVector = 4, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
-struct AnyCols_db2e { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
+// elements[at] = value, rounded as it is stored.
+template <typename T>
+__device__ __forceinline__ void write_element(T* elements, int at, float value) {
+  Vec<T, 1> vec = {};
+  const float values[1] = {value};
+  pack(vec, values);
+  write(elements + at, vec);
+}
 
-// rmsnorm backward: the blocks of a cluster own a row; it is read once.
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+struct Cols4096_c69b : Plain { using Load = EvictLast; using Chain = EarlyAtEnd;
+  enum : int { kCols = 4096, kThreads = 128, kCluster = 2, kVector = 4, kCells = 16 };
+};
+struct AnyCols_3be0 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 4, kUnroll = 1 }; };
+struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
+
+// rmsnorm backward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_f32_cluster_per_row_9787(
+rmsnorm_bwd_f32_cluster_per_row_4866(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     Input<Config, float> dy,
@@ -451,21 +463,21 @@ rmsnorm_bwd_f32_cluster_per_row_9787(
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kVectors = kCols / kVector;  // per row
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 1;  // that are summed over rows
-  struct Look1 {  // look 1: sum(dxhat * xhat)
+  constexpr int kTensors = 1;  // tensors that are summed over rows
+  struct Look1 {  // state of look 1: sum(dxhat * xhat)
     float dxhat_xhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[2][kCluster * kWarps];
@@ -494,17 +506,17 @@ rmsnorm_bwd_f32_cluster_per_row_9787(
     }
   }
 
-  // Sums over the rows of this thread, column by column.
+  // This thread's sums over its rows, one for each of its columns.
   float dweight_sum[kSteps][kVector] = {};
 
   Vec<float, kVector> dy_next[kSteps];
   Vec<float, kVector> x_next[kSteps];
   float rstd_next;
-  // The loads of the next row travel while this one is computed.
-  const auto fetch = [&](int first_row) {
-    const float* dy_row = dy + static_cast<long long>(first_row) * dy_pitch;
-    const float* x_row = x + static_cast<long long>(first_row) * x_pitch;
-    rstd_next = rstd[first_row];
+  // The next row is loaded while the present one is computed.
+  const auto fetch = [&](int row) {
+    const float* dy_row = dy + static_cast<long long>(row) * dy_pitch;
+    const float* x_row = x + static_cast<long long>(row) * x_pitch;
+    rstd_next = rstd[row];
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -519,8 +531,7 @@ rmsnorm_bwd_f32_cluster_per_row_9787(
 
   cluster_wait();
 
-  for (int first_row = blockIdx.x / kCluster; first_row < rows; first_row += gridDim.x / kCluster) {
-    const int row = first_row;
+  for (int row = blockIdx.x / kCluster; row < rows; row += gridDim.x / kCluster) {
     float* dx_row = dx + static_cast<long long>(row) * dx_pitch;
     const float row_rstd = rstd_next;
 
@@ -533,7 +544,7 @@ rmsnorm_bwd_f32_cluster_per_row_9787(
       x_held[step] = x_next[step];
     }
 
-    const unsigned next_row = first_row + gridDim.x / kCluster;
+    const unsigned next_row = row + gridDim.x / kCluster;
     if (next_row < rows) fetch(next_row);
 
     Look1 look1 = {0.0f};
@@ -585,7 +596,7 @@ rmsnorm_bwd_f32_cluster_per_row_9787(
 
   float* partial_row = partials + static_cast<long long>(blockIdx.x / kCluster) * kTensors * kPitch;
 
-  // One sum per column leaves the block.
+  // The block hands one sum per column on.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -600,10 +611,10 @@ rmsnorm_bwd_f32_cluster_per_row_9787(
   Chain::at_end();
 }
 
-// Adds the partial rows of the kernel above, cell by cell and always in the same order.
+// Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-rmsnorm_bwd_f32_cluster_per_row_9787_finish(
+rmsnorm_bwd_f32_finish_6a18(
     float* __restrict__ dweight,
     Input<Config, float> partials,
     int blocks) {
@@ -613,31 +624,29 @@ rmsnorm_bwd_f32_cluster_per_row_9787_finish(
   constexpr int kVectors = kCols / kVector;
   constexpr int kCluster = Config::kCluster;  // blocks that fill a partial row together
   constexpr int kThreads = 512;
-  constexpr int kTensors = 1;  // that are summed over rows
-  constexpr int kCells = Config::kCells;  // of a block
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
+  constexpr int kTensors = 1;  // tensors that are summed over rows
+  constexpr int kCells = Config::kCells;  // sums that a block adds
+  using Chain = typename Config::Chain;
   __shared__ float warp_sums[kThreads / 32][kCells];
 
   const int partial_rows = blocks / kCluster;
-  constexpr int tensor = 0;
-  const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+  const int cell = blockIdx.x * kCells + threadIdx.x % kCells;
+
   Chain::at_start();
   Chain::wait_for_partner();
-  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
+
+  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, 0, cell, warp_sums);
   const int column = cell % kVectors * kVector + cell / kVectors;
   if (threadIdx.x < kCells && cell < kCols) {
     const float total = total_of_warps(warp_sums, threadIdx.x);
-    Vec<float, 1> dweight_vec = {};
-    const float dweight_value[1] = {total};
-    pack(dweight_vec, dweight_value);
-    write(dweight + column, dweight_vec);
+    write_element(dweight, column, total);
   }
 }
 
-// rmsnorm backward, any number of columns: a block owns a row; it is read twice.
+// rmsnorm backward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_f32_any_cols_block_per_row_76e7(
+rmsnorm_bwd_f32_any_cols_block_per_row_78ee(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     Input<Config, float> dy,
@@ -654,18 +663,18 @@ rmsnorm_bwd_f32_any_cols_block_per_row_76e7(
   constexpr int kThreads = Config::kThreads;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // look 1: sum(dxhat * xhat)
+  struct Look1 {  // state of look 1: sum(dxhat * xhat)
     float dxhat_xhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[2][kWarpsPerRow];
@@ -677,8 +686,7 @@ rmsnorm_bwd_f32_any_cols_block_per_row_76e7(
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  for (int first_row = blockIdx.x; first_row < rows; first_row += gridDim.x) {
-    const int row = first_row;
+  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
     float* dx_row = dx + static_cast<long long>(row) * dx_pitch;
     const float* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const float* x_row = x + static_cast<long long>(row) * x_pitch;
@@ -780,10 +788,7 @@ rmsnorm_bwd_f32_any_cols_block_per_row_76e7(
       const int column = cell;
       const float dweight_total = __ldcg(sums + cell);
       sums[cell] = 0.0f;
-      Vec<float, 1> dweight_vec = {};
-      const float dweight_value[1] = {dweight_total};
-      pack(dweight_vec, dweight_value);
-      write(dweight + column, dweight_vec);
+      write_element(dweight, column, dweight_total);
     }
     if (threadIdx.x == 0) *ticket = 0;
   }
@@ -791,10 +796,10 @@ rmsnorm_bwd_f32_any_cols_block_per_row_76e7(
   Chain::at_end();
 }
 
-// rmsnorm backward, any number of columns: a block owns a row; it is read twice.
+// rmsnorm backward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_4df4(
+rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_acab(
     float* __restrict__ dx,
     Input<Config, float> dy,
     Input<Config, float> x,
@@ -806,18 +811,18 @@ rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_4df4(
     int cols) {
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // look 1: sum(dy * y)
+  struct Look1 {  // state of look 1: sum(dy * y)
     float dy_y_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.dy_y_sum + b.dy_y_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.dy_y_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.dy_y_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -1106,21 +1111,21 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {8192, 4096, 16, 0u, 0u, false, {{128, 1, true, 0, 1, 3, 2}, {512, 1, true, 256}, {0, 0, 8192},
-     run_and_finish<rmsnorm_bwd_f32_cluster_per_row_9787<Cols4096_889f>,
-     rmsnorm_bwd_f32_cluster_per_row_9787_finish<Cols4096_889f>>}},
+     run_and_finish<rmsnorm_bwd_f32_cluster_per_row_4866<Cols4096_c69b>,
+     rmsnorm_bwd_f32_finish_6a18<Cols4096_c69b>>}},
 };
 
 // The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
 // rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
     {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols<rmsnorm_bwd_f32_any_cols_block_per_row_76e7<AnyCols_b489>>},
+     run_any_cols<rmsnorm_bwd_f32_any_cols_block_per_row_78ee<AnyCols_3be0>>},
     {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols<rmsnorm_bwd_f32_any_cols_block_per_row_76e7<AnyCols_b219>>},
+     run_any_cols<rmsnorm_bwd_f32_any_cols_block_per_row_78ee<AnyCols_fee7>>},
     {{256}, {}, {0, 0, 0},
-     run_any_cols_without_weight<rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_4df4<AnyCols_1331>>},
+     run_any_cols_without_weight<rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_acab<AnyCols_3be0>>},
     {{256}, {}, {0, 0, 0},
-     run_any_cols_without_weight<rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_4df4<AnyCols_db2e>>},
+     run_any_cols_without_weight<rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_acab<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight.

@@ -16,36 +16,36 @@
 //           32 x 5120, 2048 x 5120, 1 x 7168, 8192 x 7168, 8192 x 8191, 1 x 8192, 16 x 8192, 64 x 8192, 16384 x 8192,
 //           1 x 16384, 64 x 16384, 4096 x 16384, 8192 x 32768, 4096 x 131072
 //
-//   rows x cols                     kernel           threads  rows/block  vector  price us  chain us  GB/s  of roof  vs default  alone us  timed
-//   524288 x 64 no rstd             warp_per_row     128      16          4       -         -         4161  110.1 %  1.14x       32.26     cold alone
-//   65536 x 128 no rstd             warp_per_row     256      32          8       -         -         3625  100.2 %  1.04x       9.257     cold alone
-//   262144 x 128 no rstd            warp_per_row     128      8           8       -         -         4114  108.9 %  1.01x       32.62     cold alone
-//   32768 x 256 no rstd             warp_per_row     64       8           8       -         -         3653  100.9 %  1.00x       9.186     cold alone
-//   1 x 2048 no rstd                block_per_row    256      1           4       -         -         14    98.9 %   1.01x       0.8721    hot alone
-//   64 x 2048 no rstd               block_per_row    256      1           4       -         -         533   100.0 %  1.00x       0.9914    hot alone
-//   16384 x 4095 no rstd            block_per_row    128      1           8       -         -         4109  99.8 %   1.00x       65.32     cold alone
-//   1 x 4096 no rstd                block_per_row    256      1           4       -         -         23    82.6 %   1.07x       1.085     hot alone
-//   8 x 4096 no rstd                block_per_row    256      1           4       -         -         120   80.0 %   1.04x       1.162     hot alone
-//   16 x 4096 no rstd               block_per_row    256      1           4       -         -         245   88.4 %   1.07x       1.104     hot alone
-//   4096 x 4096 no rstd             block_per_row    256      1           8       -         -         3974  103.1 %  1.01x       16.89     cold alone
-//   8192 x 4096 no rstd pitch 5120  block_per_row    256      1           8       -         -         4083  101.2 %  1.01x       32.88     cold alone
-//   8192 x 4096 no rstd             block_per_row    256      1           8       -         -         3905  96.5 %   1.06x       34.37     cold alone
-//   32 x 5120 no rstd               block_per_row    256      1           8       -         -         545   82.3 %   1.02x       1.221     hot alone
-//   2048 x 5120 no rstd             block_per_row    256      1           8       -         -         3851  111.4 %  1.02x       10.89     cold alone
-//   1 x 7168 no rstd                block_per_row    512      1           4       -         -         36    74.5 %   1.07x       1.199     hot alone
-//   8192 x 7168 no rstd             block_per_row    256      1           4       -         -         4205  108.3 %  1.01x       55.86     cold alone
-//   8192 x 8191 no rstd             block_per_row    256      1           8       -         -         4107  100.0 %  1.01x       65.36     cold alone
-//   1 x 8192 no rstd                block_per_row    512      1           4       -         -         38    69.4 %   1.01x       1.289     hot alone
-//   16 x 8192 no rstd               block_per_row    1024     1           4       -         -         390   71.3 %   1.02x       1.386     hot alone
-//   64 x 8192 no rstd               block_per_row    1024     1           4       -         -         1391  77.2 %   1.02x       1.519     hot alone
-//   16384 x 8192 no rstd            block_per_row    128      1           8       -         -         4248  101.0 %  1.00x       126.4     cold alone
-//   1 x 16384 no rstd               cluster_per_row  1024     1           4       -         -         69    65.9 %   1.05x       1.417     hot alone
-//   64 x 16384 no rstd              block_per_row    1024     1           8       -         -         2021  69.9 %   1.10x       2.091     hot alone
-//   4096 x 16384 no rstd            block_per_row    512      1           4       -         -         4161  101.2 %  1.02x       64.52     cold alone
-//   8192 x 32768 no rstd            block_per_row    1024     1           4       -         -         4216  105.1 %  1.00x       254.7     cold alone
-//   4096 x 131072 no rstd           cluster_per_row  128      1           8       -         -         4117  101.8 %  1.00x       521.7     cold alone
-//   (any other, rows alike)         block_per_row    256      1           8       -         -         -     -        -           -         not tuned
-//   (any other)                     block_per_row    256      1           1       -         -         -     -        -           -         not tuned
+//   rows x cols                     kernel           threads  rows/block  vector  GB/s  of roof  vs default  alone us  timed
+//   524288 x 64 no rstd             warp_per_row     128      16          4       4161  110.1 %  1.14x       32.26     cold alone
+//   65536 x 128 no rstd             warp_per_row     256      32          8       3625  100.2 %  1.04x       9.257     cold alone
+//   262144 x 128 no rstd            warp_per_row     128      8           8       4114  108.9 %  1.01x       32.62     cold alone
+//   32768 x 256 no rstd             warp_per_row     64       8           8       3653  100.9 %  1.00x       9.186     cold alone
+//   1 x 2048 no rstd                block_per_row    256      1           4       14    98.9 %   1.01x       0.8721    hot alone
+//   64 x 2048 no rstd               block_per_row    256      1           4       533   100.0 %  1.00x       0.9914    hot alone
+//   16384 x 4095 no rstd            block_per_row    128      1           8       4109  99.8 %   1.00x       65.32     cold alone
+//   1 x 4096 no rstd                block_per_row    256      1           4       23    82.6 %   1.07x       1.085     hot alone
+//   8 x 4096 no rstd                block_per_row    256      1           4       120   80.0 %   1.04x       1.162     hot alone
+//   16 x 4096 no rstd               block_per_row    256      1           4       245   88.4 %   1.07x       1.104     hot alone
+//   4096 x 4096 no rstd             block_per_row    256      1           8       3974  103.1 %  1.01x       16.89     cold alone
+//   8192 x 4096 no rstd pitch 5120  block_per_row    256      1           8       4083  101.2 %  1.01x       32.88     cold alone
+//   8192 x 4096 no rstd             block_per_row    256      1           8       3905  96.5 %   1.06x       34.37     cold alone
+//   32 x 5120 no rstd               block_per_row    256      1           8       545   82.3 %   1.02x       1.221     hot alone
+//   2048 x 5120 no rstd             block_per_row    256      1           8       3851  111.4 %  1.02x       10.89     cold alone
+//   1 x 7168 no rstd                block_per_row    512      1           4       36    74.5 %   1.07x       1.199     hot alone
+//   8192 x 7168 no rstd             block_per_row    256      1           4       4205  108.3 %  1.01x       55.86     cold alone
+//   8192 x 8191 no rstd             block_per_row    256      1           8       4107  100.0 %  1.01x       65.36     cold alone
+//   1 x 8192 no rstd                block_per_row    512      1           4       38    69.4 %   1.01x       1.289     hot alone
+//   16 x 8192 no rstd               block_per_row    1024     1           4       390   71.3 %   1.02x       1.386     hot alone
+//   64 x 8192 no rstd               block_per_row    1024     1           4       1391  77.2 %   1.02x       1.519     hot alone
+//   16384 x 8192 no rstd            block_per_row    128      1           8       4248  101.0 %  1.00x       126.4     cold alone
+//   1 x 16384 no rstd               cluster_per_row  1024     1           4       69    65.9 %   1.05x       1.417     hot alone
+//   64 x 16384 no rstd              block_per_row    1024     1           8       2021  69.9 %   1.10x       2.091     hot alone
+//   4096 x 16384 no rstd            block_per_row    512      1           4       4161  101.2 %  1.02x       64.52     cold alone
+//   8192 x 32768 no rstd            block_per_row    1024     1           4       4216  105.1 %  1.00x       254.7     cold alone
+//   4096 x 131072 no rstd           cluster_per_row  128      1           8       4117  101.8 %  1.00x       521.7     cold alone
+//   (any other, rows alike)         block_per_row    256      1           8       -     -        -           -         not tuned
+//   (any other)                     block_per_row    256      1           1       -     -        -           -         not tuned
 //
 // times     alone: of launches behind each other, which overlap where they start early; GB/s and ratios are of these
 //
@@ -65,8 +65,6 @@
 #error "rmsnorm_fwd_bf16 needs C++17: compile with -std=c++17"
 #endif
 
-#include <cooperative_groups.h>
-#include <cooperative_groups/reduce.h>
 #ifndef __CUDACC_RTC__
 #include <cuda_runtime.h>
 
@@ -159,7 +157,8 @@ __device__ __forceinline__ unsigned cluster_rank() {
   return rank;
 }
 
-// All threads of all blocks of a cluster arrive, then wait: writes before are seen behind.
+// All threads of all blocks of a cluster arrive, then wait. What a thread wrote before it arrived, the others see after
+// they have waited.
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
@@ -199,7 +198,7 @@ __device__ __forceinline__ void dependency_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-// ... and let the kernel behind this one start as soon as blocks leave room.
+// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
 __device__ __forceinline__ void dependency_trigger() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
@@ -361,7 +360,7 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
 
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  the same, of a call's second kernel for its first one
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
 // at_...            here the kernel behind this one may start: it takes the place of blocks as they end
 // Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
 //                   the compiler would read it through the non-coherent cache and move loads over a wait
@@ -383,17 +382,17 @@ struct Early : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
 };
 
-// ... and lets the next one take its place at once: that one waits there.
+// As Early; the next kernel may start at once, and waits where it must.
 struct EarlyAtStart : Early {
   static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
-// ... or as soon as it has asked for its row.
+// As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
   static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
 };
 
-// ... or at its end.
+// As Early; the next kernel may start as the blocks of this one end.
 struct EarlyAtEnd : Early {
   static __device__ __forceinline__ void at_end() { dependency_trigger(); }
 };
@@ -404,12 +403,12 @@ struct EarlyPartner : InOrder {
   static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
-// how two combine, and how to get that of the lane whose number differs by `offset`.
+// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
+// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s) {
+__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
   return s;
 }
 
@@ -447,6 +446,13 @@ __device__ __forceinline__ State exchange_cluster(
   mbarrier_wait(arrived, exchange / 2 % 2);
   return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(set));
 }
+
+// What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
+struct Plain {
+  using Load = Default;   // how rows are read
+  using Store = Default;  // how rows are written
+  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
+};
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
 // around them, moved into place. `inside`: those words are known to lie within the array.
@@ -500,19 +506,15 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-struct Combine {
-  template <typename State>
-  __device__ __forceinline__ State operator()(const State& a, const State& b) const { return State::combine(a, b); }
-};
-
-// As reduce_lanes, by CUDA's cooperative groups.
+// As reduce_lanes, by the shuffles of CUDA's cooperative groups, which name only the lanes of their tile. The headers
+// of cooperative groups are not included: they would take more than half of the time that a header compiles.
 template <int kLanes, typename State>
 __device__ __forceinline__ State reduce_tile(const State& s) {
-  const auto tile = cooperative_groups::tiled_partition<kLanes>(cooperative_groups::this_thread_block());
-  return cooperative_groups::reduce(tile, s, Combine());
+  constexpr unsigned kTile = 0xffffffffu >> (32 - kLanes);
+  return reduce_lanes<kLanes>(s, kTile << threadIdx.x % 32 / kLanes * kLanes);
 }
 
-// As reduce_row, by CUDA's cooperative groups.
+// As reduce_row, by reduce_tile.
 template <int kWarps, typename State>
 __device__ __forceinline__ State reduce_tiles(State s, State* slots) {
   s = reduce_tile<32>(s);
@@ -541,62 +543,83 @@ struct Streaming {
   }
 };
 
-// What a tuned shape is: the sizes and hints of its kernel.
-struct Cols64_ee87 { enum : int { kCols = 64, kThreadsPerRow = 8, kRowsPerBlock = 16, kVector = 4, kThreads = 128 };
-    using Load = Default; using Store = Streaming; using Chain = InOrder; };
-struct Cols128_5ee6 { enum : int { kCols = 128, kThreadsPerRow = 8, kRowsPerBlock = 32, kVector = 8, kThreads = 256 };
-    using Load = EvictLast; using Store = Streaming; using Chain = EarlyAtLoads; };
-struct Cols128_f4f3 { enum : int { kCols = 128, kThreadsPerRow = 16, kRowsPerBlock = 8, kVector = 8, kThreads = 128 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
-struct Cols256_22f4 { enum : int { kCols = 256, kThreadsPerRow = 8, kRowsPerBlock = 8, kVector = 8, kThreads = 64 };
-    using Load = EvictLast; using Store = Default; using Chain = EarlyAtLoads; };
-struct Cols2048_3e57 { enum : int { kCols = 2048, kThreadsPerRow = 256, kVector = 4, kThreads = 256 };
-    using Load = Default; using Store = Default; using Chain = EarlyAtLoads; };
-struct Cols4095_e5c9 { enum : int { kCols = 4095, kThreadsPerRow = 128, kVector = 8, kThreads = 128 };
-    using Load = EvictLast; using Store = Default; using Chain = EarlyAtLoads; };
-struct Cols4096_1c4f { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 4, kThreads = 256 };
-    using Load = Default; using Store = Default; using Chain = EarlyAtLoads; };
-struct Cols4096_56f7 { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 4, kThreads = 256 };
-    using Load = NoAllocate; using Store = Default; using Chain = EarlyAtLoads; };
-struct Cols4096_f05e { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
-    using Load = Default; using Store = Default; using Chain = EarlyAtLoads; };
-struct Cols4096_a40d { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
-    using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads; };
-struct Cols4096_56a2 { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
-    using Load = NoAllocate; using Store = Streaming; using Chain = InOrder; };
-struct Cols5120_ac40 { enum : int { kCols = 5120, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
-    using Load = EvictLast; using Store = Default; using Chain = EarlyAtLoads; };
-struct Cols7168_8a22 { enum : int { kCols = 7168, kThreadsPerRow = 512, kVector = 4, kThreads = 512 };
-    using Load = Default; using Store = Default; using Chain = EarlyAtLoads; };
-struct Cols7168_538e { enum : int { kCols = 7168, kThreadsPerRow = 256, kVector = 4, kThreads = 256 };
-    using Load = Default; using Store = Default; using Chain = EarlyAtLoads; };
-struct Cols8191_49a7 { enum : int { kCols = 8191, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
-    using Load = EvictLast; using Store = Default; using Chain = EarlyAtLoads; };
-struct Cols8192_a210 { enum : int { kCols = 8192, kThreadsPerRow = 512, kVector = 4, kThreads = 512 };
-    using Load = Default; using Store = Default; using Chain = EarlyAtLoads; };
-struct Cols8192_bb74 { enum : int { kCols = 8192, kThreadsPerRow = 1024, kVector = 4, kThreads = 1024 };
-    using Load = Default; using Store = Default; using Chain = EarlyAtLoads; };
-struct Cols8192_c3f1 { enum : int { kCols = 8192, kThreadsPerRow = 128, kVector = 8, kThreads = 128 };
-    using Load = EvictLast; using Store = Default; using Chain = EarlyAtLoads; };
-struct Cols16384_6aa9 { enum : int { kCols = 16384, kThreads = 1024, kCluster = 4, kVector = 4 }; using Load = Default;
-    using Store = Default; using Chain = EarlyAtStart; };
-struct Cols16384_95e3 { enum : int { kCols = 16384, kThreadsPerRow = 1024, kVector = 8, kThreads = 1024 };
-    using Load = Default; using Store = Default; using Chain = EarlyAtLoads; };
-struct Cols16384_d7fd { enum : int { kCols = 16384, kThreadsPerRow = 512, kVector = 4, kThreads = 512 };
-    using Load = EvictLast; using Store = Streaming; using Chain = EarlyAtLoads; };
-struct Cols32768_cb80 { enum : int { kCols = 32768, kThreads = 1024, kThreadsPerRow = 1024, kVector = 4, kUnroll = 4 };
-    using Load = EvictLast; using Store = Default; using Chain = InOrder; };
-struct Cols131072_7b54 { enum : int { kCols = 131072, kThreads = 128, kCluster = 8, kVector = 8, kStages = 2 };
-    using Load = EvictLast; using Store = Default; using Chain = InOrder; };
-struct AnyCols_ff33 { enum : int { kThreadsPerRow = 256, kVector = 8, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
-struct AnyCols_db2e { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+struct Cols64_30a7 : Plain { using Store = Streaming;
+  enum : int { kCols = 64, kThreads = 128, kThreadsPerRow = 8, kRowsPerBlock = 16, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols128_6c5e : Plain { using Load = EvictLast; using Store = Streaming; using Chain = EarlyAtLoads;
+  enum : int { kCols = 128, kThreads = 256, kThreadsPerRow = 8, kRowsPerBlock = 32, kVector = 8, kEarlyParams = 1 };
+};
+struct Cols128_6379 : Plain {
+  enum : int { kCols = 128, kThreads = 128, kThreadsPerRow = 16, kRowsPerBlock = 8, kVector = 8, kEarlyParams = 1 };
+};
+struct Cols256_0edd : Plain { using Load = EvictLast; using Chain = EarlyAtLoads;
+  enum : int { kCols = 256, kThreads = 64, kThreadsPerRow = 8, kRowsPerBlock = 8, kVector = 8, kEarlyParams = 1 };
+};
+struct Cols2048_c35d : Plain { using Chain = EarlyAtLoads;
+  enum : int { kCols = 2048, kThreads = 256, kThreadsPerRow = 256, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols4095_a884 : Plain { using Load = EvictLast; using Chain = EarlyAtLoads;
+  enum : int { kCols = 4095, kThreads = 128, kThreadsPerRow = 128, kVector = 8, kEarlyParams = 1, kFirstInside = 0 };
+};
+struct Cols4096_07fd : Plain { using Chain = EarlyAtLoads;
+  enum : int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols4096_5fe5 : Plain { using Load = NoAllocate; using Chain = EarlyAtLoads;
+  enum : int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols4096_51e8 : Plain { using Chain = EarlyAtLoads;
+  enum : int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kEarlyParams = 1 };
+};
+struct Cols4096_2fa7 : Plain { using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads;
+  enum : int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kEarlyParams = 1 };
+};
+struct Cols4096_2013 : Plain { using Load = NoAllocate; using Store = Streaming;
+  enum : int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kEarlyParams = 1, kFirstInside = 1 };
+};
+struct Cols5120_e609 : Plain { using Load = EvictLast; using Chain = EarlyAtLoads;
+  enum : int { kCols = 5120, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kEarlyParams = 1 };
+};
+struct Cols7168_da15 : Plain { using Chain = EarlyAtLoads;
+  enum : int { kCols = 7168, kThreads = 512, kThreadsPerRow = 512, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols7168_bd50 : Plain { using Chain = EarlyAtLoads;
+  enum : int { kCols = 7168, kThreads = 256, kThreadsPerRow = 256, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols8191_8625 : Plain { using Load = EvictLast; using Chain = EarlyAtLoads;
+  enum : int { kCols = 8191, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kEarlyParams = 0, kFirstInside = 0 };
+};
+struct Cols8192_37ac : Plain { using Chain = EarlyAtLoads;
+  enum : int { kCols = 8192, kThreads = 512, kThreadsPerRow = 512, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols8192_593e : Plain { using Chain = EarlyAtLoads;
+  enum : int { kCols = 8192, kThreads = 1024, kThreadsPerRow = 1024, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols8192_d4b0 : Plain { using Load = EvictLast; using Chain = EarlyAtLoads;
+  enum : int { kCols = 8192, kThreads = 128, kThreadsPerRow = 128, kVector = 8, kEarlyParams = 1 };
+};
+struct Cols16384_0856 : Plain { using Chain = EarlyAtStart;
+  enum : int { kCols = 16384, kThreads = 1024, kCluster = 4, kVector = 4 };
+};
+struct Cols16384_f8af : Plain { using Chain = EarlyAtLoads;
+  enum : int { kCols = 16384, kThreads = 1024, kThreadsPerRow = 1024, kVector = 8, kEarlyParams = 0 };
+};
+struct Cols16384_6f65 : Plain { using Load = EvictLast; using Store = Streaming; using Chain = EarlyAtLoads;
+  enum : int { kCols = 16384, kThreads = 512, kThreadsPerRow = 512, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols32768_4533 : Plain { using Load = EvictLast;
+  enum : int { kCols = 32768, kThreads = 1024, kThreadsPerRow = 1024, kVector = 4, kUnroll = 4 };
+};
+struct Cols131072_32ad : Plain { using Load = EvictLast;
+  enum : int { kCols = 131072, kThreads = 128, kCluster = 8, kVector = 8, kStages = 2 };
+};
+struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
+struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
 
-// rmsnorm forward: lanes of a warp own a row, rows lie side by side in a block; it is read once.
+// rmsnorm forward: lanes of a warp own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_warp_per_row_0886(
+rmsnorm_fwd_bf16_warp_per_row_7037(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -609,19 +632,21 @@ rmsnorm_fwd_bf16_warp_per_row_0886(
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kRowsPerBlock = Config::kRowsPerBlock;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kVectors = kCols / kVector;  // per row
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  // column parameters wait in registers, or are read where they are used
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
-  struct Look1 {  // look 1: sum(x**2)
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_squares + b.x_squares};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_squares, offset)};
     }
   };
 
@@ -649,12 +674,13 @@ rmsnorm_fwd_bf16_warp_per_row_0886(
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + vector * kVector);
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + vector * kVector);
+      }
     }
   }
 
@@ -687,6 +713,7 @@ rmsnorm_fwd_bf16_warp_per_row_0886(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -703,10 +730,10 @@ rmsnorm_fwd_bf16_warp_per_row_0886(
   Chain::at_end();
 }
 
-// rmsnorm forward: a block owns a row; it is read once.
+// rmsnorm forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_block_per_row_2e9f(
+rmsnorm_fwd_bf16_block_per_row_0abb(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -718,20 +745,22 @@ rmsnorm_fwd_bf16_block_per_row_2e9f(
   constexpr int kCols = Config::kCols;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  // column parameters wait in registers, or are read where they are used
+  constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
-  struct Look1 {  // look 1: sum(x**2)
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_squares + b.x_squares};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_squares, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -757,12 +786,13 @@ rmsnorm_fwd_bf16_block_per_row_2e9f(
   }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + vector * kVector);
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + vector * kVector);
+      }
     }
   }
 
@@ -795,6 +825,7 @@ rmsnorm_fwd_bf16_block_per_row_2e9f(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -811,10 +842,10 @@ rmsnorm_fwd_bf16_block_per_row_2e9f(
   Chain::at_end();
 }
 
-// rmsnorm forward: a block owns a row; it is read once.
+// rmsnorm forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_block_per_row_1eab(
+rmsnorm_fwd_bf16_block_per_row_aef5(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -826,21 +857,24 @@ rmsnorm_fwd_bf16_block_per_row_1eab(
   constexpr int kCols = Config::kCols;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  // column parameters wait in registers, or are read where they are used
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kFirstInside = Config::kFirstInside;  // first step whose windows of parameters begin within these
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  // steps in which every row has a vector, and one behind it, for each thread
+  // steps in which each thread has a vector, and the row one more behind it, however the row is aligned
   constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;
-  struct Look1 {  // look 1: sum(x**2)
+  struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_squares + b.x_squares};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_squares, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -878,17 +912,18 @@ rmsnorm_fwd_bf16_block_per_row_1eab(
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   Vec<bfloat16, 1> weight_edge = {};
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (step < kWholeSteps || vector < vectors) {
-      const int column = head + vector * kVector;
-      weight_held[step] = read_window<kVector>(weight, column, kCols, step < kWholeSteps);
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (step < kWholeSteps || vector < vectors) {
+        const int column = head + vector * kVector;
+        weight_held[step] = read_window<kVector>(weight, column, kCols, step >= kFirstInside && step < kWholeSteps);
+      }
     }
-  }
-  if (has_edge) {
-    weight_edge = read<1>(weight + edge);
+    if (has_edge) {
+      weight_edge = read<1>(weight + edge);
+    }
   }
 
   Chain::at_loads();
@@ -925,6 +960,8 @@ rmsnorm_fwd_bf16_block_per_row_1eab(
     const int vector = lane + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
       const int column = head + vector * kVector;
+      if (!kEarlyParams) weight_held[step] =
+          read_window<kVector>(weight, column, kCols, step >= kFirstInside && step < kWholeSteps);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -938,6 +975,7 @@ rmsnorm_fwd_bf16_block_per_row_1eab(
     }
   }
   if (has_edge) {
+    if (!kEarlyParams) weight_edge = read<1>(weight + edge);
     float y_values[1];
     const float x_i = element(x_edge, 0);
     const float weight_i = element(weight_edge, 0);
@@ -950,275 +988,10 @@ rmsnorm_fwd_bf16_block_per_row_1eab(
   Chain::at_end();
 }
 
-// rmsnorm forward: a block owns a row; it is read once.
+// rmsnorm forward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_block_per_row_559c(
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  // steps in which every row has a vector, and one behind it, for each thread
-  constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;
-  struct Look1 {  // look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
-  const int head = (kVector - shift) % kVector;
-  const int vectors = (kCols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
-  const bool has_edge = edge < kCols;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Vec<bfloat16, 1> x_edge = {};
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (step < kWholeSteps || vector < vectors) {
-      const int column = head + vector * kVector;
-      x_held[step] = read<kVector, Load>(x_row + column);
-    }
-  }
-  if (has_edge) {
-    x_edge = read<1, Load>(x_row + edge);
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  Vec<bfloat16, 1> weight_edge = {};
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (step < kWholeSteps || vector < vectors) {
-      const int column = head + vector * kVector;
-      weight_held[step] = read_window<kVector>(weight, column, kCols, step > 0 && step < kWholeSteps);
-    }
-  }
-  if (has_edge) {
-    weight_edge = read<1>(weight + edge);
-  }
-
-  Chain::at_loads();
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (step < kWholeSteps || vector < vectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1.x_squares += x_i * x_i;
-      }
-    }
-  }
-  if (has_edge) {
-    const float x_i = element(x_edge, 0);
-    look1.x_squares += x_i * x_i;
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  if (lane == 0) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (step < kWholeSteps || vector < vectors) {
-      const int column = head + vector * kVector;
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        y_values[i] = x_i * row_rstd * weight_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + column, y_vec);
-    }
-  }
-  if (has_edge) {
-    float y_values[1];
-    const float x_i = element(x_edge, 0);
-    const float weight_i = element(weight_edge, 0);
-    y_values[0] = x_i * row_rstd * weight_i;
-    Vec<bfloat16, 1> y_vec;
-    pack(y_vec, y_values);
-    write<Store>(y_row + edge, y_vec);
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm forward: a block owns a row; it is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_block_per_row_4ee6(
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  // steps in which every row has a vector, and one behind it, for each thread
-  constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;
-  struct Look1 {  // look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
-  const int head = (kVector - shift) % kVector;
-  const int vectors = (kCols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
-  const bool has_edge = edge < kCols;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Vec<bfloat16, 1> x_edge = {};
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (step < kWholeSteps || vector < vectors) {
-      const int column = head + vector * kVector;
-      x_held[step] = read<kVector, Load>(x_row + column);
-    }
-  }
-  if (has_edge) {
-    x_edge = read<1, Load>(x_row + edge);
-  }
-
-  Chain::at_loads();
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (step < kWholeSteps || vector < vectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1.x_squares += x_i * x_i;
-      }
-    }
-  }
-  if (has_edge) {
-    const float x_i = element(x_edge, 0);
-    look1.x_squares += x_i * x_i;
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  if (lane == 0) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (step < kWholeSteps || vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> weight_vec = read_window<kVector>(weight, column, kCols, step < kWholeSteps);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_vec, i);
-        y_values[i] = x_i * row_rstd * weight_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + column, y_vec);
-    }
-  }
-  if (has_edge) {
-    const Vec<bfloat16, 1> weight_vec = read<1>(weight + edge);
-    float y_values[1];
-    const float x_i = element(x_edge, 0);
-    const float weight_i = element(weight_vec, 0);
-    y_values[0] = x_i * row_rstd * weight_i;
-    Vec<bfloat16, 1> y_vec;
-    pack(y_vec, y_values);
-    write<Store>(y_row + edge, y_vec);
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm forward: the blocks of a cluster own a row; it is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_cluster_per_row_1c12(
+rmsnorm_fwd_bf16_cluster_per_row_ed7a(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1233,19 +1006,19 @@ rmsnorm_fwd_bf16_cluster_per_row_1c12(
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kVectors = kCols / kVector;  // per row
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
-  struct Look1 {  // look 1: sum(x**2)
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_squares + b.x_squares};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_squares, offset)};
     }
   };
   __shared__ Look1 look1_slots[2][kCluster * kWarps];
@@ -1275,9 +1048,9 @@ rmsnorm_fwd_bf16_cluster_per_row_1c12(
   }
 
   Vec<bfloat16, kVector> x_next[kSteps];
-  // The loads of the next row travel while this one is computed.
-  const auto fetch = [&](int first_row) {
-    const bfloat16* x_row = x + static_cast<long long>(first_row) * x_pitch;
+  // The next row is loaded while the present one is computed.
+  const auto fetch = [&](int row) {
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -1291,8 +1064,7 @@ rmsnorm_fwd_bf16_cluster_per_row_1c12(
 
   cluster_wait();
 
-  for (int first_row = blockIdx.x / kCluster; first_row < rows; first_row += gridDim.x / kCluster) {
-    const int row = first_row;
+  for (int row = blockIdx.x / kCluster; row < rows; row += gridDim.x / kCluster) {
     bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
 
     Vec<bfloat16, kVector> x_held[kSteps];
@@ -1302,7 +1074,7 @@ rmsnorm_fwd_bf16_cluster_per_row_1c12(
       x_held[step] = x_next[step];
     }
 
-    const unsigned next_row = first_row + gridDim.x / kCluster;
+    const unsigned next_row = row + gridDim.x / kCluster;
     if (next_row < rows) fetch(next_row);
 
     #pragma unroll
@@ -1356,109 +1128,10 @@ rmsnorm_fwd_bf16_cluster_per_row_1c12(
   Chain::at_end();
 }
 
-// rmsnorm forward: a block owns a row; it is read once.
+// rmsnorm forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_block_per_row_43d7(
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
-  struct Look1 {  // look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1.x_squares += x_i * x_i;
-      }
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  if (lane == 0) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_vec, i);
-        y_values[i] = x_i * row_rstd * weight_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm forward: a block owns a row; it is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_block_per_row_529a(
+rmsnorm_fwd_bf16_block_per_row_1f32(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1471,18 +1144,21 @@ rmsnorm_fwd_bf16_block_per_row_529a(
   constexpr int kThreads = Config::kThreads;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
-  struct Look1 {  // look 1: sum(x**2)
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_squares + b.x_squares};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_squares, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -1554,10 +1230,10 @@ rmsnorm_fwd_bf16_block_per_row_529a(
   Chain::at_end();
 }
 
-// rmsnorm forward: the blocks of a cluster own a row; it is read once.
+// rmsnorm forward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_cluster_per_row_deda(
+rmsnorm_fwd_bf16_cluster_per_row_3100(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1572,20 +1248,20 @@ rmsnorm_fwd_bf16_cluster_per_row_deda(
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kVectors = kCols / kVector;  // per row
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
   constexpr int kStages = Config::kStages;  // row tiles in shared memory
-  struct Look1 {  // look 1: sum(x**2)
+  struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_squares + b.x_squares};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_squares, offset)};
     }
   };
   __shared__ Look1 look1_slots[2][kCluster * kWarps];
@@ -1614,9 +1290,9 @@ rmsnorm_fwd_bf16_cluster_per_row_deda(
   }
   __syncthreads();  // others wait only for a barrier that is set up
 
-  // One thread a row asks for it; the slot's barrier counts down the bytes that arrive.
-  const auto fetch = [&](int first_row, int stage) {
-    const bfloat16* x_row = x + static_cast<long long>(first_row) * x_pitch;
+  // One thread asks for a row; the slot's barrier counts down the bytes that arrive.
+  const auto fetch = [&](int row, int stage) {
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
     int own_vectors = 0;
     for (int step = 0; step < kSteps; ++step) {
       const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
@@ -1633,8 +1309,8 @@ rmsnorm_fwd_bf16_cluster_per_row_deda(
   };
   #pragma unroll 1
   for (int stage = 0; stage < kStages; ++stage) {
-    const int first_row = blockIdx.x / kCluster + stage * gridDim.x / kCluster;
-    if (threadIdx.x == 0 && first_row < rows) fetch(first_row, stage);
+    const int row = blockIdx.x / kCluster + stage * gridDim.x / kCluster;
+    if (threadIdx.x == 0 && row < rows) fetch(row, stage);
   }
   int stage = 0;
   unsigned phase = 0;
@@ -1651,8 +1327,7 @@ rmsnorm_fwd_bf16_cluster_per_row_deda(
 
   cluster_wait();
 
-  for (int first_row = blockIdx.x / kCluster; first_row < rows; first_row += gridDim.x / kCluster) {
-    const int row = first_row;
+  for (int row = blockIdx.x / kCluster; row < rows; row += gridDim.x / kCluster) {
     bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
 
     Vec<bfloat16, kVector> x_held[kSteps];
@@ -1685,7 +1360,7 @@ rmsnorm_fwd_bf16_cluster_per_row_deda(
     look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
     const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
     // Every thread of the row has passed a barrier since it read its slots.
-    const unsigned refill_row = first_row + kStages * gridDim.x / kCluster;
+    const unsigned refill_row = row + kStages * gridDim.x / kCluster;
     if (threadIdx.x == 0 && refill_row < rows) fetch(refill_row, stage);
 
     if (lane == 0) {
@@ -1720,10 +1395,10 @@ rmsnorm_fwd_bf16_cluster_per_row_deda(
   Chain::at_end();
 }
 
-// rmsnorm forward, any number of columns: a block owns a row; it is read twice.
+// rmsnorm forward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_any_cols_block_per_row_943c(
+rmsnorm_fwd_bf16_any_cols_block_per_row_d663(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1735,18 +1410,18 @@ rmsnorm_fwd_bf16_any_cols_block_per_row_943c(
     float eps) {
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // look 1: sum(x**2)
+  struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_squares + b.x_squares};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_squares, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -1831,10 +1506,10 @@ rmsnorm_fwd_bf16_any_cols_block_per_row_943c(
   Chain::at_end();
 }
 
-// rmsnorm forward, any number of columns: a block owns a row; it is read twice.
+// rmsnorm forward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_71cb(
+rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_18ec(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1845,18 +1520,18 @@ rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_71cb(
     float eps) {
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // look 1: sum(x**2)
+  struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_squares + b.x_squares};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_squares, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -2110,51 +1785,51 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {524288,     64,  8, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_warp_per_row_0886<Cols64_ee87>>}},
-    { 65536,    128, 16, 0u, 2u, false, {{256, 32, true}, run<rmsnorm_fwd_bf16_warp_per_row_0886<Cols128_5ee6>>}},
-    {262144,    128, 16, 0u, 2u, false, {{128, 8}, run<rmsnorm_fwd_bf16_warp_per_row_0886<Cols128_f4f3>>}},
-    { 32768,    256, 16, 0u, 2u, false, {{64, 8, true}, run<rmsnorm_fwd_bf16_warp_per_row_0886<Cols256_22f4>>}},
-    {     1,   2048,  8, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_2e9f<Cols2048_3e57>>}},
-    {    64,   2048,  8, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_2e9f<Cols2048_3e57>>}},
-    { 16384,   4095,  2, 0u, 2u,  true, {{128, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_1eab<Cols4095_e5c9>>}},
-    {     1,   4096,  8, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_2e9f<Cols4096_1c4f>>}},
-    {     8,   4096,  8, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_2e9f<Cols4096_56f7>>}},
-    {    16,   4096,  8, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_2e9f<Cols4096_1c4f>>}},
-    {  4096,   4096, 16, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_2e9f<Cols4096_f05e>>}},
-    {  8192,   4096, 16, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_2e9f<Cols4096_a40d>>}},
-    {  8192,   4096,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_block_per_row_559c<Cols4096_56a2>>}},
-    {    32,   5120, 16, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_2e9f<Cols5120_ac40>>}},
-    {  2048,   5120, 16, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_2e9f<Cols5120_ac40>>}},
-    {     1,   7168,  8, 0u, 2u, false, {{512, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_2e9f<Cols7168_8a22>>}},
-    {  8192,   7168,  8, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_2e9f<Cols7168_538e>>}},
-    {  8192,   8191,  2, 0u, 2u,  true, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_4ee6<Cols8191_49a7>>}},
-    {     1,   8192,  8, 0u, 2u, false, {{512, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_2e9f<Cols8192_a210>>}},
+    {524288,     64,  8, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_warp_per_row_7037<Cols64_30a7>>}},
+    { 65536,    128, 16, 0u, 2u, false, {{256, 32, true}, run<rmsnorm_fwd_bf16_warp_per_row_7037<Cols128_6c5e>>}},
+    {262144,    128, 16, 0u, 2u, false, {{128, 8}, run<rmsnorm_fwd_bf16_warp_per_row_7037<Cols128_6379>>}},
+    { 32768,    256, 16, 0u, 2u, false, {{64, 8, true}, run<rmsnorm_fwd_bf16_warp_per_row_7037<Cols256_0edd>>}},
+    {     1,   2048,  8, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_0abb<Cols2048_c35d>>}},
+    {    64,   2048,  8, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_0abb<Cols2048_c35d>>}},
+    { 16384,   4095,  2, 0u, 2u,  true, {{128, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_aef5<Cols4095_a884>>}},
+    {     1,   4096,  8, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_0abb<Cols4096_07fd>>}},
+    {     8,   4096,  8, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_0abb<Cols4096_5fe5>>}},
+    {    16,   4096,  8, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_0abb<Cols4096_07fd>>}},
+    {  4096,   4096, 16, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_0abb<Cols4096_51e8>>}},
+    {  8192,   4096, 16, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_0abb<Cols4096_2fa7>>}},
+    {  8192,   4096,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_block_per_row_aef5<Cols4096_2013>>}},
+    {    32,   5120, 16, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_0abb<Cols5120_e609>>}},
+    {  2048,   5120, 16, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_0abb<Cols5120_e609>>}},
+    {     1,   7168,  8, 0u, 2u, false, {{512, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_0abb<Cols7168_da15>>}},
+    {  8192,   7168,  8, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_0abb<Cols7168_bd50>>}},
+    {  8192,   8191,  2, 0u, 2u,  true, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_aef5<Cols8191_8625>>}},
+    {     1,   8192,  8, 0u, 2u, false, {{512, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_0abb<Cols8192_37ac>>}},
     {    16,   8192,  8, 0u, 2u, false, {{1024, 1, true},
-     run<rmsnorm_fwd_bf16_block_per_row_2e9f<Cols8192_bb74>>}},
+     run<rmsnorm_fwd_bf16_block_per_row_0abb<Cols8192_593e>>}},
     {    64,   8192,  8, 0u, 2u, false, {{1024, 1, true},
-     run<rmsnorm_fwd_bf16_block_per_row_2e9f<Cols8192_bb74>>}},
-    { 16384,   8192, 16, 0u, 2u, false, {{128, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_2e9f<Cols8192_c3f1>>}},
+     run<rmsnorm_fwd_bf16_block_per_row_0abb<Cols8192_593e>>}},
+    { 16384,   8192, 16, 0u, 2u, false, {{128, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_0abb<Cols8192_d4b0>>}},
     {     1,  16384,  8, 0u, 2u, false, {{1024, 1, true, 0, 0, 1, 4},
-     run<rmsnorm_fwd_bf16_cluster_per_row_1c12<Cols16384_6aa9>>}},
+     run<rmsnorm_fwd_bf16_cluster_per_row_ed7a<Cols16384_0856>>}},
     {    64,  16384, 16, 0u, 2u, false, {{1024, 1, true},
-     run<rmsnorm_fwd_bf16_block_per_row_43d7<Cols16384_95e3>>}},
+     run<rmsnorm_fwd_bf16_block_per_row_0abb<Cols16384_f8af>>}},
     {  4096,  16384,  8, 0u, 2u, false, {{512, 1, true},
-     run<rmsnorm_fwd_bf16_block_per_row_2e9f<Cols16384_d7fd>>}},
+     run<rmsnorm_fwd_bf16_block_per_row_0abb<Cols16384_6f65>>}},
     {  8192,  32768,  8, 0u, 2u, false, {{1024, 1, false, 0, 0, 0, 1, 65536},
-     run<rmsnorm_fwd_bf16_block_per_row_529a<Cols32768_cb80>>}},
+     run<rmsnorm_fwd_bf16_block_per_row_1f32<Cols32768_4533>>}},
     {  4096, 131072, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 8, 8, 65536},
-     run<rmsnorm_fwd_bf16_cluster_per_row_deda<Cols131072_7b54>>}},
+     run<rmsnorm_fwd_bf16_cluster_per_row_3100<Cols131072_32ad>>}},
 };
 
 // The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
 // rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<rmsnorm_fwd_bf16_any_cols_block_per_row_943c<AnyCols_ff33>>},
-    {{256}, run_any_cols<rmsnorm_fwd_bf16_any_cols_block_per_row_943c<AnyCols_db2e>>},
+    {{256}, run_any_cols<rmsnorm_fwd_bf16_any_cols_block_per_row_d663<AnyCols_54f6>>},
+    {{256}, run_any_cols<rmsnorm_fwd_bf16_any_cols_block_per_row_d663<AnyCols_fee7>>},
     {{256},
-     run_any_cols_without_weight<rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_71cb<AnyCols_ff33>>},
+     run_any_cols_without_weight<rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_18ec<AnyCols_54f6>>},
     {{256},
-     run_any_cols_without_weight<rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_71cb<AnyCols_db2e>>},
+     run_any_cols_without_weight<rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_18ec<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.

@@ -13,10 +13,10 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // note      emitted as another text than the one that was tuned: 8192 x 4096
 //
-//   rows x cols              kernel         threads  rows/block  vector  price us  chain us  GB/s  of roof  vs default  alone us  timed
-//   8192 x 4096 no rstd      block_per_row  256      1           8       -         -         4099  102.1 %  1.01x       32.75     cold alone
-//   (any other, rows alike)  block_per_row  256      1           8       -         -         -     -        -           -         not tuned
-//   (any other)              block_per_row  256      1           1       -         -         -     -        -           -         not tuned
+//   rows x cols              kernel         threads  rows/block  vector  GB/s  of roof  vs default  alone us  timed
+//   8192 x 4096 no rstd      block_per_row  256      1           8       4099  102.1 %  1.01x       32.75     cold alone
+//   (any other, rows alike)  block_per_row  256      1           8       -     -        -           -         not tuned
+//   (any other)              block_per_row  256      1           1       -     -        -           -         not tuned
 //
 // times     alone: of launches behind each other, which overlap where they start early; GB/s and ratios are of these
 //
@@ -57,7 +57,7 @@ __device__ __forceinline__ void dependency_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-// ... and let the kernel behind this one start as soon as blocks leave room.
+// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
 __device__ __forceinline__ void dependency_trigger() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
@@ -159,7 +159,7 @@ struct Default {
 
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  the same, of a call's second kernel for its first one
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
 // at_...            here the kernel behind this one may start: it takes the place of blocks as they end
 // Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
 //                   the compiler would read it through the non-coherent cache and move loads over a wait
@@ -181,17 +181,17 @@ struct Early : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
 };
 
-// ... and lets the next one take its place at once: that one waits there.
+// As Early; the next kernel may start at once, and waits where it must.
 struct EarlyAtStart : Early {
   static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
-// ... or as soon as it has asked for its row.
+// As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
   static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
 };
 
-// ... or at its end.
+// As Early; the next kernel may start as the blocks of this one end.
 struct EarlyAtEnd : Early {
   static __device__ __forceinline__ void at_end() { dependency_trigger(); }
 };
@@ -257,6 +257,13 @@ __device__ __forceinline__ void pack(Vec<float16, N>& vec, const float (&values)
   }
 }
 
+// What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
+struct Plain {
+  using Load = Default;   // how rows are read
+  using Store = Default;  // how rows are written
+  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
+};
+
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
 // around them, moved into place. `inside`: those words are known to lie within the array.
 template <int N, typename T>
@@ -300,12 +307,12 @@ __device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, i
   }
 }
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
-// how two combine, and how to get that of the lane whose number differs by `offset`.
+// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
+// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s) {
+__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
   return s;
 }
 
@@ -334,18 +341,17 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// What a tuned shape is: the sizes and hints of its kernel.
-struct Cols4096_1bc3 { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 8, kThreads = 256 };
-    using Load = EvictLast; using Store = Default; using Chain = EarlyAtLoads; };
-struct AnyCols_ff33 { enum : int { kThreadsPerRow = 256, kVector = 8, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
-struct AnyCols_db2e { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+struct Cols4096_a9f0 : Plain { using Load = EvictLast; using Chain = EarlyAtLoads;
+  enum : int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kEarlyParams = 1 };
+};
+struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
+struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
 
-// rmsnorm forward: a block owns a row; it is read once.
+// rmsnorm forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_f16_block_per_row_8833(
+rmsnorm_fwd_f16_block_per_row_7782(
     float16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, float16> x,
@@ -357,20 +363,22 @@ rmsnorm_fwd_f16_block_per_row_8833(
   constexpr int kCols = Config::kCols;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  // column parameters wait in registers, or are read where they are used
+  constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
-  struct Look1 {  // look 1: sum(x**2)
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_squares + b.x_squares};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_squares, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -396,12 +404,13 @@ rmsnorm_fwd_f16_block_per_row_8833(
   }
 
   Vec<float16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + vector * kVector);
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + vector * kVector);
+      }
     }
   }
 
@@ -434,6 +443,7 @@ rmsnorm_fwd_f16_block_per_row_8833(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -450,10 +460,10 @@ rmsnorm_fwd_f16_block_per_row_8833(
   Chain::at_end();
 }
 
-// rmsnorm forward, any number of columns: a block owns a row; it is read twice.
+// rmsnorm forward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_f16_any_cols_block_per_row_b3eb(
+rmsnorm_fwd_f16_any_cols_block_per_row_cee0(
     float16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, float16> x,
@@ -465,18 +475,18 @@ rmsnorm_fwd_f16_any_cols_block_per_row_b3eb(
     float eps) {
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // look 1: sum(x**2)
+  struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_squares + b.x_squares};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_squares, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -561,10 +571,10 @@ rmsnorm_fwd_f16_any_cols_block_per_row_b3eb(
   Chain::at_end();
 }
 
-// rmsnorm forward, any number of columns: a block owns a row; it is read twice.
+// rmsnorm forward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_f16_any_cols_without_weight_block_per_row_d1a8(
+rmsnorm_fwd_f16_any_cols_without_weight_block_per_row_0e81(
     float16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, float16> x,
@@ -575,18 +585,18 @@ rmsnorm_fwd_f16_any_cols_without_weight_block_per_row_d1a8(
     float eps) {
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // look 1: sum(x**2)
+  struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_squares + b.x_squares};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_squares, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -825,16 +835,16 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {8192, 4096, 16, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_f16_block_per_row_8833<Cols4096_1bc3>>}},
+    {8192, 4096, 16, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_f16_block_per_row_7782<Cols4096_a9f0>>}},
 };
 
 // The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
 // rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<rmsnorm_fwd_f16_any_cols_block_per_row_b3eb<AnyCols_ff33>>},
-    {{256}, run_any_cols<rmsnorm_fwd_f16_any_cols_block_per_row_b3eb<AnyCols_db2e>>},
-    {{256}, run_any_cols_without_weight<rmsnorm_fwd_f16_any_cols_without_weight_block_per_row_d1a8<AnyCols_ff33>>},
-    {{256}, run_any_cols_without_weight<rmsnorm_fwd_f16_any_cols_without_weight_block_per_row_d1a8<AnyCols_db2e>>},
+    {{256}, run_any_cols<rmsnorm_fwd_f16_any_cols_block_per_row_cee0<AnyCols_54f6>>},
+    {{256}, run_any_cols<rmsnorm_fwd_f16_any_cols_block_per_row_cee0<AnyCols_fee7>>},
+    {{256}, run_any_cols_without_weight<rmsnorm_fwd_f16_any_cols_without_weight_block_per_row_0e81<AnyCols_54f6>>},
+    {{256}, run_any_cols_without_weight<rmsnorm_fwd_f16_any_cols_without_weight_block_per_row_0e81<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.

@@ -13,11 +13,11 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // note      emitted as another text than the one that was tuned: 8192 x 4096, 2048 x 262144
 //
-//   rows x cols              kernel           threads  rows/block  vector  price us  chain us  GB/s  of roof  vs default  alone us  timed
-//   8192 x 4096 no rstd      block_per_row    128      1           4       -         -         4211  102.4 %  1.00x       63.75     cold alone
-//   2048 x 262144 no rstd    cluster_per_row  512      1           4       -         -         4109  101.4 %  1.07x       1046      cold alone
-//   (any other, rows alike)  block_per_row    256      1           4       -         -         -     -        -           -         not tuned
-//   (any other)              block_per_row    256      1           1       -         -         -     -        -           -         not tuned
+//   rows x cols              kernel           threads  rows/block  vector  GB/s  of roof  vs default  alone us  timed
+//   8192 x 4096 no rstd      block_per_row    128      1           4       4211  102.4 %  1.00x       63.75     cold alone
+//   2048 x 262144 no rstd    cluster_per_row  512      1           4       4109  101.4 %  1.07x       1046      cold alone
+//   (any other, rows alike)  block_per_row    256      1           4       -     -        -           -         not tuned
+//   (any other)              block_per_row    256      1           1       -     -        -           -         not tuned
 //
 // times     alone: of launches behind each other, which overlap where they start early; GB/s and ratios are of these
 //
@@ -101,7 +101,8 @@ __device__ __forceinline__ unsigned cluster_rank() {
   return rank;
 }
 
-// All threads of all blocks of a cluster arrive, then wait: writes before are seen behind.
+// All threads of all blocks of a cluster arrive, then wait. What a thread wrote before it arrived, the others see after
+// they have waited.
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
@@ -141,7 +142,7 @@ __device__ __forceinline__ void dependency_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-// ... and let the kernel behind this one start as soon as blocks leave room.
+// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
 __device__ __forceinline__ void dependency_trigger() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
@@ -223,7 +224,7 @@ struct Default {
 
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  the same, of a call's second kernel for its first one
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
 // at_...            here the kernel behind this one may start: it takes the place of blocks as they end
 // Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
 //                   the compiler would read it through the non-coherent cache and move loads over a wait
@@ -245,17 +246,17 @@ struct Early : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
 };
 
-// ... and lets the next one take its place at once: that one waits there.
+// As Early; the next kernel may start at once, and waits where it must.
 struct EarlyAtStart : Early {
   static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
-// ... or as soon as it has asked for its row.
+// As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
   static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
 };
 
-// ... or at its end.
+// As Early; the next kernel may start as the blocks of this one end.
 struct EarlyAtEnd : Early {
   static __device__ __forceinline__ void at_end() { dependency_trigger(); }
 };
@@ -266,12 +267,12 @@ struct EarlyPartner : InOrder {
   static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
-// how two combine, and how to get that of the lane whose number differs by `offset`.
+// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
+// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s) {
+__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
   return s;
 }
 
@@ -309,6 +310,13 @@ __device__ __forceinline__ State exchange_cluster(
   mbarrier_wait(arrived, exchange / 2 % 2);
   return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(set));
 }
+
+// What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
+struct Plain {
+  using Load = Default;   // how rows are read
+  using Store = Default;  // how rows are written
+  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
+};
 
 // N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
 template <typename T, int N>
@@ -412,20 +420,20 @@ struct Streaming {
   }
 };
 
-// What a tuned shape is: the sizes and hints of its kernel.
-struct Cols4096_73a6 { enum : int { kCols = 4096, kThreadsPerRow = 128, kVector = 4, kThreads = 128 };
-    using Load = EvictLast; using Store = Streaming; using Chain = EarlyAtLoads; };
-struct Cols262144_5af9 { enum : int { kCols = 262144, kThreads = 512, kCluster = 16, kVector = 4, kStages = 2 };
-    using Load = EvictLast; using Store = Default; using Chain = InOrder; };
-struct AnyCols_1331 { enum : int { kThreadsPerRow = 256, kVector = 4, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
-struct AnyCols_db2e { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+struct Cols4096_ee58 : Plain { using Load = EvictLast; using Store = Streaming; using Chain = EarlyAtLoads;
+  enum : int { kCols = 4096, kThreads = 128, kThreadsPerRow = 128, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols262144_90ea : Plain { using Load = EvictLast;
+  enum : int { kCols = 262144, kThreads = 512, kCluster = 16, kVector = 4, kStages = 2 };
+};
+struct AnyCols_3be0 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 4, kUnroll = 1 }; };
+struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
 
-// rmsnorm forward: a block owns a row; it is read once.
+// rmsnorm forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_f32_block_per_row_b5f0(
+rmsnorm_fwd_f32_block_per_row_415f(
     float* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, float> x,
@@ -437,20 +445,22 @@ rmsnorm_fwd_f32_block_per_row_b5f0(
   constexpr int kCols = Config::kCols;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  // column parameters wait in registers, or are read where they are used
+  constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
-  struct Look1 {  // look 1: sum(x**2)
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_squares + b.x_squares};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_squares, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -476,12 +486,13 @@ rmsnorm_fwd_f32_block_per_row_b5f0(
   }
 
   Vec<float, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + vector * kVector);
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + vector * kVector);
+      }
     }
   }
 
@@ -514,6 +525,7 @@ rmsnorm_fwd_f32_block_per_row_b5f0(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -530,10 +542,10 @@ rmsnorm_fwd_f32_block_per_row_b5f0(
   Chain::at_end();
 }
 
-// rmsnorm forward: the blocks of a cluster own a row; it is read once.
+// rmsnorm forward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_f32_cluster_per_row_3f55(
+rmsnorm_fwd_f32_cluster_per_row_125e(
     float* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, float> x,
@@ -548,20 +560,20 @@ rmsnorm_fwd_f32_cluster_per_row_3f55(
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kVectors = kCols / kVector;  // per row
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
   constexpr int kStages = Config::kStages;  // row tiles in shared memory
-  struct Look1 {  // look 1: sum(x**2)
+  struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_squares + b.x_squares};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_squares, offset)};
     }
   };
   __shared__ Look1 look1_slots[2][kCluster * kWarps];
@@ -590,9 +602,9 @@ rmsnorm_fwd_f32_cluster_per_row_3f55(
   }
   __syncthreads();  // others wait only for a barrier that is set up
 
-  // One thread a row asks for it; the slot's barrier counts down the bytes that arrive.
-  const auto fetch = [&](int first_row, int stage) {
-    const float* x_row = x + static_cast<long long>(first_row) * x_pitch;
+  // One thread asks for a row; the slot's barrier counts down the bytes that arrive.
+  const auto fetch = [&](int row, int stage) {
+    const float* x_row = x + static_cast<long long>(row) * x_pitch;
     int own_vectors = 0;
     for (int step = 0; step < kSteps; ++step) {
       const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
@@ -609,8 +621,8 @@ rmsnorm_fwd_f32_cluster_per_row_3f55(
   };
   #pragma unroll 1
   for (int stage = 0; stage < kStages; ++stage) {
-    const int first_row = blockIdx.x / kCluster + stage * gridDim.x / kCluster;
-    if (threadIdx.x == 0 && first_row < rows) fetch(first_row, stage);
+    const int row = blockIdx.x / kCluster + stage * gridDim.x / kCluster;
+    if (threadIdx.x == 0 && row < rows) fetch(row, stage);
   }
   int stage = 0;
   unsigned phase = 0;
@@ -627,8 +639,7 @@ rmsnorm_fwd_f32_cluster_per_row_3f55(
 
   cluster_wait();
 
-  for (int first_row = blockIdx.x / kCluster; first_row < rows; first_row += gridDim.x / kCluster) {
-    const int row = first_row;
+  for (int row = blockIdx.x / kCluster; row < rows; row += gridDim.x / kCluster) {
     float* y_row = y + static_cast<long long>(row) * y_pitch;
 
     Vec<float, kVector> x_held[kSteps];
@@ -661,7 +672,7 @@ rmsnorm_fwd_f32_cluster_per_row_3f55(
     look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
     const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
     // Every thread of the row has passed a barrier since it read its slots.
-    const unsigned refill_row = first_row + kStages * gridDim.x / kCluster;
+    const unsigned refill_row = row + kStages * gridDim.x / kCluster;
     if (threadIdx.x == 0 && refill_row < rows) fetch(refill_row, stage);
 
     if (lane == 0) {
@@ -696,10 +707,10 @@ rmsnorm_fwd_f32_cluster_per_row_3f55(
   Chain::at_end();
 }
 
-// rmsnorm forward, any number of columns: a block owns a row; it is read twice.
+// rmsnorm forward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_f32_any_cols_block_per_row_caa0(
+rmsnorm_fwd_f32_any_cols_block_per_row_a965(
     float* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, float> x,
@@ -711,18 +722,18 @@ rmsnorm_fwd_f32_any_cols_block_per_row_caa0(
     float eps) {
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // look 1: sum(x**2)
+  struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_squares + b.x_squares};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_squares, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -807,10 +818,10 @@ rmsnorm_fwd_f32_any_cols_block_per_row_caa0(
   Chain::at_end();
 }
 
-// rmsnorm forward, any number of columns: a block owns a row; it is read twice.
+// rmsnorm forward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_f32_any_cols_without_weight_block_per_row_7a01(
+rmsnorm_fwd_f32_any_cols_without_weight_block_per_row_1dd0(
     float* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, float> x,
@@ -821,18 +832,18 @@ rmsnorm_fwd_f32_any_cols_without_weight_block_per_row_7a01(
     float eps) {
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // look 1: sum(x**2)
+  struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_squares + b.x_squares};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_squares, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_squares, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -1086,18 +1097,18 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {8192,   4096, 16, 0u, 2u, false, {{128, 1, true}, run<rmsnorm_fwd_f32_block_per_row_b5f0<Cols4096_73a6>>}},
+    {8192,   4096, 16, 0u, 2u, false, {{128, 1, true}, run<rmsnorm_fwd_f32_block_per_row_415f<Cols4096_ee58>>}},
     {2048, 262144, 16, 0u, 2u, false, {{512, 1, false, 0, 0, 2, 16, 131072},
-     run<rmsnorm_fwd_f32_cluster_per_row_3f55<Cols262144_5af9>>}},
+     run<rmsnorm_fwd_f32_cluster_per_row_125e<Cols262144_90ea>>}},
 };
 
 // The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
 // rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<rmsnorm_fwd_f32_any_cols_block_per_row_caa0<AnyCols_1331>>},
-    {{256}, run_any_cols<rmsnorm_fwd_f32_any_cols_block_per_row_caa0<AnyCols_db2e>>},
-    {{256}, run_any_cols_without_weight<rmsnorm_fwd_f32_any_cols_without_weight_block_per_row_7a01<AnyCols_1331>>},
-    {{256}, run_any_cols_without_weight<rmsnorm_fwd_f32_any_cols_without_weight_block_per_row_7a01<AnyCols_db2e>>},
+    {{256}, run_any_cols<rmsnorm_fwd_f32_any_cols_block_per_row_a965<AnyCols_3be0>>},
+    {{256}, run_any_cols<rmsnorm_fwd_f32_any_cols_block_per_row_a965<AnyCols_fee7>>},
+    {{256}, run_any_cols_without_weight<rmsnorm_fwd_f32_any_cols_without_weight_block_per_row_1dd0<AnyCols_3be0>>},
+    {{256}, run_any_cols_without_weight<rmsnorm_fwd_f32_any_cols_without_weight_block_per_row_1dd0<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.

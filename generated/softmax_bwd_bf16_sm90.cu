@@ -14,10 +14,10 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // note      emitted as another text than the one that was tuned: 8192 x 4096
 //
-//   rows x cols              kernel         threads  rows/block  vector  price us  chain us  GB/s  of roof  vs default  alone us  timed
-//   8192 x 4096              block_per_row  512      1           8       -         -         4277  104.1 %  1.00x       47.07     cold alone
-//   (any other, rows alike)  block_per_row  256      1           8       -         -         -     -        -           -         not tuned
-//   (any other)              block_per_row  256      1           1       -         -         -     -        -           -         not tuned
+//   rows x cols              kernel         threads  rows/block  vector  GB/s  of roof  vs default  alone us  timed
+//   8192 x 4096              block_per_row  512      1           8       4277  104.1 %  1.00x       47.07     cold alone
+//   (any other, rows alike)  block_per_row  256      1           8       -     -        -           -         not tuned
+//   (any other)              block_per_row  256      1           1       -     -        -           -         not tuned
 //
 // times     alone: of launches behind each other, which overlap where they start early; GB/s and ratios are of these
 //
@@ -84,7 +84,7 @@ __device__ __forceinline__ void dependency_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-// ... and let the kernel behind this one start as soon as blocks leave room.
+// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
 __device__ __forceinline__ void dependency_trigger() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
@@ -180,7 +180,7 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
 
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  the same, of a call's second kernel for its first one
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
 // at_...            here the kernel behind this one may start: it takes the place of blocks as they end
 // Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
 //                   the compiler would read it through the non-coherent cache and move loads over a wait
@@ -202,17 +202,17 @@ struct Early : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
 };
 
-// ... and lets the next one take its place at once: that one waits there.
+// As Early; the next kernel may start at once, and waits where it must.
 struct EarlyAtStart : Early {
   static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
-// ... or as soon as it has asked for its row.
+// As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
   static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
 };
 
-// ... or at its end.
+// As Early; the next kernel may start as the blocks of this one end.
 struct EarlyAtEnd : Early {
   static __device__ __forceinline__ void at_end() { dependency_trigger(); }
 };
@@ -223,12 +223,19 @@ struct EarlyPartner : InOrder {
   static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
-// how two combine, and how to get that of the lane whose number differs by `offset`.
+// What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
+struct Plain {
+  using Load = Default;   // how rows are read
+  using Store = Default;  // how rows are written
+  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
+// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s) {
+__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
   return s;
 }
 
@@ -257,18 +264,17 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// What a tuned shape is: the sizes and hints of its kernel.
-struct Cols4096_c7de { enum : int { kCols = 4096, kThreadsPerRow = 512, kVector = 8, kThreads = 512 };
-    using Load = Default; using Store = Default; using Chain = EarlyAtLoads; };
-struct AnyCols_ff33 { enum : int { kThreadsPerRow = 256, kVector = 8, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
-struct AnyCols_db2e { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+struct Cols4096_020b : Plain { using Chain = EarlyAtLoads;
+  enum : int { kCols = 4096, kThreads = 512, kThreadsPerRow = 512, kVector = 8 };
+};
+struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
+struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
 
-// softmax backward: a block owns a row; it is read once.
+// softmax backward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_bwd_bf16_block_per_row_a862(
+softmax_bwd_bf16_block_per_row_13ec(
     bfloat16* __restrict__ dx,
     Input<Config, bfloat16> dy,
     Input<Config, bfloat16> y,
@@ -279,20 +285,20 @@ softmax_bwd_bf16_block_per_row_a862(
   constexpr int kCols = Config::kCols;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
-  struct Look1 {  // look 1: sum(dy * y)
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  struct Look1 {  // state of look 1: sum(dy * y)
     float dy_y_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.dy_y_sum + b.dy_y_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.dy_y_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.dy_y_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -361,10 +367,10 @@ softmax_bwd_bf16_block_per_row_a862(
   Chain::at_end();
 }
 
-// softmax backward, any number of columns: a block owns a row; it is read twice.
+// softmax backward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_bwd_bf16_any_cols_block_per_row_aa7b(
+softmax_bwd_bf16_any_cols_block_per_row_df2c(
     bfloat16* __restrict__ dx,
     Input<Config, bfloat16> dy,
     Input<Config, bfloat16> y,
@@ -375,18 +381,18 @@ softmax_bwd_bf16_any_cols_block_per_row_aa7b(
     int cols) {
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // look 1: sum(dy * y)
+  struct Look1 {  // state of look 1: sum(dy * y)
     float dy_y_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.dy_y_sum + b.dy_y_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.dy_y_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.dy_y_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -618,14 +624,14 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {8192, 4096, 16, 0u, 0u, false, {{512, 1, true}, run<softmax_bwd_bf16_block_per_row_a862<Cols4096_c7de>>}},
+    {8192, 4096, 16, 0u, 0u, false, {{512, 1, true}, run<softmax_bwd_bf16_block_per_row_13ec<Cols4096_020b>>}},
 };
 
 // The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
 // rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<softmax_bwd_bf16_any_cols_block_per_row_aa7b<AnyCols_ff33>>},
-    {{256}, run_any_cols<softmax_bwd_bf16_any_cols_block_per_row_aa7b<AnyCols_db2e>>},
+    {{256}, run_any_cols<softmax_bwd_bf16_any_cols_block_per_row_df2c<AnyCols_54f6>>},
+    {{256}, run_any_cols<softmax_bwd_bf16_any_cols_block_per_row_df2c<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: none.

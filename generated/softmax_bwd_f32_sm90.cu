@@ -14,10 +14,10 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // note      emitted as another text than the one that was tuned: 4096 x 32000
 //
-//   rows x cols              kernel           threads  rows/block  vector  price us  chain us  GB/s  of roof  vs default  alone us  timed
-//   4096 x 32000             cluster_per_row  512      1           4       -         -         4382  103.1 %  1.01x       358.9     cold alone
-//   (any other, rows alike)  block_per_row    256      1           4       -         -         -     -        -           -         not tuned
-//   (any other)              block_per_row    256      1           1       -         -         -     -        -           -         not tuned
+//   rows x cols              kernel           threads  rows/block  vector  GB/s  of roof  vs default  alone us  timed
+//   4096 x 32000             cluster_per_row  512      1           4       4382  103.1 %  1.01x       358.9     cold alone
+//   (any other, rows alike)  block_per_row    256      1           4       -     -        -           -         not tuned
+//   (any other)              block_per_row    256      1           1       -     -        -           -         not tuned
 //
 // times     alone: of launches behind each other, which overlap where they start early; GB/s and ratios are of these
 //
@@ -58,7 +58,8 @@ __device__ __forceinline__ unsigned cluster_rank() {
   return rank;
 }
 
-// All threads of all blocks of a cluster arrive, then wait: writes before are seen behind.
+// All threads of all blocks of a cluster arrive, then wait. What a thread wrote before it arrived, the others see after
+// they have waited.
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
@@ -157,7 +158,7 @@ struct Default {
 
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  the same, of a call's second kernel for its first one
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
 // at_...            here the kernel behind this one may start: it takes the place of blocks as they end
 // Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
 //                   the compiler would read it through the non-coherent cache and move loads over a wait
@@ -172,12 +173,19 @@ struct InOrder {
 
 template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
-// how two combine, and how to get that of the lane whose number differs by `offset`.
+// What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
+struct Plain {
+  using Load = Default;   // how rows are read
+  using Store = Default;  // how rows are written
+  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
+// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s) {
+__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
   return s;
 }
 
@@ -256,18 +264,17 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
-// What a tuned shape is: the sizes and hints of its kernel.
-struct Cols32000_10ee { enum : int { kCols = 32000, kThreads = 512, kCluster = 2, kVector = 4 }; using Load = EvictLast;
-    using Store = Default; using Chain = InOrder; };
-struct AnyCols_1331 { enum : int { kThreadsPerRow = 256, kVector = 4, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
-struct AnyCols_db2e { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+struct Cols32000_e4a9 : Plain { using Load = EvictLast;
+  enum : int { kCols = 32000, kThreads = 512, kCluster = 2, kVector = 4 };
+};
+struct AnyCols_3be0 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 4, kUnroll = 1 }; };
+struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
 
-// softmax backward: the blocks of a cluster own a row; it is read once.
+// softmax backward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_bwd_f32_cluster_per_row_4022(
+softmax_bwd_f32_cluster_per_row_51e1(
     float* __restrict__ dx,
     Input<Config, float> dy,
     Input<Config, float> y,
@@ -281,19 +288,19 @@ softmax_bwd_f32_cluster_per_row_4022(
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kVectors = kCols / kVector;  // per row
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
-  struct Look1 {  // look 1: sum(dy * y)
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  struct Look1 {  // state of look 1: sum(dy * y)
     float dy_y_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.dy_y_sum + b.dy_y_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.dy_y_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.dy_y_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[kCluster * kWarps];
@@ -364,10 +371,10 @@ softmax_bwd_f32_cluster_per_row_4022(
   Chain::at_end();
 }
 
-// softmax backward, any number of columns: a block owns a row; it is read twice.
+// softmax backward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_bwd_f32_any_cols_block_per_row_e6ab(
+softmax_bwd_f32_any_cols_block_per_row_d57f(
     float* __restrict__ dx,
     Input<Config, float> dy,
     Input<Config, float> y,
@@ -378,18 +385,18 @@ softmax_bwd_f32_any_cols_block_per_row_e6ab(
     int cols) {
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // look 1: sum(dy * y)
+  struct Look1 {  // state of look 1: sum(dy * y)
     float dy_y_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.dy_y_sum + b.dy_y_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.dy_y_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.dy_y_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -622,14 +629,14 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {4096, 32000, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 0, 2},
-     run<softmax_bwd_f32_cluster_per_row_4022<Cols32000_10ee>>}},
+     run<softmax_bwd_f32_cluster_per_row_51e1<Cols32000_e4a9>>}},
 };
 
 // The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
 // rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<softmax_bwd_f32_any_cols_block_per_row_e6ab<AnyCols_1331>>},
-    {{256}, run_any_cols<softmax_bwd_f32_any_cols_block_per_row_e6ab<AnyCols_db2e>>},
+    {{256}, run_any_cols<softmax_bwd_f32_any_cols_block_per_row_d57f<AnyCols_3be0>>},
+    {{256}, run_any_cols<softmax_bwd_f32_any_cols_block_per_row_d57f<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: none.

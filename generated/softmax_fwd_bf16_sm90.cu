@@ -14,14 +14,14 @@
 // note      emitted as another text than the one that was tuned: 8192 x 2048, 4096 x 32000, 16384 x 32768, 2048 x
 //           50257, 4096 x 128256
 //
-//   rows x cols              kernel           threads  rows/block  vector  price us  chain us  GB/s  of roof  vs default  alone us  timed
-//   8192 x 2048              block_per_row    128      1           8       -         -         3992  103.7 %  1.01x       16.81     cold alone
-//   4096 x 32000             block_per_row    1024     1           8       -         -         4193  99.8 %   1.01x       125       cold alone
-//   16384 x 32768            block_per_row    1024     1           8       -         -         4281  106.8 %  1.01x       501.6     cold alone
-//   2048 x 50257             block_per_row    512      1           8       -         -         3853  92.3 %   1.03x       106.8     cold alone
-//   4096 x 128256            cluster_per_row  512      1           8       -         -         4148  96.7 %   1.00x       506.6     cold alone
-//   (any other, rows alike)  block_per_row    256      1           8       -         -         -     -        -           -         not tuned
-//   (any other)              block_per_row    256      1           1       -         -         -     -        -           -         not tuned
+//   rows x cols              kernel           threads  rows/block  vector  GB/s  of roof  vs default  alone us  timed
+//   8192 x 2048              block_per_row    128      1           8       3992  103.7 %  1.01x       16.81     cold alone
+//   4096 x 32000             block_per_row    1024     1           8       4193  99.8 %   1.01x       125       cold alone
+//   16384 x 32768            block_per_row    1024     1           8       4281  106.8 %  1.01x       501.6     cold alone
+//   2048 x 50257             block_per_row    512      1           8       3853  92.3 %   1.03x       106.8     cold alone
+//   4096 x 128256            cluster_per_row  512      1           8       4148  96.7 %   1.00x       506.6     cold alone
+//   (any other, rows alike)  block_per_row    256      1           8       -     -        -           -         not tuned
+//   (any other)              block_per_row    256      1           1       -     -        -           -         not tuned
 //
 // times     alone: of launches behind each other, which overlap where they start early; GB/s and ratios are of these
 //
@@ -133,7 +133,8 @@ __device__ __forceinline__ unsigned cluster_rank() {
   return rank;
 }
 
-// All threads of all blocks of a cluster arrive, then wait: writes before are seen behind.
+// All threads of all blocks of a cluster arrive, then wait. What a thread wrote before it arrived, the others see after
+// they have waited.
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
@@ -192,7 +193,7 @@ __device__ __forceinline__ void dependency_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-// ... and let the kernel behind this one start as soon as blocks leave room.
+// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
 __device__ __forceinline__ void dependency_trigger() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
@@ -367,7 +368,7 @@ __device__ __forceinline__ void copy_async(T* slot, const T* elements) {
 
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  the same, of a call's second kernel for its first one
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
 // at_...            here the kernel behind this one may start: it takes the place of blocks as they end
 // Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
 //                   the compiler would read it through the non-coherent cache and move loads over a wait
@@ -389,17 +390,17 @@ struct Early : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
 };
 
-// ... and lets the next one take its place at once: that one waits there.
+// As Early; the next kernel may start at once, and waits where it must.
 struct EarlyAtStart : Early {
   static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
-// ... or as soon as it has asked for its row.
+// As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
   static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
 };
 
-// ... or at its end.
+// As Early; the next kernel may start as the blocks of this one end.
 struct EarlyAtEnd : Early {
   static __device__ __forceinline__ void at_end() { dependency_trigger(); }
 };
@@ -410,12 +411,12 @@ struct EarlyPartner : InOrder {
   static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
-// how two combine, and how to get that of the lane whose number differs by `offset`.
+// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
+// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s) {
+__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
   return s;
 }
 
@@ -454,6 +455,13 @@ __device__ __forceinline__ State exchange_cluster(
   return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(set));
 }
 
+// What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
+struct Plain {
+  using Load = Default;   // how rows are read
+  using Store = Default;  // how rows are written
+  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
+};
+
 // Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
 template <int kWarps, typename State>
 __device__ __forceinline__ State reduce_row(State s, State* slots) {
@@ -479,26 +487,27 @@ __device__ __forceinline__ State reduce_tree(State s, State* slots) {
   return s;
 }
 
-// What a tuned shape is: the sizes and hints of its kernel.
-struct Cols2048_9fe9 { enum : int { kCols = 2048, kThreadsPerRow = 128, kVector = 8, kThreads = 128 };
-    using Load = EvictLast; using Store = Default; using Chain = EarlyAtLoads; };
-struct Cols32000_4ca4 { enum : int { kCols = 32000, kThreadsPerRow = 1024, kVector = 8, kThreads = 1024 };
-    using Load = EvictLast; using Store = Default; using Chain = EarlyAtLoads; };
-struct Cols32768_592b { enum : int { kCols = 32768, kThreads = 1024, kThreadsPerRow = 1024, kVector = 8, kUnroll = 4 };
-    using Load = EvictLast; using Store = Default; using Chain = InOrder; };
-struct Cols50257_c582 { enum : int { kCols = 50257, kThreads = 512, kThreadsPerRow = 512, kVector = 8 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
-struct Cols128256_2b8a { enum : int { kCols = 128256, kThreads = 512, kCluster = 4, kVector = 8, kStages = 2 };
-    using Load = EvictLast; using Store = Default; using Chain = InOrder; };
-struct AnyCols_ff33 { enum : int { kThreadsPerRow = 256, kVector = 8, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
-struct AnyCols_db2e { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+struct Cols2048_3d7f : Plain { using Load = EvictLast; using Chain = EarlyAtLoads;
+  enum : int { kCols = 2048, kThreads = 128, kThreadsPerRow = 128, kVector = 8 };
+};
+struct Cols32000_001e : Plain { using Load = EvictLast; using Chain = EarlyAtLoads;
+  enum : int { kCols = 32000, kThreads = 1024, kThreadsPerRow = 1024, kVector = 8 };
+};
+struct Cols32768_4be5 : Plain { using Load = EvictLast;
+  enum : int { kCols = 32768, kThreads = 1024, kThreadsPerRow = 1024, kVector = 8, kUnroll = 4 };
+};
+struct Cols50257_9cb6 : Plain { enum : int { kCols = 50257, kThreads = 512, kThreadsPerRow = 512, kVector = 8 }; };
+struct Cols128256_438e : Plain { using Load = EvictLast;
+  enum : int { kCols = 128256, kThreads = 512, kCluster = 4, kVector = 8, kStages = 2 };
+};
+struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
+struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
 
-// softmax forward: a block owns a row; it is read once.
+// softmax forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_block_per_row_4c06(
+softmax_fwd_bf16_block_per_row_1d11(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -507,22 +516,22 @@ softmax_fwd_bf16_block_per_row_4c06(
   constexpr int kCols = Config::kCols;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
-  struct Look1 {  // look 1: online_softmax(x)
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  struct Look1 {  // state of look 1: online_softmax(x)
     float row_max, row_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       const float new_max = maximum(a.row_max, b.row_max);
       return {new_max,
           exp_approximate(a.row_max - new_max) * a.row_sum + exp_approximate(b.row_max - new_max) * b.row_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.row_max, offset), __shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.row_max, offset), __shfl_xor_sync(mask, s.row_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -549,7 +558,7 @@ softmax_fwd_bf16_block_per_row_4c06(
 
   Chain::at_loads();
 
-  Look1 look1 = {-3.402823466e+38f, 0.0f};
+  Look1 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
 
   // Look 1: online_softmax(x)
   #pragma unroll
@@ -595,10 +604,10 @@ softmax_fwd_bf16_block_per_row_4c06(
   Chain::at_end();
 }
 
-// softmax forward: a block owns a row; it is read once.
+// softmax forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_block_per_row_7a99(
+softmax_fwd_bf16_block_per_row_3011(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -608,14 +617,14 @@ softmax_fwd_bf16_block_per_row_7a99(
   constexpr int kThreads = Config::kThreads;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
-  constexpr int kVectors = kCols / kVector;  // per row
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
-  struct Look1 {  // look 1: online_softmax(x)
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  struct Look1 {  // state of look 1: online_softmax(x)
     float row_max, row_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       const float new_max = maximum(a.row_max, b.row_max);
@@ -646,7 +655,7 @@ softmax_fwd_bf16_block_per_row_7a99(
 
   Chain::at_loads();
 
-  Look1 look1 = {-3.402823466e+38f, 0.0f};
+  Look1 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
 
   // Look 1: online_softmax(x)
   #pragma unroll kUnroll
@@ -694,10 +703,10 @@ softmax_fwd_bf16_block_per_row_7a99(
   Chain::at_end();
 }
 
-// softmax forward: a block owns a row; it is read once.
+// softmax forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_block_per_row_c6b3(
+softmax_fwd_bf16_block_per_row_bbaf(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -707,23 +716,23 @@ softmax_fwd_bf16_block_per_row_c6b3(
   constexpr int kThreads = Config::kThreads;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  // steps in which every row has a vector, and one behind it, for each thread
+  // steps in which each thread has a vector, and the row one more behind it, however the row is aligned
   constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;
-  struct Look1 {  // look 1: online_softmax(x)
+  struct Look1 {  // state of look 1: online_softmax(x)
     float row_max, row_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       const float new_max = maximum(a.row_max, b.row_max);
       return {new_max,
           exp_approximate(a.row_max - new_max) * a.row_sum + exp_approximate(b.row_max - new_max) * b.row_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.row_max, offset), __shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.row_max, offset), __shfl_xor_sync(mask, s.row_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -764,7 +773,7 @@ softmax_fwd_bf16_block_per_row_c6b3(
 
   cp_async_wait<0>();
 
-  Look1 look1 = {-3.402823466e+38f, 0.0f};
+  Look1 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
 
   // Look 1: online_softmax(x)
   #pragma unroll
@@ -827,10 +836,10 @@ softmax_fwd_bf16_block_per_row_c6b3(
   Chain::at_end();
 }
 
-// softmax forward: the blocks of a cluster own a row; it is read once.
+// softmax forward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_cluster_per_row_d6e8(
+softmax_fwd_bf16_cluster_per_row_db89(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -842,22 +851,22 @@ softmax_fwd_bf16_cluster_per_row_d6e8(
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kVectors = kCols / kVector;  // per row
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
   constexpr int kStages = Config::kStages;  // row tiles in shared memory
-  struct Look1 {  // look 1: online_softmax(x)
+  struct Look1 {  // state of look 1: online_softmax(x)
     float row_max, row_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       const float new_max = maximum(a.row_max, b.row_max);
       return {new_max,
           exp_approximate(a.row_max - new_max) * a.row_sum + exp_approximate(b.row_max - new_max) * b.row_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.row_max, offset), __shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.row_max, offset), __shfl_xor_sync(mask, s.row_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[2][kCluster * kWarps];
@@ -886,9 +895,9 @@ softmax_fwd_bf16_cluster_per_row_d6e8(
   }
   __syncthreads();  // others wait only for a barrier that is set up
 
-  // One thread a row asks for it; the slot's barrier counts down the bytes that arrive.
-  const auto fetch = [&](int first_row, int stage) {
-    const bfloat16* x_row = x + static_cast<long long>(first_row) * x_pitch;
+  // One thread asks for a row; the slot's barrier counts down the bytes that arrive.
+  const auto fetch = [&](int row, int stage) {
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
     int own_vectors = 0;
     for (int step = 0; step < kSteps; ++step) {
       const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
@@ -905,16 +914,15 @@ softmax_fwd_bf16_cluster_per_row_d6e8(
   };
   #pragma unroll 1
   for (int stage = 0; stage < kStages; ++stage) {
-    const int first_row = blockIdx.x / kCluster + stage * gridDim.x / kCluster;
-    if (threadIdx.x == 0 && first_row < rows) fetch(first_row, stage);
+    const int row = blockIdx.x / kCluster + stage * gridDim.x / kCluster;
+    if (threadIdx.x == 0 && row < rows) fetch(row, stage);
   }
   int stage = 0;
   unsigned phase = 0;
 
   cluster_wait();
 
-  for (int first_row = blockIdx.x / kCluster; first_row < rows; first_row += gridDim.x / kCluster) {
-    const int row = first_row;
+  for (int row = blockIdx.x / kCluster; row < rows; row += gridDim.x / kCluster) {
     bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
 
     Vec<bfloat16, kVector> x_held[kSteps];
@@ -929,7 +937,7 @@ softmax_fwd_bf16_cluster_per_row_d6e8(
       }
     }
 
-    Look1 look1 = {-3.402823466e+38f, 0.0f};
+    Look1 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
 
     // Look 1: online_softmax(x)
     #pragma unroll
@@ -955,7 +963,7 @@ softmax_fwd_bf16_cluster_per_row_d6e8(
     look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
     const float row_sum_inverse = 1.0f / look1.row_sum;
     // Every thread of the row has passed a barrier since it read its slots.
-    const unsigned refill_row = first_row + kStages * gridDim.x / kCluster;
+    const unsigned refill_row = row + kStages * gridDim.x / kCluster;
     if (threadIdx.x == 0 && refill_row < rows) fetch(refill_row, stage);
 
     // Last look: the outputs
@@ -985,10 +993,10 @@ softmax_fwd_bf16_cluster_per_row_d6e8(
   Chain::at_end();
 }
 
-// softmax forward, any number of columns: a block owns a row; it is read 3 times.
+// softmax forward, any number of columns: a block owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_any_cols_block_per_row_7fa3(
+softmax_fwd_bf16_any_cols_block_per_row_244d(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -997,27 +1005,27 @@ softmax_fwd_bf16_any_cols_block_per_row_7fa3(
     int cols) {
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // look 1: max(x)
+  struct Look1 {  // state of look 1: max(x)
     float row_max;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {maximum(a.row_max, b.row_max)};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.row_max, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.row_max, offset)};
     }
   };
-  struct Look2 {  // look 2: sum(exp(x - row_max))
+  struct Look2 {  // state of look 2: sum(exp(x - row_max))
     float row_sum;
     static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
       return {a.row_sum + b.row_sum};
     }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.row_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -1279,22 +1287,22 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    { 8192,   2048, 16, 0u, 0u, false, {{128, 1, true}, run<softmax_fwd_bf16_block_per_row_4c06<Cols2048_9fe9>>}},
+    { 8192,   2048, 16, 0u, 0u, false, {{128, 1, true}, run<softmax_fwd_bf16_block_per_row_1d11<Cols2048_3d7f>>}},
     { 4096,  32000, 16, 0u, 0u, false, {{1024, 1, true},
-     run<softmax_fwd_bf16_block_per_row_4c06<Cols32000_4ca4>>}},
+     run<softmax_fwd_bf16_block_per_row_1d11<Cols32000_001e>>}},
     {16384,  32768, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 65536},
-     run<softmax_fwd_bf16_block_per_row_7a99<Cols32768_592b>>}},
+     run<softmax_fwd_bf16_block_per_row_3011<Cols32768_4be5>>}},
     { 2048,  50257, 16, 0u, 0u,  true, {{512, 1, false, 0, 0, 0, 1, 106496},
-     run<softmax_fwd_bf16_block_per_row_c6b3<Cols50257_c582>>}},
+     run<softmax_fwd_bf16_block_per_row_bbaf<Cols50257_9cb6>>}},
     { 4096, 128256, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 2, 4, 131072},
-     run<softmax_fwd_bf16_cluster_per_row_d6e8<Cols128256_2b8a>>}},
+     run<softmax_fwd_bf16_cluster_per_row_db89<Cols128256_438e>>}},
 };
 
 // The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
 // rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<softmax_fwd_bf16_any_cols_block_per_row_7fa3<AnyCols_ff33>>},
-    {{256}, run_any_cols<softmax_fwd_bf16_any_cols_block_per_row_7fa3<AnyCols_db2e>>},
+    {{256}, run_any_cols<softmax_fwd_bf16_any_cols_block_per_row_244d<AnyCols_54f6>>},
+    {{256}, run_any_cols<softmax_fwd_bf16_any_cols_block_per_row_244d<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: none.

@@ -13,11 +13,11 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // note      emitted as another text than the one that was tuned: 8192 x 4096, 4096 x 131072
 //
-//   rows x cols              kernel           threads  rows/block  vector  price us  chain us  GB/s  of roof  vs default  alone us  timed
-//   8192 x 4096              block_per_row    256      1           2       -         -         4217  102.5 %  1.01x       63.66     cold alone
-//   4096 x 131072            cluster_per_row  512      1           4       -         -         4212  104.7 %  1.00x       1020      cold alone
-//   (any other, rows alike)  block_per_row    256      1           4       -         -         -     -        -           -         not tuned
-//   (any other)              block_per_row    256      1           1       -         -         -     -        -           -         not tuned
+//   rows x cols              kernel           threads  rows/block  vector  GB/s  of roof  vs default  alone us  timed
+//   8192 x 4096              block_per_row    256      1           2       4217  102.5 %  1.01x       63.66     cold alone
+//   4096 x 131072            cluster_per_row  512      1           4       4212  104.7 %  1.00x       1020      cold alone
+//   (any other, rows alike)  block_per_row    256      1           4       -     -        -           -         not tuned
+//   (any other)              block_per_row    256      1           1       -     -        -           -         not tuned
 //
 // times     alone: of launches behind each other, which overlap where they start early; GB/s and ratios are of these
 //
@@ -58,7 +58,8 @@ __device__ __forceinline__ unsigned cluster_rank() {
   return rank;
 }
 
-// All threads of all blocks of a cluster arrive, then wait: writes before are seen behind.
+// All threads of all blocks of a cluster arrive, then wait. What a thread wrote before it arrived, the others see after
+// they have waited.
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
@@ -120,7 +121,7 @@ __device__ __forceinline__ void dependency_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-// ... and let the kernel behind this one start as soon as blocks leave room.
+// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
 __device__ __forceinline__ void dependency_trigger() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
@@ -217,7 +218,7 @@ struct Default {
 
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  the same, of a call's second kernel for its first one
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
 // at_...            here the kernel behind this one may start: it takes the place of blocks as they end
 // Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
 //                   the compiler would read it through the non-coherent cache and move loads over a wait
@@ -239,17 +240,17 @@ struct Early : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
 };
 
-// ... and lets the next one take its place at once: that one waits there.
+// As Early; the next kernel may start at once, and waits where it must.
 struct EarlyAtStart : Early {
   static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
-// ... or as soon as it has asked for its row.
+// As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
   static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
 };
 
-// ... or at its end.
+// As Early; the next kernel may start as the blocks of this one end.
 struct EarlyAtEnd : Early {
   static __device__ __forceinline__ void at_end() { dependency_trigger(); }
 };
@@ -260,12 +261,12 @@ struct EarlyPartner : InOrder {
   static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
-// how two combine, and how to get that of the lane whose number differs by `offset`.
+// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
+// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s) {
+__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
   return s;
 }
 
@@ -303,6 +304,13 @@ __device__ __forceinline__ State exchange_cluster(
   mbarrier_wait(arrived, exchange / 2 % 2);
   return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(set));
 }
+
+// What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
+struct Plain {
+  using Load = Default;   // how rows are read
+  using Store = Default;  // how rows are written
+  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
+};
 
 // Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
 template <int kWarps, typename State>
@@ -363,20 +371,20 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
-// What a tuned shape is: the sizes and hints of its kernel.
-struct Cols4096_f2e9 { enum : int { kCols = 4096, kThreadsPerRow = 256, kVector = 2, kThreads = 256 };
-    using Load = EvictLast; using Store = Streaming; using Chain = EarlyAtLoads; };
-struct Cols131072_4bca { enum : int { kCols = 131072, kThreads = 512, kCluster = 8, kVector = 4 };
-    using Load = EvictLast; using Store = Default; using Chain = InOrder; };
-struct AnyCols_1331 { enum : int { kThreadsPerRow = 256, kVector = 4, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
-struct AnyCols_db2e { enum : int { kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+struct Cols4096_68fe : Plain { using Load = EvictLast; using Store = Streaming; using Chain = EarlyAtLoads;
+  enum : int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 2 };
+};
+struct Cols131072_51c7 : Plain { using Load = EvictLast;
+  enum : int { kCols = 131072, kThreads = 512, kCluster = 8, kVector = 4 };
+};
+struct AnyCols_3be0 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 4, kUnroll = 1 }; };
+struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
 
-// softmax forward: a block owns a row; it is read once.
+// softmax forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_f32_block_per_row_dd0d(
+softmax_fwd_f32_block_per_row_1918(
     float* __restrict__ y,
     Input<Config, float> x,
     long long y_pitch,
@@ -385,29 +393,29 @@ softmax_fwd_f32_block_per_row_dd0d(
   constexpr int kCols = Config::kCols;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
-  struct Look1 {  // look 1: max(x)
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  struct Look1 {  // state of look 1: max(x)
     float row_max;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {maximum(a.row_max, b.row_max)};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.row_max, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.row_max, offset)};
     }
   };
-  struct Look2 {  // look 2: sum(exp(x - row_max))
+  struct Look2 {  // state of look 2: sum(exp(x - row_max))
     float row_sum;
     static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
       return {a.row_sum + b.row_sum};
     }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.row_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -490,10 +498,10 @@ softmax_fwd_f32_block_per_row_dd0d(
   Chain::at_end();
 }
 
-// softmax forward: the blocks of a cluster own a row; it is read once.
+// softmax forward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_f32_cluster_per_row_86f4(
+softmax_fwd_f32_cluster_per_row_6860(
     float* __restrict__ y,
     Input<Config, float> x,
     long long y_pitch,
@@ -505,20 +513,20 @@ softmax_fwd_f32_cluster_per_row_86f4(
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kVectors = kCols / kVector;  // per row
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
-  struct Look1 {  // look 1: online_softmax(x)
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  struct Look1 {  // state of look 1: online_softmax(x)
     float row_max, row_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       const float new_max = maximum(a.row_max, b.row_max);
       return {new_max, expf(a.row_max - new_max) * a.row_sum + expf(b.row_max - new_max) * b.row_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.row_max, offset), __shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.row_max, offset), __shfl_xor_sync(mask, s.row_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[2][kCluster * kWarps];
@@ -538,9 +546,9 @@ softmax_fwd_f32_cluster_per_row_86f4(
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<float, kVector> x_next[kSteps];
-  // The loads of the next row travel while this one is computed.
-  const auto fetch = [&](int first_row) {
-    const float* x_row = x + static_cast<long long>(first_row) * x_pitch;
+  // The next row is loaded while the present one is computed.
+  const auto fetch = [&](int row) {
+    const float* x_row = x + static_cast<long long>(row) * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -554,8 +562,7 @@ softmax_fwd_f32_cluster_per_row_86f4(
 
   cluster_wait();
 
-  for (int first_row = blockIdx.x / kCluster; first_row < rows; first_row += gridDim.x / kCluster) {
-    const int row = first_row;
+  for (int row = blockIdx.x / kCluster; row < rows; row += gridDim.x / kCluster) {
     float* y_row = y + static_cast<long long>(row) * y_pitch;
 
     Vec<float, kVector> x_held[kSteps];
@@ -565,10 +572,10 @@ softmax_fwd_f32_cluster_per_row_86f4(
       x_held[step] = x_next[step];
     }
 
-    const unsigned next_row = first_row + gridDim.x / kCluster;
+    const unsigned next_row = row + gridDim.x / kCluster;
     if (next_row < rows) fetch(next_row);
 
-    Look1 look1 = {-3.402823466e+38f, 0.0f};
+    Look1 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
 
     // Look 1: online_softmax(x)
     #pragma unroll
@@ -617,10 +624,10 @@ softmax_fwd_f32_cluster_per_row_86f4(
   Chain::at_end();
 }
 
-// softmax forward, any number of columns: a block owns a row; it is read 3 times.
+// softmax forward, any number of columns: a block owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_f32_any_cols_block_per_row_9118(
+softmax_fwd_f32_any_cols_block_per_row_83ed(
     float* __restrict__ y,
     Input<Config, float> x,
     long long y_pitch,
@@ -629,27 +636,27 @@ softmax_fwd_f32_any_cols_block_per_row_9118(
     int cols) {
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // look 1: max(x)
+  struct Look1 {  // state of look 1: max(x)
     float row_max;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {maximum(a.row_max, b.row_max)};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.row_max, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.row_max, offset)};
     }
   };
-  struct Look2 {  // look 2: sum(exp(x - row_max))
+  struct Look2 {  // state of look 2: sum(exp(x - row_max))
     float row_sum;
     static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
       return {a.row_sum + b.row_sum};
     }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.row_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -911,16 +918,16 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {8192,   4096,  8, 0u, 0u, false, {{256, 1, true}, run<softmax_fwd_f32_block_per_row_dd0d<Cols4096_f2e9>>}},
+    {8192,   4096,  8, 0u, 0u, false, {{256, 1, true}, run<softmax_fwd_f32_block_per_row_1918<Cols4096_68fe>>}},
     {4096, 131072, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 2, 8},
-     run<softmax_fwd_f32_cluster_per_row_86f4<Cols131072_4bca>>}},
+     run<softmax_fwd_f32_cluster_per_row_6860<Cols131072_51c7>>}},
 };
 
 // The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
 // rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<softmax_fwd_f32_any_cols_block_per_row_9118<AnyCols_1331>>},
-    {{256}, run_any_cols<softmax_fwd_f32_any_cols_block_per_row_9118<AnyCols_db2e>>},
+    {{256}, run_any_cols<softmax_fwd_f32_any_cols_block_per_row_83ed<AnyCols_3be0>>},
+    {{256}, run_any_cols<softmax_fwd_f32_any_cols_block_per_row_83ed<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: none.

@@ -205,7 +205,7 @@ def _headers() -> Check:
             name="cuda headers",
             status=Status.WARN,
             found="none",
-            advice="pip install nvidia-cuda-runtime nvidia-cuda-cccl; only reduce_with=cooperative_groups needs them",
+            advice="pip install nvidia-cuda-runtime nvidia-cuda-cccl, for texts that include them: no kernel does",
         )
     return Check(name="cuda headers", status=Status.OK, found=f"{header_version(folder)}, {folder}")
 

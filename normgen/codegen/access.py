@@ -128,9 +128,7 @@ class Access:
 
     def read_param(self, tensor: str, site: Site) -> str:
         if site is SHIFTED:  # such a row meets the parameters between two of their vectors
-            # A parameter off the 16-byte grid may start within its first word.
-            inside = "step < kWholeSteps" if self.plan.problem.align % 16 == 0 else "step > 0 && step < kWholeSteps"
-            inside = "false" if self.plan.problem.any_cols else inside
+            inside = "false" if self.plan.problem.any_cols else "step >= kFirstInside && step < kWholeSteps"
             return f"read_window<kVector>({tensor}, column, {self.cols}, {inside})"
         return f"read<{site.width}>({tensor} + {site.at})"
 
@@ -193,6 +191,11 @@ class Access:
         return "gridDim.x / kCluster" if self.plan.schedule.row_blocks > 1 else "gridDim.x"
 
     @property
+    def tile(self) -> str:
+        """The variable for the first row of a tile; a tile of one row is that row."""
+        return "first_row" if self.plan.idle_rows else "row"
+
+    @property
     def first_tile(self) -> str:
         return "blockIdx.x * kRowsPerBlock" if self.plan.idle_rows else self.walker
 
@@ -208,7 +211,7 @@ class Access:
         """Which row this is."""
         found: list[Statement] = []
         if self.plan.loops_rows:
-            found.append(Let("const int row", "first_row + slot" if self.plan.idle_rows else "first_row"))
+            found += [Let("const int row", "first_row + slot")] if self.plan.idle_rows else []
         if self.plan.idle_rows:
             other = "own_row" if self.plan.one_shift else "rows - 1"
             what = "their lane's first row" if self.plan.one_shift else "the last row"
@@ -218,9 +221,9 @@ class Access:
         return found
 
     def fetched_row(self) -> tuple[str, list[Statement]]:
-        """Within a function that fetches the tile that starts at first_row: the thread's row, and what declares it."""
+        """Within a function that fetches a tile: the thread's row, and what declares it."""
         if not self.plan.idle_rows:
-            return "first_row", []
+            return self.tile, []
         row = "first_row + slot < rows ? first_row + slot : own_row"
         row = row if self.plan.one_shift else "min(first_row + slot, rows - 1)"
         return "fetched_row", [Let("const int fetched_row", row)]

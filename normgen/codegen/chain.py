@@ -24,7 +24,7 @@ def chain_of(plan: Plan) -> str:
 
 
 def chain_setting(plan: Plan) -> Setting:
-    return type_setting("Chain", chain_of(plan), "how it overlaps with the kernels beside it")
+    return type_setting("Chain", chain_of(plan))
 
 
 def start_of_chain(ahead: list[Statement]) -> list[Statement]:
@@ -36,7 +36,7 @@ def start_of_chain(ahead: list[Statement]) -> list[Statement]:
     ahead  reads of what no kernel in front writes
     """
     wait = Do("Chain::wait()", "nothing before it depends on the kernels in front of this one")
-    return [Gap(), Do("Chain::at_start()"), *ahead, wait, Gap()]
+    return [Gap(), Do("Chain::at_start()"), *([Gap(), *ahead] if ahead else []), wait, Gap()]
 
 
 def declare(plan: Plan, param: Param) -> str:

@@ -181,7 +181,8 @@ class MainKernel:
     def work(self) -> list[Statement]:
         """Everything a row needs once its index is known."""
         plan, s = self.plan, self.plan.schedule
-        early = self.looks.early_params() if s.params is Params.EARLY and not plan.reads_params_ahead else []
+        is_early = plan.config_params or s.params is Params.EARLY
+        early = self.looks.early_params() if is_early and not plan.reads_params_ahead else []
         return [
             Gap(),
             *holders(self.access),
@@ -263,17 +264,26 @@ class MainKernel:
             found.append(setting("kCluster", s.cluster, "blocks that add their column sums"))
         found.append(setting("kRowsPerBlock", s.rows_per_block))
         found.append(setting("kVector", s.vector, "elements per access"))
-        found.append(type_setting("Load", policy(s.load), "how rows are read"))
-        found.append(type_setting("Store", policy(s.store), "and written"))
+        found.append(type_setting("Load", policy(s.load)))
+        found.append(type_setting("Store", policy(s.store)))
         found.append(chain_setting(plan))
-        found.append(setting("kUnroll", plan.unroll, "steps of a loop's trip"))
+        found.append(setting("kUnroll", plan.unroll, "steps that a loop does in a trip"))
+        early = "column parameters wait in registers, or are read where they are used"
+        is_early = int(s.params is Params.EARLY)
+        found.append(Setting("constexpr bool kEarlyParams", "Config::kEarlyParams", early, is_early))
+        first = 0 if problem.align % 16 == 0 else 1  # off the 16-byte grid one may start within its first word
+        found.append(setting("kFirstInside", first, "first step whose windows of parameters begin within these"))
         found += self.exchange.constants()
         if not problem.any_cols:
-            found.append(constant("kVectors", "kCols / kVector", "per row"))
+            found.append(constant("kVectors", "kCols / kVector", "vectors of a row"))
             steps = "(kVectors + kThreadsPerRow - 1) / kThreadsPerRow"
             found.append(constant("kSteps", steps, "vectors a thread owns"))
-            found.append(Let("constexpr bool kEven", "kVectors % kThreadsPerRow == 0", "all threads own as many"))
-            whole = "steps in which every row has a vector, and one behind it, for each thread"
+            found.append(
+                Let("constexpr bool kEven", "kVectors % kThreadsPerRow == 0", "all threads own kSteps of them")
+            )
+            whole = (
+                "steps in which each thread has a vector, and the row one more behind it, however the row is aligned"
+            )
             found.append(constant("kWholeSteps", "(kVectors - 2) / kThreadsPerRow", whole))
         return [*found, *self.looks.groups.constants(), *self.transport.constants(), *self.columns.constants()]
 
@@ -283,24 +293,26 @@ class MainKernel:
         owner = {
             "thread_per_row": "one thread owns a row",
             "warp_per_row": "lanes of a warp own a row",
-            "block_per_row": "the threads of some warps own a row" if plan.idle_rows else "a block owns a row",
+            "block_per_row": "several warps own a row" if plan.idle_rows else "a block owns a row",
             "cluster_per_row": "the blocks of a cluster own a row",
         }[s.strategy]
-        reads = len(plan.look_loads) if plan.places == (Place.RELOAD,) else 1
-        beside = ", rows lie side by side in a block" if plan.idle_rows else ""
+        reads = sum(any(load.kind.is_elem for load in loads) for loads in plan.look_loads)
+        reads = reads if plan.places == (Place.RELOAD,) else 1
+        beside = ", a block works on several rows" if plan.idle_rows else ""
         if plan.sums and plan.sums.way is Way.CLUSTER_PARTIALS:
             beside += ", the blocks of a cluster share their column sums"
         times = {1: "once", 2: "twice"}.get(reads, f"{reads} times")
         times = f"up to {times}" if reads > 1 and any(map(is_spared, plan.looks)) else times
         size = ", any number of columns" if plan.problem.any_cols else ""
         what = f"{plan.problem.spec.name} {plan.problem.direction.value}{size}"
-        first = f"{what}: {owner}{beside}; it is read {times}."
+        first = f"{what}: {owner}{beside}; each row is read {times}."
         return (first, *chain_comment(plan))
 
     def text(self) -> KernelText:
         plan, s = self.plan, self.plan.schedule
         first, stride = self.access.first_tile, self.access.tile_stride
-        walk = f"for (int first_row = {first}; first_row < rows; first_row += {stride})"
+        tile = self.access.tile
+        walk = f"for (int {tile} = {first}; {tile} < rows; {tile} += {stride})"
         row = self.row()
         body = [
             *self.constants(),

@@ -1,7 +1,7 @@
 """The device library: `library/*.cuh`, CUDA C that reads and compiles by itself, included by need.
 
-A file includes the files that it calls. What a kernel needs follows from the identifiers that its statements read.
-Files with inline PTX are hardware: the CPU executor has functions of the same names in their place.
+A file includes the files that it calls, and no header of CUDA. What a kernel needs follows from the identifiers that
+its statements read. Files with inline PTX are hardware: in their place the CPU executor has functions of those names.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from functools import cache
 from importlib import resources
 
 _INCLUDE = re.compile(r'^#include "(\w+)\.cuh"\n', re.MULTILINE)
-_HEADER = re.compile(r"^#include <([^>]+)>\n", re.MULTILINE)
 _FUNCTION = re.compile(r"^__(?:device|host)__[^(\n]*?(\w+)\(", re.MULTILINE)
 _TYPE = re.compile(r"^(?:template <[^\n]*>\s)?(?:struct|using) (\w+)", re.MULTILINE)
 
@@ -23,14 +22,12 @@ class File:
     """One file of the library, without its include lines.
 
     needs    the files that it includes, in their order
-    headers  the headers of CUDA that it includes
     defines  the functions and types that it defines
     """
 
     name: str
     text: str
     needs: tuple[str, ...]
-    headers: tuple[str, ...]
     defines: frozenset[str]
 
     @property
@@ -48,12 +45,11 @@ def files() -> dict[str, File]:
 
 
 def _file(name: str, text: str) -> File:
-    body = _HEADER.sub("", _INCLUDE.sub("", text.removeprefix("#pragma once\n")))
+    body = _INCLUDE.sub("", text.removeprefix("#pragma once\n"))
     return File(
         name=name,
         text=body.strip("\n") + "\n",
         needs=tuple(_INCLUDE.findall(text)),
-        headers=tuple(_HEADER.findall(text)),
         defines=frozenset((*_FUNCTION.findall(body), *_TYPE.findall(body))),
     )
 

@@ -14,7 +14,7 @@ from normgen.codegen.columns import Columns
 from normgen.codegen.groups import Groups
 from normgen.codegen.printer import Printer
 from normgen.codegen.reductions import steps_of
-from normgen.codegen.statements import Do, If, Let, Statement
+from normgen.codegen.statements import Do, Gap, If, Let, Statement
 from normgen.codegen.transport.transport import Transport
 from normgen.codegen.walk import Walk
 from normgen.program.functions import COL
@@ -121,9 +121,11 @@ class Looks:
         """C text of the access that holds this load in this look; appends its read to `head` where needed."""
         tensor = load.name
         if not load.kind.by_row:
-            if load in self.plan.early_params:
-                return site.of(tensor)
             read = self.access.read_param(tensor, site)
+            if load in self.plan.config_params:
+                head.append(If("!kEarlyParams", (Do(f"{site.of(tensor)} = {read}"),), alone=True))
+            if load in (*self.plan.config_params, *self.plan.early_params):
+                return site.of(tensor)
         elif place is Place.REGISTERS or (place is Place.SHARED and site is EDGE):
             return site.of(tensor)
         elif place is Place.SHARED:
@@ -143,8 +145,8 @@ class Looks:
         ]
 
     def early_params(self) -> list[Statement]:
-        """Column parameters come to registers."""
-        params = self.plan.early_params
+        """Column parameters come to registers, if the Config says so where it may."""
+        params = self.plan.config_params or self.plan.early_params
         if not params:
             return []
         reads = {
@@ -152,4 +154,7 @@ class Looks:
             for site in self.access.sites
         }
         walk = Walk(head=reads[self.access.vector_site], edge=reads.get(EDGE, ()))
-        return [*self.access.declarations(params, self.access.steps), *walk.statements(self.access)]
+        reading = walk.statements(self.access)
+        if self.plan.config_params:
+            reading = [If("kEarlyParams", tuple(reading)), Gap()]
+        return [*self.access.declarations(params, self.access.steps), *reading]

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import textwrap
 from dataclasses import dataclass, replace
 
-from normgen.codegen.chain import chain_of
+from normgen.codegen.access import policy
+from normgen.codegen.chain import CHAINS, chain_of
 from normgen.codegen.kernel import KernelText, MainKernel
 from normgen.codegen.library import File, needed
 from normgen.codegen.module import Kernel, Launch, Module
 from normgen.codegen.spelling import Spelling, marked, unmarked
-from normgen.codegen.statements import broken, identifiers, pruned, reads_of, text_of
+from normgen.codegen.statements import WIDTH, broken, identifiers, pruned, reads_of, text_of
 from normgen.codegen.templates import environment, tidy
 from normgen.problem.problem import Problem
 from normgen.program.ir import RowProgram
+from normgen.schedule.knobs import DependentLaunch
+from normgen.schedule.knobs import Load as LoadHint
+from normgen.schedule.knobs import Store as StoreHint
 from normgen.schedule.plan import Plan, plan_of
 from normgen.schedule.schedule import Schedule
+
+# library/plain.cuh
+PLAIN = {"Load": policy(LoadHint.DEFAULT), "Store": policy(StoreHint.DEFAULT), "Chain": CHAINS[DependentLaunch.OFF]}
 
 
 @dataclass(frozen=True)
@@ -32,12 +39,12 @@ class Parts:
     """A module before its pieces are printed: what a header needs to merge several modules into one text.
 
     library  the files of the device library that the kernels need
-    text     the kernels, templates of a Config: the same for all schedules of one strategy
+    texts    of each kernel, a template of a Config: the same for all schedules of one strategy
     config   the one that the schedule asks for
     """
 
     library: tuple[File, ...]
-    text: str
+    texts: tuple[str, ...]
     config: Config
     kernels: tuple[Kernel, ...]
     min_arch: int
@@ -45,28 +52,24 @@ class Parts:
     workspace_column_bytes: int
     workspace_block_bytes: int
 
+    @property
+    def text(self) -> str:
+        return "\n".join(self.texts)
+
     def module(self) -> Module:
-        headers = headers_of(self.library)
-        includes = "".join(f"#include <{h}>\n" for h in headers)
         hardware, portable = (
             "\n".join(file.text for file in self.library if file.is_hardware is is_hardware)
             for is_hardware in (True, False)
         )
         return Module(
             instructions=f"{tidy(hardware)}\n" if hardware else "",
-            text=tidy("\n".join([includes, portable, self.config.text, "", self.text])),
+            text=tidy("\n".join([portable, self.config.text, "", self.text])),
             kernels=self.kernels,
             min_arch=self.min_arch,
-            headers=headers,
             workspace_fixed_bytes=self.workspace_fixed_bytes,
             workspace_column_bytes=self.workspace_column_bytes,
             workspace_block_bytes=self.workspace_block_bytes,
         )
-
-
-def headers_of(library: Iterable[File]) -> tuple[str, ...]:
-    """The headers of CUDA that files of the library include."""
-    return tuple(dict.fromkeys(header for file in library for header in file.headers))
 
 
 def strategy_name(problem: Problem, schedule: Schedule) -> str:
@@ -83,15 +86,16 @@ def parts_of(problem: Problem, program: RowProgram, schedule: Schedule) -> Parts
 
 def spelled_parts(parts: Parts) -> Parts:
     """Parts whose text has marks for names, with the names spelled; arguments keep the spec's names as their keys."""
-    spelling = Spelling(parts.text)
+    spellings = [Spelling(text) for text in parts.texts]
     kernels = tuple(
         replace(
             kernel,
             params=tuple(replace(p, name=spelling.within(p.name), key=unmarked(p.key)) for p in kernel.params),
         )
-        for kernel in parts.kernels
+        for kernel, spelling in zip(parts.kernels, spellings, strict=True)
     )
-    return replace(parts, text=spelling.within(parts.text), kernels=kernels)
+    texts = tuple(spelling.within(text) for spelling, text in zip(spellings, parts.texts, strict=True))
+    return replace(parts, texts=texts, kernels=kernels)
 
 
 def marked_parts(plan: Plan) -> Parts:
@@ -99,7 +103,7 @@ def marked_parts(plan: Plan) -> Parts:
     plain = strategy_name(plan.problem, plan.schedule)
     main = MainKernel(plan, plain)
     texts, kernels = [main.text()], [Kernel(name=plain, params=main.params, launch=launch_of(plan))]
-    second = main.columns.second_kernel(plain)
+    second = main.columns.second_kernel(f"{plan.problem.name}_finish")
     chain = {"Chain": chain_of(plan)}  # the parameters' types ask for it
     if second is not None:
         kernels.append(second.kernel)
@@ -114,20 +118,25 @@ def marked_parts(plan: Plan) -> Parts:
             )
         )
     sums = plan.sums
-    text = "\n".join(map(print_kernel, texts))
-    name = f"{plain}_{digest(text)}"  # the same text has the same name, whatever its Config
+    printed = [named_by_text(print_kernel(text), text.name) for text in texts]
     config = config_of(plan.problem, {k: number for t in texts for k, number in t.settings.items()})
     read = identifiers(config.text).union(*(reads_of(t.body) | identifiers(" ".join(t.params)) for t in texts))
     return Parts(
         library=tuple(needed(read)),
-        text=text.replace(plain, name),
+        texts=tuple(text for _, text in printed),
         config=config,
-        kernels=tuple(replace(k, name=k.name.replace(plain, name), config=config.name) for k in kernels),
+        kernels=tuple(replace(k, name=n, config=config.name) for k, (n, _) in zip(kernels, printed, strict=True)),
         min_arch=plan.min_arch,
         workspace_fixed_bytes=sums.fixed_bytes if sums else 0,
         workspace_column_bytes=sums.column_bytes if sums else 0,
         workspace_block_bytes=sums.block_bytes if sums else 0,
     )
+
+
+def named_by_text(text: str, plain: str) -> tuple[str, str]:
+    """(The name of a kernel, the kernel of that name): the same text has the same name, whatever its Config."""
+    name = f"{plain}_{digest(text)}"
+    return name, text.replace(plain, name)
 
 
 def digest(text: str) -> str:
@@ -136,17 +145,24 @@ def digest(text: str) -> str:
 
 def config_of(problem: Problem, values: dict[str, int | str]) -> Config:
     """The type that tells a kernel its sizes and hints, named after the columns and what it says."""
-    sizes = ", ".join(f"{name} = {number}" for name, number in values.items() if isinstance(number, int))
-    types = "".join(f" using {name} = {chosen};" for name, chosen in values.items() if isinstance(chosen, str))
-    line = f"enum : int {{ {sizes} }};{types}"  # constants without storage: NVRTC would give static members some
-    name = f"{'AnyCols' if problem.any_cols else f'Cols{problem.cols}'}_{digest(line)}"
-    return Config(name=name, text="\n".join(broken(f"struct {name} {{ {line} }};", "    ")))
+    first = {name: values[name] for name in ("kCols", "kThreads") if name in values}
+    numbers = [f"{name} = {value}" for name, value in (first | values).items() if isinstance(value, int)]
+    chosen = {name: value for name, value in values.items() if isinstance(value, str) and value != PLAIN.get(name)}
+    types = "".join(f" using {name} = {value};" for name, value in chosen.items())
+    sizes = f"enum : int {{ {', '.join(numbers)} }};"  # constants without storage: NVRTC would give static members some
+    name = f"{'AnyCols' if problem.any_cols else f'Cols{problem.cols}'}_{digest(types + sizes)}"
+    line = f"struct {name} : Plain {{{types} {sizes} }};"
+    if len(line) > WIDTH:
+        lines = textwrap.wrap(sizes.replace(" = ", "\0=\0"), WIDTH, initial_indent="  ", subsequent_indent="      ")
+        line = "\n".join([f"struct {name} : Plain {{{types}", *lines, "};"]).replace("\0", " ")
+    return Config(name=name, text=line)
 
 
 def print_kernel(kernel: KernelText) -> str:
     """The kernel in its frame."""
     frame = environment().get_template("kernel.cu.j2")
-    return frame.render(kernel=kernel, body=text_of(kernel.body, indent=2))
+    comment = [line for text in kernel.comment for line in broken(f"// {text}", "// ")]
+    return frame.render(kernel=kernel, comment=comment, body=text_of(kernel.body, indent=2))
 
 
 def launch_of(plan: Plan) -> Launch:

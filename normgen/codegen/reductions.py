@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import sympy as sp
 
 from normgen.codegen.printer import FormulaPrinter, Printer
-from normgen.codegen.statements import Do, Let, Statement, Struct, text_of
+from normgen.codegen.statements import Do, Let, Statement, Struct, broken, text_of
 from normgen.program.ir import Reduce
 from normgen.program.monoid import LOWEST, Recipe, symbol
 
@@ -30,16 +30,16 @@ class State:
     def struct(self, *, shuffled: bool) -> Struct:
         """The type; the library's trees call its `combine`, those of lanes `shuffle_xor` as well."""
         kind = self.type
-        words = [f"__shfl_xor_sync(0xffffffffu, s.{name}, offset)" for name in self.components]
+        words = [f"__shfl_xor_sync(mask, s.{name}, offset)" for name in self.components]
         shuffle = (
-            f"  static __device__ __forceinline__ {kind} shuffle_xor(const {kind}& s, int offset) {{",
+            f"  static __device__ __forceinline__ {kind} shuffle_xor(const {kind}& s, int offset, unsigned mask) {{",
             *_body([Do(f"return {{{', '.join(words)}}}")]),
             "  }",
         )
         body = _body([*self.lets, Do(f"return {{{', '.join(self.combined)}}}")])
         return Struct(
             (
-                f"struct {kind} {{  // {self.doc}",
+                *broken(f"struct {kind} {{  // state of {self.doc}", "// "),
                 f"  float {', '.join(self.components)};",
                 f"  static __device__ __forceinline__ {kind} combine(const {kind}& a, const {kind}& b) {{",
                 *body,
@@ -50,7 +50,8 @@ class State:
         )
 
     def start(self) -> Do:
-        return Do(f"{self.type} {self.variable} = {{{', '.join(self.identity)}}}")
+        lowest = "the lowest finite number: -inf - -inf is NaN" if CONSTANTS[LOWEST.name] in self.identity else ""
+        return Do(f"{self.type} {self.variable} = {{{', '.join(self.identity)}}}", lowest)
 
 
 def _body(statements: Sequence[Statement]) -> list[str]:

@@ -146,8 +146,10 @@ def _table(group: Group, general: Sequence[Schedule]) -> list[str]:
     said = ["(any other)"] if len(general) == 1 else ["(any other, rows alike)", "(any other)"]
     others = [(what, *_sizes(schedule), *"------", "not tuned") for what, schedule in zip(said, general, strict=True)]
     rows = [_HEAD, *(_row(entry) for entry in group.entries), *others]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
-    return ["  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    said_columns = [column for column in zip(*rows, strict=True) if set(column[1:]) != {"-"}]
+    widths = [max(map(len, column)) for column in said_columns]
+    table = zip(*said_columns, strict=True)
+    return ["  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in table]
 
 
 def _sizes(schedule: Schedule) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from normgen.cuda import nvrtc
-from normgen.cuda.nvrtc import header_folders
 from normgen.errors import CompileError, NoDeviceError
 from normgen.files.private import to_stderr
 
@@ -23,15 +22,14 @@ def check_compiles(
 
     includes  the texts of the files beside it that it includes
 
-    A machine that cannot compile it, for want of NVRTC or of CUDA's headers, says so in one line on stderr.
+    A machine that cannot compile it, for want of NVRTC, says so in one line on stderr.
 
     Errors: CompileError with NVRTC's log.
     """
     try:
         if arch not in nvrtc.supported_archs():
             raise NoDeviceError("NVRTC must know the arch", received=f"sm_{arch}")
-        folders = [f"--include-path={folder}" for folder in header_folders()]
-        options = [f"--gpu-architecture=sm_{arch}", "-std=c++17", *folders]
+        options = [f"--gpu-architecture=sm_{arch}", "-std=c++17"]
         texts = {file: included.encode() for file, included in includes.items()}
         compiled = nvrtc.compile_text(text.encode(), name=name, options=options, instances=instances, includes=texts)
     except NoDeviceError as error:

@@ -15,7 +15,7 @@ from normgen.pipeline import answered, emit_parts, planned
 from normgen.problem.problem import Problem
 from normgen.schedule.schedule import Schedule
 
-SIZES = "// What a tuned shape is: the sizes and hints of its kernel."
+SIZES = "// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ def device_part(wanted: Sequence[tuple[Problem, Schedule]]) -> DevicePart:
         names.append(parts.kernels[0].expression)
         emitted.setdefault(names[-1], Compiled(problem=problem, schedule=schedule, parts=parts))
     library = _library(emitted.values())
-    strategies = dict.fromkeys(c.parts.text for c in emitted.values())
+    strategies = dict.fromkeys(text for c in emitted.values() for text in c.parts.texts)
     configs = dict.fromkeys(c.parts.config.text for c in emitted.values())
     return DevicePart(
         kernels=tuple(emitted[name] for name in names),

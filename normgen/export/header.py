@@ -9,7 +9,6 @@ from functools import cache
 
 import jinja2
 
-from normgen.codegen.parts import headers_of
 from normgen.codegen.spelling import Spelling
 from normgen.codegen.templates import tidy
 from normgen.dtypes import DType
@@ -101,7 +100,6 @@ def header_text(header: Halves, shared: SharedLibrary | None = None) -> str:
             file_name=group.file_name,
             version=VERSION,
             min_arch=device.min_arch,
-            device_headers=headers_of(library),
             stored=_stored(group),
             shared=shared,
             shared_name=FILE_NAME,

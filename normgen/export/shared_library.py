@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from normgen.codegen.library import File, files, in_order
+from normgen.codegen.library import File, in_order
 from normgen.codegen.templates import tidy
 
 FILE_NAME = "normgen_device.cuh"
@@ -18,10 +18,7 @@ FILE_NAME = "normgen_device.cuh"
 
 @dataclass(frozen=True)
 class SharedLibrary:
-    """The files of the device library that some of the headers need, and that include nothing of CUDA's own.
-
-    A file that does stays in the headers that need it: the others do without what it costs to compile.
-    """
+    """The files of the device library that some of the headers need."""
 
     parts: tuple[File, ...]
 
@@ -41,8 +38,4 @@ class SharedLibrary:
 
 def shared_library(needed: Iterable[File]) -> SharedLibrary:
     """The library that headers which need these files may share."""
-    return SharedLibrary(tuple(in_order(file for file in needed if not _includes_cuda(file))))
-
-
-def _includes_cuda(file: File) -> bool:
-    return bool(file.headers) or any(_includes_cuda(files()[name]) for name in file.needs)
+    return SharedLibrary(tuple(in_order(needed)))

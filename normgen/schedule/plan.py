@@ -296,12 +296,26 @@ class Plan:
         return tuple(ld for ld in self.program.loads if ld.kind.is_elem and ld.name in wanted)
 
     @cached_property
-    def early_params(self) -> tuple[Load, ...]:
-        """Column parameters that are read before the look that needs them."""
-        if self.schedule.params is Params.LATE:
-            return ()
+    def col_params(self) -> tuple[Load, ...]:
+        """Column parameters that a look needs."""
         wanted = {ld.name for loads in self.look_loads for ld in loads}
         return tuple(ld for ld in self.program.loads if ld.kind is Kind.COL and ld.name in wanted)
+
+    @cached_property
+    def early_params(self) -> tuple[Load, ...]:
+        """Column parameters that are read before the look that needs them."""
+        return () if self.schedule.params is Params.LATE else self.col_params
+
+    @cached_property
+    def config_params(self) -> tuple[Load, ...]:
+        """Column parameters of which the Config says whether they are read early: the kernel has text for both.
+
+        Registers can hold them where every loop over vectors is unrolled.
+        """
+        p, s = self.problem, self.schedule
+        either = s.params in (Params.EARLY, Params.LATE) and not p.stable_tensors
+        unrolled = not p.any_cols and s.unroll == 0 and not self.is_hybrid
+        return self.col_params if either and unrolled and not self.loops_rows else ()
 
     @cached_property
     def fetched_rows(self) -> tuple[Load, ...]:

@@ -162,7 +162,7 @@ PLANTED = {
             ("if (threadIdx.x == 0 && refill_row", "if (false && refill_row"),
             (
                 "REFILL",
-                "if (threadIdx.x == 0 && first_row + 3 * gridDim.x < rows) fetch(first_row + 3 * gridDim.x, stage);",
+                "if (threadIdx.x == 0 && row + 3 * gridDim.x < rows) fetch(row + 3 * gridDim.x, stage);",
             ),
         ],
         "uninitialised_shared",
@@ -177,7 +177,7 @@ PLANTED = {
         [
             (
                 "cp_async_commit();\n    stage",
-                "if (first_row + kStages * gridDim.x < rows) cp_async_commit();\n    stage",
+                "if (row + kStages * gridDim.x < rows) cp_async_commit();\n    stage",
             )
         ],
         "uninitialised_shared",

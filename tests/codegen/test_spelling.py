@@ -45,14 +45,14 @@ def test_over_all_knobs_marks_become_identifiers_that_nothing_else_in_the_text_h
         for problem, schedule in covering(spec, ["32x96", "40x101"], direction):
             program = programs_of(problem, schedule)[-1][1]
             parts = marked_parts(plan_of(*marked(problem, program), schedule))
-            before = TOKEN.findall(code(parts.text))
-            after = TOKEN.findall(code(spelled_parts(parts).text))
-            assert len(before) == len(after)
-            became = dict(zip(before, after, strict=True))
-            assert [became[token] for token in before] == after
-            assert len(set(became.values())) == len(became), str(schedule)
-            assert all(token == found for token, found in became.items() if "þ" not in token)
-            changed += sum(found != token.replace("þ", "").replace("!", "") for token, found in became.items())
+            for kernel, spelled in zip(parts.texts, spelled_parts(parts).texts, strict=True):
+                before, after = TOKEN.findall(code(kernel)), TOKEN.findall(code(spelled))
+                assert len(before) == len(after)
+                became = dict(zip(before, after, strict=True))
+                assert [became[token] for token in before] == after
+                assert len(set(became.values())) == len(became), str(schedule)
+                assert all(token == found for token, found in became.items() if "þ" not in token)
+                changed += sum(found != token.replace("þ", "").replace("!", "") for token, found in became.items())
     assert changed  # hostile names are among them
 
 

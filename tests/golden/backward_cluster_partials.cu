@@ -31,7 +31,8 @@ __device__ __forceinline__ unsigned cluster_rank() {
   return rank;
 }
 
-// All threads of all blocks of a cluster arrive, then wait: writes before are seen behind.
+// All threads of all blocks of a cluster arrive, then wait. What a thread wrote before it arrived, the others see after
+// they have waited.
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
@@ -70,7 +71,7 @@ __device__ __forceinline__ void dependency_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-// ... and let the kernel behind this one start as soon as blocks leave room.
+// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
 __device__ __forceinline__ void dependency_trigger() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
@@ -208,7 +209,7 @@ __device__ __forceinline__ void add_over_cluster(const float* column_sums, float
 
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  the same, of a call's second kernel for its first one
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
 // at_...            here the kernel behind this one may start: it takes the place of blocks as they end
 // Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
 //                   the compiler would read it through the non-coherent cache and move loads over a wait
@@ -230,17 +231,17 @@ struct Early : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
 };
 
-// ... and lets the next one take its place at once: that one waits there.
+// As Early; the next kernel may start at once, and waits where it must.
 struct EarlyAtStart : Early {
   static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
-// ... or as soon as it has asked for its row.
+// As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
   static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
 };
 
-// ... or at its end.
+// As Early; the next kernel may start as the blocks of this one end.
 struct EarlyAtEnd : Early {
   static __device__ __forceinline__ void at_end() { dependency_trigger(); }
 };
@@ -285,12 +286,19 @@ __device__ __forceinline__ float total_of_warps(const float (&warp_sums)[kWarps]
   return total;
 }
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
-// how two combine, and how to get that of the lane whose number differs by `offset`.
+// What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
+struct Plain {
+  using Load = Default;   // how rows are read
+  using Store = Default;  // how rows are written
+  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
+// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s) {
+__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
   return s;
 }
 
@@ -319,14 +327,25 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-struct Cols1024_2600 { enum :
-    int { kCols = 1024, kThreads = 256, kThreadsPerRow = 64, kCluster = 2, kRowsPerBlock = 4, kVector = 8, kGroups = 4,
-    kCells = 8 }; using Load = Default; using Store = Default; using Chain = EarlyAtEnd; };
+// elements[at] = value, rounded as it is stored.
+template <typename T>
+__device__ __forceinline__ void write_element(T* elements, int at, float value) {
+  Vec<T, 1> vec = {};
+  const float values[1] = {value};
+  pack(vec, values);
+  write(elements + at, vec);
+}
 
-// rmsnorm backward: the threads of some warps own a row, rows lie side by side in a block, the blocks of a cluster share their column sums; it is read once.
+struct Cols1024_6431 : Plain { using Chain = EarlyAtEnd;
+  enum : int { kCols = 1024, kThreads = 256, kThreadsPerRow = 64, kCluster = 2, kRowsPerBlock = 4, kVector = 8,
+      kGroups = 4, kCells = 8 };
+};
+
+// rmsnorm backward: several warps own a row, a block works on several rows, the blocks of a cluster share their column
+// sums; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_block_per_row_cc29(
+rmsnorm_bwd_bf16_block_per_row_a4f9(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -344,24 +363,24 @@ rmsnorm_bwd_bf16_block_per_row_cc29(
   constexpr int kCluster = Config::kCluster;  // blocks that add their column sums
   constexpr int kRowsPerBlock = Config::kRowsPerBlock;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 1;  // that are summed over rows
+  constexpr int kTensors = 1;  // tensors that are summed over rows
   constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
   constexpr int kSumWidth = kCols % 4 == 0 ? 4 : 1;  // columns a thread adds at a time
-  struct Look1 {  // look 1: sum(dxhat * xhat)
+  struct Look1 {  // state of look 1: sum(dxhat * xhat)
     float dxhat_xhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[2][kRowsPerBlock][kWarpsPerRow];
@@ -383,14 +402,14 @@ rmsnorm_bwd_bf16_block_per_row_cc29(
     }
   }
 
-  // Sums over the rows of this thread, column by column.
+  // This thread's sums over its rows, one for each of its columns.
   float dweight_sum[kSteps][kVector] = {};
   float (*group_sums)[kTensors][kPitch] = reinterpret_cast<float (*)[kTensors][kPitch]>(dynamic_shared());
 
   Vec<bfloat16, kVector> dy_next[kSteps];
   Vec<bfloat16, kVector> x_next[kSteps];
   float rstd_next;
-  // The loads of the next row travel while this one is computed.
+  // The next row is loaded while the present one is computed.
   const auto fetch = [&](int first_row) {
     const int fetched_row = min(first_row + slot, rows - 1);
     const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
@@ -474,7 +493,7 @@ rmsnorm_bwd_bf16_block_per_row_cc29(
     parity ^= 1;
   }
 
-  // The row groups of this block leave their sums side by side ...
+  // Each row group of the block leaves its sums in shared memory.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -487,7 +506,7 @@ rmsnorm_bwd_bf16_block_per_row_cc29(
   }
 
   __syncthreads();
-  // ... and are added in a fixed order.
+  // The sums of the row groups are added in a fixed order.
   for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
     float dweight_total = group_sums[0][0][cell];
     #pragma unroll
@@ -503,10 +522,10 @@ rmsnorm_bwd_bf16_block_per_row_cc29(
   Chain::at_end();
 }
 
-// Adds the partial rows of the kernel above, cell by cell and always in the same order.
+// Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-rmsnorm_bwd_bf16_block_per_row_cc29_finish(
+rmsnorm_bwd_bf16_finish_f9d9(
     bfloat16* __restrict__ dweight,
     Input<Config, float> partials,
     int blocks) {
@@ -516,23 +535,21 @@ rmsnorm_bwd_bf16_block_per_row_cc29_finish(
   constexpr int kVectors = kCols / kVector;
   constexpr int kCluster = Config::kCluster;  // blocks that fill a partial row together
   constexpr int kThreads = 512;
-  constexpr int kTensors = 1;  // that are summed over rows
-  constexpr int kCells = Config::kCells;  // of a block
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
+  constexpr int kTensors = 1;  // tensors that are summed over rows
+  constexpr int kCells = Config::kCells;  // sums that a block adds
+  using Chain = typename Config::Chain;
   __shared__ float warp_sums[kThreads / 32][kCells];
 
   const int partial_rows = blocks / kCluster;
-  constexpr int tensor = 0;
-  const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+  const int cell = blockIdx.x * kCells + threadIdx.x % kCells;
+
   Chain::at_start();
   Chain::wait_for_partner();
-  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
+
+  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, 0, cell, warp_sums);
   const int column = cell % kVectors * kVector + cell / kVectors;
   if (threadIdx.x < kCells && cell < kCols) {
     const float total = total_of_warps(warp_sums, threadIdx.x);
-    Vec<bfloat16, 1> dweight_vec = {};
-    const float dweight_value[1] = {total};
-    pack(dweight_vec, dweight_value);
-    write(dweight + column, dweight_vec);
+    write_element(dweight, column, total);
   }
 }

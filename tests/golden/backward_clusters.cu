@@ -31,7 +31,8 @@ __device__ __forceinline__ unsigned cluster_rank() {
   return rank;
 }
 
-// All threads of all blocks of a cluster arrive, then wait: writes before are seen behind.
+// All threads of all blocks of a cluster arrive, then wait. What a thread wrote before it arrived, the others see after
+// they have waited.
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
@@ -177,12 +178,12 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   }
 }
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
-// how two combine, and how to get that of the lane whose number differs by `offset`.
+// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
+// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s) {
+__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
   return s;
 }
 
@@ -223,7 +224,7 @@ __device__ __forceinline__ State exchange_cluster(
 
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  the same, of a call's second kernel for its first one
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
 // at_...            here the kernel behind this one may start: it takes the place of blocks as they end
 // Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
 //                   the compiler would read it through the non-coherent cache and move loads over a wait
@@ -272,13 +273,28 @@ __device__ __forceinline__ float total_of_warps(const float (&warp_sums)[kWarps]
   return total;
 }
 
-struct Cols4096_3293 { enum : int { kCols = 4096, kThreads = 128, kCluster = 2, kVector = 8, kCells = 32 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
+// What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
+struct Plain {
+  using Load = Default;   // how rows are read
+  using Store = Default;  // how rows are written
+  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
+};
 
-// layernorm backward: the blocks of a cluster own a row; it is read once.
+// elements[at] = value, rounded as it is stored.
+template <typename T>
+__device__ __forceinline__ void write_element(T* elements, int at, float value) {
+  Vec<T, 1> vec = {};
+  const float values[1] = {value};
+  pack(vec, values);
+  write(elements + at, vec);
+}
+
+struct Cols4096_0c1f : Plain { enum : int { kCols = 4096, kThreads = 128, kCluster = 2, kVector = 8, kCells = 32 }; };
+
+// layernorm backward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_cluster_per_row_9481(
+layernorm_bwd_bf16_cluster_per_row_21da(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -298,22 +314,21 @@ layernorm_bwd_bf16_cluster_per_row_9481(
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kVectors = kCols / kVector;  // per row
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 2;  // that are summed over rows
-  struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
+  constexpr int kTensors = 2;  // tensors that are summed over rows
+  struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
     float dxhat_xhat_sum, dxhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset),
-          __shfl_xor_sync(0xffffffffu, s.dxhat_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset), __shfl_xor_sync(mask, s.dxhat_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[2][kCluster * kWarps];
@@ -342,7 +357,7 @@ layernorm_bwd_bf16_cluster_per_row_9481(
     }
   }
 
-  // Sums over the rows of this thread, column by column.
+  // This thread's sums over its rows, one for each of its columns.
   float dweight_sum[kSteps][kVector] = {};
   float dbias_sum[kSteps][kVector] = {};
 
@@ -350,12 +365,12 @@ layernorm_bwd_bf16_cluster_per_row_9481(
   Vec<bfloat16, kVector> x_next[kSteps];
   float mean_next;
   float rstd_next;
-  // The loads of the next row travel while this one is computed.
-  const auto fetch = [&](int first_row) {
-    const bfloat16* dy_row = dy + static_cast<long long>(first_row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(first_row) * x_pitch;
-    mean_next = mean[first_row];
-    rstd_next = rstd[first_row];
+  // The next row is loaded while the present one is computed.
+  const auto fetch = [&](int row) {
+    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    mean_next = mean[row];
+    rstd_next = rstd[row];
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -370,8 +385,7 @@ layernorm_bwd_bf16_cluster_per_row_9481(
 
   cluster_wait();
 
-  for (int first_row = blockIdx.x / kCluster; first_row < rows; first_row += gridDim.x / kCluster) {
-    const int row = first_row;
+  for (int row = blockIdx.x / kCluster; row < rows; row += gridDim.x / kCluster) {
     bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
     const float row_mean = mean_next;
     const float row_rstd = rstd_next;
@@ -385,7 +399,7 @@ layernorm_bwd_bf16_cluster_per_row_9481(
       x_held[step] = x_next[step];
     }
 
-    const unsigned next_row = first_row + gridDim.x / kCluster;
+    const unsigned next_row = row + gridDim.x / kCluster;
     if (next_row < rows) fetch(next_row);
 
     Look1 look1 = {0.0f, 0.0f};
@@ -440,7 +454,7 @@ layernorm_bwd_bf16_cluster_per_row_9481(
 
   float* partial_row = partials + static_cast<long long>(blockIdx.x / kCluster) * kTensors * kPitch;
 
-  // One sum per column leaves the block.
+  // The block hands one sum per column on.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -456,10 +470,10 @@ layernorm_bwd_bf16_cluster_per_row_9481(
   Chain::at_end();
 }
 
-// Adds the partial rows of the kernel above, cell by cell and always in the same order.
+// Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-layernorm_bwd_bf16_cluster_per_row_9481_finish(
+layernorm_bwd_bf16_finish_941f(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     Input<Config, float> partials,
@@ -470,31 +484,27 @@ layernorm_bwd_bf16_cluster_per_row_9481_finish(
   constexpr int kVectors = kCols / kVector;
   constexpr int kCluster = Config::kCluster;  // blocks that fill a partial row together
   constexpr int kThreads = 512;
-  constexpr int kTensors = 2;  // that are summed over rows
-  constexpr int kCells = Config::kCells;  // of a block
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
+  constexpr int kTensors = 2;  // tensors that are summed over rows
+  constexpr int kCells = Config::kCells;  // sums that a block adds
+  using Chain = typename Config::Chain;
   __shared__ float warp_sums[kThreads / 32][kCells];
 
   const int partial_rows = blocks / kCluster;
   const int tensor = blockIdx.x % kTensors;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+
   Chain::at_start();
   Chain::wait_for_partner();
+
   add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
   const int column = cell % kVectors * kVector + cell / kVectors;
   if (threadIdx.x < kCells && cell < kCols) {
     const float total = total_of_warps(warp_sums, threadIdx.x);
     if (tensor == 0) {
-      Vec<bfloat16, 1> dweight_vec = {};
-      const float dweight_value[1] = {total};
-      pack(dweight_vec, dweight_value);
-      write(dweight + column, dweight_vec);
+      write_element(dweight, column, total);
     }
     if (tensor == 1) {
-      Vec<bfloat16, 1> dbias_vec = {};
-      const float dbias_value[1] = {total};
-      pack(dbias_vec, dbias_value);
-      write(dbias + column, dbias_vec);
+      write_element(dbias, column, total);
     }
   }
 }

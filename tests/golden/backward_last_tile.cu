@@ -4,43 +4,9 @@ __device__ __forceinline__ unsigned char* dynamic_shared() {
   return bytes;
 }
 
-// The widest type that memory of that many bytes is accessed as, and its bits in registers.
-template <int kBytes> struct WordOf { using type = uint4; };
-template <> struct WordOf<8> { using type = uint2; };
-template <> struct WordOf<4> { using type = unsigned; };
-template <> struct WordOf<2> { using type = unsigned short; };
-template <> struct WordOf<1> { using type = unsigned char; };
-template <int kBytes> using Word = typename WordOf<kBytes>::type;
-
-__device__ __forceinline__ void split(unsigned char word, unsigned* bits) { bits[0] = word; }
-__device__ __forceinline__ void split(unsigned short word, unsigned* bits) { bits[0] = word; }
-__device__ __forceinline__ void split(unsigned word, unsigned* bits) { bits[0] = word; }
-__device__ __forceinline__ void split(uint2 word, unsigned* bits) { bits[0] = word.x; bits[1] = word.y; }
-__device__ __forceinline__ void split(uint4 word, unsigned* bits) {
-  bits[0] = word.x; bits[1] = word.y; bits[2] = word.z; bits[3] = word.w;
-}
-template <int kBytes>
-__device__ __forceinline__ Word<kBytes> join(const unsigned* bits) {
-  if constexpr (kBytes == 16) return make_uint4(bits[0], bits[1], bits[2], bits[3]);
-  else if constexpr (kBytes == 8) return make_uint2(bits[0], bits[1]);
-  else return static_cast<Word<kBytes>>(bits[0]);
-}
-
-// Cached at all levels, written back as usual.
-struct Default {
-  template <int kBytes>
-  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
-    split(*static_cast<const Word<kBytes>*>(address), bits);
-  }
-  template <int kBytes>
-  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
-    *static_cast<Word<kBytes>*>(address) = join<kBytes>(bits);
-  }
-};
-
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  the same, of a call's second kernel for its first one
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
 // at_...            here the kernel behind this one may start: it takes the place of blocks as they end
 // Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
 //                   the compiler would read it through the non-coherent cache and move loads over a wait
@@ -114,12 +80,53 @@ __device__ __forceinline__ void finish_last_tiles(
   }
 }
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
-// how two combine, and how to get that of the lane whose number differs by `offset`.
+// The widest type that memory of that many bytes is accessed as, and its bits in registers.
+template <int kBytes> struct WordOf { using type = uint4; };
+template <> struct WordOf<8> { using type = uint2; };
+template <> struct WordOf<4> { using type = unsigned; };
+template <> struct WordOf<2> { using type = unsigned short; };
+template <> struct WordOf<1> { using type = unsigned char; };
+template <int kBytes> using Word = typename WordOf<kBytes>::type;
+
+__device__ __forceinline__ void split(unsigned char word, unsigned* bits) { bits[0] = word; }
+__device__ __forceinline__ void split(unsigned short word, unsigned* bits) { bits[0] = word; }
+__device__ __forceinline__ void split(unsigned word, unsigned* bits) { bits[0] = word; }
+__device__ __forceinline__ void split(uint2 word, unsigned* bits) { bits[0] = word.x; bits[1] = word.y; }
+__device__ __forceinline__ void split(uint4 word, unsigned* bits) {
+  bits[0] = word.x; bits[1] = word.y; bits[2] = word.z; bits[3] = word.w;
+}
+template <int kBytes>
+__device__ __forceinline__ Word<kBytes> join(const unsigned* bits) {
+  if constexpr (kBytes == 16) return make_uint4(bits[0], bits[1], bits[2], bits[3]);
+  else if constexpr (kBytes == 8) return make_uint2(bits[0], bits[1]);
+  else return static_cast<Word<kBytes>>(bits[0]);
+}
+
+// Cached at all levels, written back as usual.
+struct Default {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    split(*static_cast<const Word<kBytes>*>(address), bits);
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
+    *static_cast<Word<kBytes>*>(address) = join<kBytes>(bits);
+  }
+};
+
+// What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
+struct Plain {
+  using Load = Default;   // how rows are read
+  using Store = Default;  // how rows are written
+  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
+// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s) {
+__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
   return s;
 }
 
@@ -186,14 +193,23 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
-struct Cols768_69bf { enum :
-    int { kCols = 768, kThreads = 64, kThreadsPerRow = 64, kVector = 4, kTileSums = 128, kTiles = 6 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
+// elements[at] = value, rounded as it is stored.
+template <typename T>
+__device__ __forceinline__ void write_element(T* elements, int at, float value) {
+  Vec<T, 1> vec = {};
+  const float values[1] = {value};
+  pack(vec, values);
+  write(elements + at, vec);
+}
 
-// rmsnorm backward: a block owns a row; it is read once.
+struct Cols768_9892 : Plain {
+  enum : int { kCols = 768, kThreads = 64, kThreadsPerRow = 64, kVector = 4, kTileSums = 128, kTiles = 6 };
+};
+
+// rmsnorm backward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_f32_block_per_row_0fe0(
+rmsnorm_bwd_f32_block_per_row_6918(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     Input<Config, float> dy,
@@ -210,25 +226,25 @@ rmsnorm_bwd_f32_block_per_row_0fe0(
   constexpr int kThreads = Config::kThreads;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 1;  // that are summed over rows
+  constexpr int kTensors = 1;  // tensors that are summed over rows
   constexpr int kTileSums = Config::kTileSums;  // cells of a tile that one block adds
-  constexpr int kTiles = Config::kTiles;  // of a partial row
+  constexpr int kTiles = Config::kTiles;  // tiles of a partial row
   constexpr int kTicketWords = 32;  // from one tile's ticket to the next
-  struct Look1 {  // look 1: sum(dxhat * xhat)
+  struct Look1 {  // state of look 1: sum(dxhat * xhat)
     float dxhat_xhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[2][kWarpsPerRow];
@@ -239,11 +255,10 @@ rmsnorm_bwd_f32_block_per_row_0fe0(
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  // Sums over the rows of this thread, column by column.
+  // This thread's sums over its rows, one for each of its columns.
   float dweight_sum[kSteps][kVector] = {};
 
-  for (int first_row = blockIdx.x; first_row < rows; first_row += gridDim.x) {
-    const int row = first_row;
+  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
     float* dx_row = dx + static_cast<long long>(row) * dx_pitch;
     const float* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const float* x_row = x + static_cast<long long>(row) * x_pitch;
@@ -313,7 +328,7 @@ rmsnorm_bwd_f32_block_per_row_0fe0(
 
   float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
 
-  // One sum per column leaves the block.
+  // The block hands one sum per column on.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -332,10 +347,7 @@ rmsnorm_bwd_f32_block_per_row_0fe0(
     const int cell = sum % kPitch;
     const int column = cell % kVectors * kVector + cell / kVectors;
     if (cell >= kCols) return;
-    Vec<float, 1> dweight_vec = {};
-    const float dweight_value[1] = {total};
-    pack(dweight_vec, dweight_value);
-    write(dweight + column, dweight_vec);
+    write_element(dweight, column, total);
   };
   finish_last_tiles<kThreads, kTiles, kTileSums, kTensors * kPitch, kTicketWords>(tickets, is_last, partials,
       static_cast<int>(gridDim.x), scratch, write_total);

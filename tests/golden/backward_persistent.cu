@@ -121,7 +121,7 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
 
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  the same, of a call's second kernel for its first one
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
 // at_...            here the kernel behind this one may start: it takes the place of blocks as they end
 // Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
 //                   the compiler would read it through the non-coherent cache and move loads over a wait
@@ -170,23 +170,40 @@ __device__ __forceinline__ float total_of_warps(const float (&warp_sums)[kWarps]
   return total;
 }
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
-// how two combine, and how to get that of the lane whose number differs by `offset`.
+// What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
+struct Plain {
+  using Load = Default;   // how rows are read
+  using Store = Default;  // how rows are written
+  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
+// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s) {
+__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
   return s;
 }
 
-struct Cols768_a272 { enum :
-    int { kCols = 768, kThreads = 128, kThreadsPerRow = 32, kRowsPerBlock = 4, kVector = 8, kGroups = 4, kCells = 8 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
+// elements[at] = value, rounded as it is stored.
+template <typename T>
+__device__ __forceinline__ void write_element(T* elements, int at, float value) {
+  Vec<T, 1> vec = {};
+  const float values[1] = {value};
+  pack(vec, values);
+  write(elements + at, vec);
+}
 
-// layernorm backward: lanes of a warp own a row, rows lie side by side in a block; it is read once.
+struct Cols768_f621 : Plain {
+  enum : int { kCols = 768, kThreads = 128, kThreadsPerRow = 32, kRowsPerBlock = 4, kVector = 8, kGroups = 4, kCells = 8
+      };
+};
+
+// layernorm backward: lanes of a warp own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_warp_per_row_ae4c(
+layernorm_bwd_bf16_warp_per_row_e6fc(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -205,23 +222,22 @@ layernorm_bwd_bf16_warp_per_row_ae4c(
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kRowsPerBlock = Config::kRowsPerBlock;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kVectors = kCols / kVector;  // per row
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 2;  // that are summed over rows
+  constexpr int kTensors = 2;  // tensors that are summed over rows
   constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
-  struct Look1 {  // look 1: sum(dxhat * xhat), sum(dxhat)
+  struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
     float dxhat_xhat_sum, dxhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.dxhat_xhat_sum, offset),
-          __shfl_xor_sync(0xffffffffu, s.dxhat_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset), __shfl_xor_sync(mask, s.dxhat_sum, offset)};
     }
   };
 
@@ -241,7 +257,7 @@ layernorm_bwd_bf16_warp_per_row_ae4c(
     }
   }
 
-  // Sums over the rows of this thread, column by column.
+  // This thread's sums over its rows, one for each of its columns.
   float dweight_sum[kSteps][kVector] = {};
   float dbias_sum[kSteps][kVector] = {};
   float (*group_sums)[kTensors][kPitch] = reinterpret_cast<float (*)[kTensors][kPitch]>(dynamic_shared());
@@ -250,7 +266,7 @@ layernorm_bwd_bf16_warp_per_row_ae4c(
   Vec<bfloat16, kVector> x_next[kSteps];
   float mean_next;
   float rstd_next;
-  // The loads of the next row travel while this one is computed.
+  // The next row is loaded while the present one is computed.
   const auto fetch = [&](int first_row) {
     const int fetched_row = min(first_row + slot, rows - 1);
     const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
@@ -337,7 +353,7 @@ layernorm_bwd_bf16_warp_per_row_ae4c(
     }
   }
 
-  // Rows that share a warp.
+  // Lanes that own the same columns of several rows add their sums.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     #pragma unroll
@@ -350,7 +366,7 @@ layernorm_bwd_bf16_warp_per_row_ae4c(
     }
   }
 
-  // The row groups of this block leave their sums side by side ...
+  // Each row group of the block leaves its sums in shared memory.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -365,7 +381,7 @@ layernorm_bwd_bf16_warp_per_row_ae4c(
 
   float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
   __syncthreads();
-  // ... and are added in a fixed order.
+  // The sums of the row groups are added in a fixed order.
   for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
     float dweight_total = group_sums[0][0][cell];
     #pragma unroll
@@ -384,10 +400,10 @@ layernorm_bwd_bf16_warp_per_row_ae4c(
   Chain::at_end();
 }
 
-// Adds the partial rows of the kernel above, cell by cell and always in the same order.
+// Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-layernorm_bwd_bf16_warp_per_row_ae4c_finish(
+layernorm_bwd_bf16_finish_6b9a(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     Input<Config, float> partials,
@@ -397,30 +413,26 @@ layernorm_bwd_bf16_warp_per_row_ae4c_finish(
   constexpr int kVector = Config::kVector;
   constexpr int kVectors = kCols / kVector;
   constexpr int kThreads = 512;
-  constexpr int kTensors = 2;  // that are summed over rows
-  constexpr int kCells = Config::kCells;  // of a block
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
+  constexpr int kTensors = 2;  // tensors that are summed over rows
+  constexpr int kCells = Config::kCells;  // sums that a block adds
+  using Chain = typename Config::Chain;
   __shared__ float warp_sums[kThreads / 32][kCells];
 
   const int tensor = blockIdx.x % kTensors;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+
   Chain::at_start();
   Chain::wait_for_partner();
+
   add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
   const int column = cell % kVectors * kVector + cell / kVectors;
   if (threadIdx.x < kCells && cell < kCols) {
     const float total = total_of_warps(warp_sums, threadIdx.x);
     if (tensor == 0) {
-      Vec<bfloat16, 1> dweight_vec = {};
-      const float dweight_value[1] = {total};
-      pack(dweight_vec, dweight_value);
-      write(dweight + column, dweight_vec);
+      write_element(dweight, column, total);
     }
     if (tensor == 1) {
-      Vec<bfloat16, 1> dbias_vec = {};
-      const float dbias_value[1] = {total};
-      pack(dbias_vec, dbias_value);
-      write(dbias + column, dbias_vec);
+      write_element(dbias, column, total);
     }
   }
 }

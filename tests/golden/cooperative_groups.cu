@@ -4,8 +4,22 @@ __device__ __forceinline__ unsigned char* dynamic_shared() {
   return bytes;
 }
 
-#include <cooperative_groups.h>
-#include <cooperative_groups/reduce.h>
+// How a kernel and its neighbours in the stream overlap: not at all.
+// wait              before the first access to what the kernels in front write, or still read
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
+// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
+// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
+//                   the compiler would read it through the non-coherent cache and move loads over a wait
+struct InOrder {
+  template <typename T> using Pointer = const T* __restrict__;
+  static __device__ __forceinline__ void wait() {}
+  static __device__ __forceinline__ void wait_for_partner() {}
+  static __device__ __forceinline__ void at_start() {}
+  static __device__ __forceinline__ void at_loads() {}
+  static __device__ __forceinline__ void at_end() {}
+};
+
+template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
 
 // The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
@@ -41,33 +55,28 @@ struct Default {
   }
 };
 
-// How a kernel and its neighbours in the stream overlap: not at all.
-// wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  the same, of a call's second kernel for its first one
-// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
-// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
-//                   the compiler would read it through the non-coherent cache and move loads over a wait
-struct InOrder {
-  template <typename T> using Pointer = const T* __restrict__;
-  static __device__ __forceinline__ void wait() {}
-  static __device__ __forceinline__ void wait_for_partner() {}
-  static __device__ __forceinline__ void at_start() {}
-  static __device__ __forceinline__ void at_loads() {}
-  static __device__ __forceinline__ void at_end() {}
+// What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
+struct Plain {
+  using Load = Default;   // how rows are read
+  using Store = Default;  // how rows are written
+  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
 };
 
-template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
+// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
+// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, typename State>
+__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
+}
 
-struct Combine {
-  template <typename State>
-  __device__ __forceinline__ State operator()(const State& a, const State& b) const { return State::combine(a, b); }
-};
-
-// As reduce_lanes, by CUDA's cooperative groups.
+// As reduce_lanes, by the shuffles of CUDA's cooperative groups, which name only the lanes of their tile. The headers
+// of cooperative groups are not included: they would take more than half of the time that a header compiles.
 template <int kLanes, typename State>
 __device__ __forceinline__ State reduce_tile(const State& s) {
-  const auto tile = cooperative_groups::tiled_partition<kLanes>(cooperative_groups::this_thread_block());
-  return cooperative_groups::reduce(tile, s, Combine());
+  constexpr unsigned kTile = 0xffffffffu >> (32 - kLanes);
+  return reduce_lanes<kLanes>(s, kTile << threadIdx.x % 32 / kLanes * kLanes);
 }
 
 // The largest power of two up to n, and up to a warp: how many lanes combine n states.
@@ -86,7 +95,7 @@ __device__ __forceinline__ State share_of_slots(const State* slots) {
   return total;
 }
 
-// As reduce_row, by CUDA's cooperative groups.
+// As reduce_row, by reduce_tile.
 template <int kWarps, typename State>
 __device__ __forceinline__ State reduce_tiles(State s, State* slots) {
   s = reduce_tile<32>(s);
@@ -133,13 +142,14 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
-struct Cols768_3992 { enum : int { kCols = 768, kThreads = 128, kThreadsPerRow = 128, kVector = 2, kUnroll = 1 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
+struct Cols768_5aba : Plain {
+  enum : int { kCols = 768, kThreads = 128, kThreadsPerRow = 128, kVector = 2, kUnroll = 1 };
+};
 
-// layernorm forward: a block owns a row; it is read once.
+// layernorm forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_block_per_row_f58d(
+layernorm_fwd_f32_block_per_row_6e5c(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -154,24 +164,30 @@ layernorm_fwd_f32_block_per_row_f58d(
   constexpr int kThreads = Config::kThreads;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // per row
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
-  struct Look1 {  // look 1: sum(x)
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_sum + b.x_sum};
     }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_sum, offset)};
+    }
   };
-  struct Look2 {  // look 2: sum((x - mean)**2)
+  struct Look2 {  // state of look 2: sum((x - mean)**2)
     float var_sum;
     static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
       return {a.var_sum + b.var_sum};
+    }
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.var_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];

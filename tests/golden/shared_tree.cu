@@ -19,6 +19,23 @@ __device__ __forceinline__ float minimum(float a, float b) {
 #endif
 }
 
+// How a kernel and its neighbours in the stream overlap: not at all.
+// wait              before the first access to what the kernels in front write, or still read
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
+// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
+// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
+//                   the compiler would read it through the non-coherent cache and move loads over a wait
+struct InOrder {
+  template <typename T> using Pointer = const T* __restrict__;
+  static __device__ __forceinline__ void wait() {}
+  static __device__ __forceinline__ void wait_for_partner() {}
+  static __device__ __forceinline__ void at_start() {}
+  static __device__ __forceinline__ void at_loads() {}
+  static __device__ __forceinline__ void at_end() {}
+};
+
+template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
+
 // The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
 template <> struct WordOf<8> { using type = uint2; };
@@ -53,22 +70,12 @@ struct Default {
   }
 };
 
-// How a kernel and its neighbours in the stream overlap: not at all.
-// wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  the same, of a call's second kernel for its first one
-// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
-// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
-//                   the compiler would read it through the non-coherent cache and move loads over a wait
-struct InOrder {
-  template <typename T> using Pointer = const T* __restrict__;
-  static __device__ __forceinline__ void wait() {}
-  static __device__ __forceinline__ void wait_for_partner() {}
-  static __device__ __forceinline__ void at_start() {}
-  static __device__ __forceinline__ void at_loads() {}
-  static __device__ __forceinline__ void at_end() {}
+// What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
+struct Plain {
+  using Load = Default;   // how rows are read
+  using Store = Default;  // how rows are written
+  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
 };
-
-template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
 
 // Halving tree in shared memory, one slot a thread.
 template <int kThreads, typename State>
@@ -124,13 +131,14 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
-struct Cols768_d0ee { enum : int { kCols = 768, kThreadsPerRow = 256, kVector = 1, kUnroll = 1, kThreads = 256 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
+struct Cols768_28ac : Plain {
+  enum : int { kCols = 768, kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 };
+};
 
-// layernorm forward: a block owns a row; it is read twice.
+// layernorm forward: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_block_per_row_e153(
+layernorm_fwd_f32_block_per_row_40d1(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -144,14 +152,14 @@ layernorm_fwd_f32_block_per_row_e153(
   constexpr int kCols = Config::kCols;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
-  constexpr int kVectors = kCols / kVector;  // per row
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
-  struct Look1 {  // look 1: sum(x), sum(x**2)
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  struct Look1 {  // state of look 1: sum(x), sum(x**2)
     float x_sum, x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_sum + b.x_sum, a.x_squares + b.x_squares};

@@ -136,7 +136,7 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
 
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  the same, of a call's second kernel for its first one
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
 // at_...            here the kernel behind this one may start: it takes the place of blocks as they end
 // Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
 //                   the compiler would read it through the non-coherent cache and move loads over a wait
@@ -151,22 +151,30 @@ struct InOrder {
 
 template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
-// how two combine, and how to get that of the lane whose number differs by `offset`.
+// What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
+struct Plain {
+  using Load = Default;   // how rows are read
+  using Store = Default;  // how rows are written
+  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
+// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s) {
+__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
   return s;
 }
 
-struct Cols60_8196 { enum : int { kCols = 60, kThreadsPerRow = 8, kRowsPerBlock = 16, kVector = 4, kThreads = 128 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
+struct Cols60_cf95 : Plain {
+  enum : int { kCols = 60, kThreads = 128, kThreadsPerRow = 8, kRowsPerBlock = 16, kVector = 4 };
+};
 
-// softmax forward: lanes of a warp own a row, rows lie side by side in a block; it is read once.
+// softmax forward: lanes of a warp own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_warp_per_row_d140(
+softmax_fwd_bf16_warp_per_row_5efe(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -176,28 +184,28 @@ softmax_fwd_bf16_warp_per_row_d140(
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kRowsPerBlock = Config::kRowsPerBlock;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kVectors = kCols / kVector;  // per row
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
-  struct Look1 {  // look 1: max(x)
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  struct Look1 {  // state of look 1: max(x)
     float row_max;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {maximum(a.row_max, b.row_max)};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.row_max, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.row_max, offset)};
     }
   };
-  struct Look2 {  // look 2: sum(exp(x - row_max))
+  struct Look2 {  // state of look 2: sum(exp(x - row_max))
     float row_sum;
     static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
       return {a.row_sum + b.row_sum};
     }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.row_sum, offset)};
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.row_sum, offset)};
     }
   };
 

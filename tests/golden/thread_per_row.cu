@@ -1,6 +1,6 @@
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  the same, of a call's second kernel for its first one
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
 // at_...            here the kernel behind this one may start: it takes the place of blocks as they end
 // Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
 //                   the compiler would read it through the non-coherent cache and move loads over a wait
@@ -49,6 +49,13 @@ struct Default {
   }
 };
 
+// What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
+struct Plain {
+  using Load = Default;   // how rows are read
+  using Store = Default;  // how rows are written
+  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
+};
+
 // N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
 template <typename T, int N>
 struct Vec {
@@ -87,14 +94,14 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
-struct Cols8_4a75 { enum :
-    int { kCols = 8, kThreadsPerRow = 1, kRowsPerBlock = 128, kVector = 4, kUnroll = 1, kThreads = 128 };
-    using Chain = InOrder; };
+struct Cols8_3051 : Plain {
+  enum : int { kCols = 8, kThreads = 128, kThreadsPerRow = 1, kRowsPerBlock = 128, kVector = 4, kUnroll = 1 };
+};
 
-// row_sum forward: one thread owns a row, rows lie side by side in a block; it is read twice.
+// row_sum forward: one thread owns a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-row_sum_fwd_f32_thread_per_row_0fce(
+row_sum_fwd_f32_thread_per_row_86fc(
     float* __restrict__ total,
     Input<Config, float> x,
     long long x_pitch,
@@ -103,12 +110,12 @@ row_sum_fwd_f32_thread_per_row_0fce(
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kRowsPerBlock = Config::kRowsPerBlock;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
-  constexpr int kVectors = kCols / kVector;  // per row
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
-  struct Look1 {  // look 1: sum(x)
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  struct Look1 {  // state of look 1: sum(x)
     float total;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.total + b.total};

@@ -1,3 +1,20 @@
+// How a kernel and its neighbours in the stream overlap: not at all.
+// wait              before the first access to what the kernels in front write, or still read
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
+// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
+// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
+//                   the compiler would read it through the non-coherent cache and move loads over a wait
+struct InOrder {
+  template <typename T> using Pointer = const T* __restrict__;
+  static __device__ __forceinline__ void wait() {}
+  static __device__ __forceinline__ void wait_for_partner() {}
+  static __device__ __forceinline__ void at_start() {}
+  static __device__ __forceinline__ void at_loads() {}
+  static __device__ __forceinline__ void at_end() {}
+};
+
+template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
+
 // The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
 template <> struct WordOf<8> { using type = uint2; };
@@ -32,29 +49,19 @@ struct Default {
   }
 };
 
-// How a kernel and its neighbours in the stream overlap: not at all.
-// wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  the same, of a call's second kernel for its first one
-// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
-// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
-//                   the compiler would read it through the non-coherent cache and move loads over a wait
-struct InOrder {
-  template <typename T> using Pointer = const T* __restrict__;
-  static __device__ __forceinline__ void wait() {}
-  static __device__ __forceinline__ void wait_for_partner() {}
-  static __device__ __forceinline__ void at_start() {}
-  static __device__ __forceinline__ void at_loads() {}
-  static __device__ __forceinline__ void at_end() {}
+// What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
+struct Plain {
+  using Load = Default;   // how rows are read
+  using Store = Default;  // how rows are written
+  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
 };
 
-template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
-
-// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
-// how two combine, and how to get that of the lane whose number differs by `offset`.
+// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
+// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s) {
+__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
   return s;
 }
 
@@ -108,13 +115,14 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
-struct Cols768_9ed6 { enum : int { kCols = 768, kThreadsPerRow = 32, kRowsPerBlock = 4, kVector = 4, kThreads = 128 };
-    using Load = Default; using Store = Streaming; using Chain = InOrder; };
+struct Cols768_858f : Plain { using Store = Streaming;
+  enum : int { kCols = 768, kThreads = 128, kThreadsPerRow = 32, kRowsPerBlock = 4, kVector = 4, kEarlyParams = 0 };
+};
 
-// layernorm forward: lanes of a warp own a row, rows lie side by side in a block; it is read once.
+// layernorm forward: lanes of a warp own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_warp_per_row_3bc6(
+layernorm_fwd_f32_warp_per_row_2ddb(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -129,28 +137,30 @@ layernorm_fwd_f32_warp_per_row_3bc6(
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kRowsPerBlock = Config::kRowsPerBlock;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kVectors = kCols / kVector;  // per row
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  // column parameters wait in registers, or are read where they are used
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
-  struct Look1 {  // look 1: sum(x)
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       return {a.x_sum + b.x_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_sum, offset)};
     }
   };
-  struct Look2 {  // look 2: sum((x - mean)**2)
+  struct Look2 {  // state of look 2: sum((x - mean)**2)
     float var_sum;
     static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
       return {a.var_sum + b.var_sum};
     }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.var_sum, offset)};
     }
   };
 
@@ -174,6 +184,19 @@ layernorm_fwd_f32_warp_per_row_3bc6(
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+    }
+  }
+
+  Vec<float, kVector> weight_held[kSteps];
+  Vec<float, kVector> bias_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + vector * kVector);
+        bias_held[step] = read<kVector>(bias + vector * kVector);
+      }
     }
   }
 
@@ -226,14 +249,14 @@ layernorm_fwd_f32_warp_per_row_3bc6(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
-      const Vec<float, kVector> bias_vec = read<kVector>(bias + vector * kVector);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + vector * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_vec, i);
-        const float bias_i = element(bias_vec, i);
+        const float weight_i = element(weight_held[step], i);
+        const float bias_i = element(bias_held[step], i);
         y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
       }
       Vec<float, kVector> y_vec;

@@ -136,7 +136,7 @@ __device__ __forceinline__ void pack(Vec<float16, N>& vec, const float (&values)
 
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  the same, of a call's second kernel for its first one
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
 // at_...            here the kernel behind this one may start: it takes the place of blocks as they end
 // Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
 //                   the compiler would read it through the non-coherent cache and move loads over a wait
@@ -151,22 +151,30 @@ struct InOrder {
 
 template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
-// how two combine, and how to get that of the lane whose number differs by `offset`.
+// What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
+struct Plain {
+  using Load = Default;   // how rows are read
+  using Store = Default;  // how rows are written
+  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
+// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s) {
+__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset));
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
   return s;
 }
 
-struct Cols123_e847 { enum : int { kCols = 123, kThreadsPerRow = 32, kVector = 2, kUnroll = 1, kThreads = 32 };
-    using Load = Default; using Store = Default; using Chain = InOrder; };
+struct Cols123_873b : Plain {
+  enum : int { kCols = 123, kThreads = 32, kThreadsPerRow = 32, kVector = 2, kUnroll = 1 };
+};
 
-// layernorm forward: lanes of a warp own a row; it is read twice.
+// layernorm forward: lanes of a warp own a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f16_warp_per_row_32b2(
+layernorm_fwd_f16_warp_per_row_82fa(
     float16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -180,14 +188,14 @@ layernorm_fwd_f16_warp_per_row_32b2(
   constexpr int kCols = Config::kCols;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;  // how rows are read
-  using Store = typename Config::Store;  // and written
-  using Chain = typename Config::Chain;  // how it overlaps with the kernels beside it
-  constexpr int kUnroll = Config::kUnroll;  // steps of a loop's trip
-  constexpr int kVectors = kCols / kVector;  // per row
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own as many
-  struct Look1 {  // look 1: welford(x)
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  struct Look1 {  // state of look 1: welford(x)
     float x_count, mean, var_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
       const float total = a.x_count + b.x_count;
@@ -195,9 +203,9 @@ layernorm_fwd_f16_warp_per_row_32b2(
       const float share = b.x_count / maximum(total, 1.0f);
       return {total, a.mean + delta * share, a.x_count * delta * delta * share + a.var_sum + b.var_sum};
     }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset) {
-      return {__shfl_xor_sync(0xffffffffu, s.x_count, offset), __shfl_xor_sync(0xffffffffu, s.mean, offset),
-          __shfl_xor_sync(0xffffffffu, s.var_sum, offset)};
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_count, offset), __shfl_xor_sync(mask, s.mean, offset),
+          __shfl_xor_sync(mask, s.var_sum, offset)};
     }
   };
 

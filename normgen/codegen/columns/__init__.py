@@ -74,5 +74,5 @@ class Columns:
         return [*self.gather.epilogue(), *self.finish.epilogue()] if self.sums else []
 
     def second_kernel(self, name: str) -> SecondKernel | None:
-        """The kernel that adds what the blocks left; `name` is that of the first kernel."""
+        """The kernel that adds what the blocks left."""
         return self.finish.second_kernel(name) if self.sums else None

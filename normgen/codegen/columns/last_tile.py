@@ -28,7 +28,7 @@ class LastTile(PartialRows):
         problem = self.cells.plan.problem
         return [
             setting("kTileSums", last_tile_sums(problem), "cells of a tile that one block adds"),
-            setting("kTiles", last_tiles(problem), "of a partial row"),
+            setting("kTiles", last_tiles(problem), "tiles of a partial row"),
             constant("kTicketWords", str(TICKET_BYTES // 4), "from one tile's ticket to the next"),
         ]
 

@@ -32,7 +32,6 @@ class TwoKernels(PartialRows):
 
     def second_kernel(self, name: str) -> SecondKernel | None:
         cells, plan = self.cells, self.cells.plan
-        name = f"{name}_finish"
         outputs = [plan.problem.tensor(s.tensor) for s in cells.stores]
         cluster, launched = plan.schedule.cluster, plan.schedule.dependent_launch
         params = [
@@ -51,11 +50,12 @@ class TwoKernels(PartialRows):
             constant("kVectors", "kCols / kVector"),
             setting("kCluster", cluster, "blocks that fill a partial row together"),
             constant("kThreads", str(FINISH_THREADS)),
-            constant("kTensors", str(len(outputs)), "that are summed over rows"),
-            setting("kCells", columns, "of a block"),
+            constant("kTensors", str(len(outputs)), "tensors that are summed over rows"),
+            setting("kCells", columns, "sums that a block adds"),
             chain_setting(plan),
         ]
         several = len(outputs) > 1
+        tensor, sizes = "tensor" if several else "0", "kThreads, kCells, kTensors, kPitch"
         writes: list[Statement] = [Let("const float total", "total_of_warps(warp_sums, threadIdx.x)")]
         for index, store in enumerate(cells.stores):
             write = tuple(cells.write(store, "total"))
@@ -68,19 +68,19 @@ class TwoKernels(PartialRows):
         if cluster > 1:
             body.append(Let("const int partial_rows", "blocks / kCluster"))
         body += [
-            Let("const int tensor" if several else "constexpr int tensor", "blockIdx.x % kTensors" if several else "0"),
-            Let("const int cell", "blockIdx.x / kTensors * kCells + threadIdx.x % kCells"),
-        ]
-        body += [
+            *([Let("const int tensor", "blockIdx.x % kTensors")] if several else []),
+            Let("const int cell", f"blockIdx.x{' / kTensors' if several else ''} * kCells + threadIdx.x % kCells"),
+            Gap(),
             Do("Chain::at_start()"),
             Do("Chain::wait_for_partner()"),
-            Do("add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums)"),
+            Gap(),
+            Do(f"add_partial_rows<{sizes}>(partials, partial_rows, {tensor}, cell, warp_sums)"),
             Let("const int column", cells.column_of_cell),
             If("threadIdx.x < kCells && cell < kCols", tuple(writes)),
         ]
         return SecondKernel(
             kernel=Kernel(name=name, params=tuple(params), launch=launch),
-            comment="Adds the partial rows of the kernel above, cell by cell and always in the same order.",
+            comment="Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.",
             declared=tuple(declare(plan, param) for param in params),
             body=body,
         )

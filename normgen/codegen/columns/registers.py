@@ -14,7 +14,7 @@ class Registers(Gather):
 
     def constants(self) -> list[Let]:
         return [
-            constant("kTensors", str(len(self.cells.names)), "that are summed over rows"),
+            constant("kTensors", str(len(self.cells.names)), "tensors that are summed over rows"),
             setting("kGroups", self.sums.groups, "row groups of a block that keep sums of their own"),
         ]
 
@@ -22,7 +22,7 @@ class Registers(Gather):
         names = self.cells.names
         groups = "float (*group_sums)[kTensors][kPitch]"
         return [
-            Comment("Sums over the rows of this thread, column by column."),
+            Comment("This thread's sums over its rows, one for each of its columns."),
             *(Do(f"float {name}_sum[kSteps][kVector] = {{}}") for name in names),
             *(Do(f"float {name}_edge_sum = 0.0f") for name in names if self.plan.cut.edged),
             Let(groups, f"reinterpret_cast<float (*)[kTensors][kPitch]>({self.cells.shared})"),
@@ -36,7 +36,7 @@ class Registers(Gather):
         if self.sums.in_shared:
             return [*self._leave(), *self.combine()]
         walk = Walk(
-            comment="One sum per column leaves the block.",
+            comment="The block hands one sum per column on.",
             elem=self._hand_on("{}_sum[step][i]", "i * kVectors + vector"),
             edge=self._hand_on("{}_edge_sum", "edge") if self.plan.cut.edged else (),
         )
@@ -60,7 +60,7 @@ class Registers(Gather):
         first_rows = "threadIdx.x % 32 < kThreadsPerRow" if shares_warp else ""
         edge = [Do(f"{row}[{index}][edge] = {name}_edge_sum") for index, name in names]
         walk = Walk(
-            comment="The row groups of this block leave their sums side by side ...",
+            comment="Each row group of the block leaves its sums in shared memory.",
             also=first_rows,
             elem=[Do(f"{row}[{index}][{cell}] = {name}_sum[step][i]") for index, name in names],
             edge=when(first_rows, *edge) if self.plan.cut.edged else (),
@@ -72,7 +72,7 @@ class Registers(Gather):
         cells = [found for index, name in enumerate(self.cells.names) for found in self.total(index, name)]
         return [
             Do("__syncthreads()"),
-            Comment("... and are added in a fixed order."),
+            Comment("The sums of the row groups are added in a fixed order."),
             For("for (int cell = threadIdx.x; cell < kCols; cell += kThreads)", tuple(cells)),
         ]
 
@@ -97,4 +97,9 @@ class Registers(Gather):
 
         vectors = loop("i", "kVector", [added([f"{name}_sum[step][i]" for name in self.cells.names])], unroll=UNROLL)
         edges = [added([f"{name}_edge_sum" for name in self.cells.names])] if self.plan.cut.edged else []
-        return [Gap(), Comment("Rows that share a warp."), loop("step", "kSteps", [vectors], unroll=UNROLL), *edges]
+        return [
+            Gap(),
+            Comment("Lanes that own the same columns of several rows add their sums."),
+            loop("step", "kSteps", [vectors], unroll=UNROLL),
+            *edges,
+        ]

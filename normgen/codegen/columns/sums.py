@@ -47,12 +47,7 @@ class Cells:
         """Round one column's total to its stored dtype and write (or add) it."""
         tensor = store.tensor
         text = f"element(read<1>({tensor} + column), 0) + {value}" if store.accumulate else value
-        return [
-            Do(f"Vec<{self.access.ctype(tensor)}, 1> {tensor}_vec = {{}}"),
-            Let(f"const float {tensor}_value[1]", f"{{{text}}}"),
-            Do(f"pack({tensor}_vec, {tensor}_value)"),
-            Do(f"write({tensor} + column, {tensor}_vec)"),
-        ]
+        return [Do(f"write_element({tensor}, column, {text})")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +86,7 @@ class Finish:
         return []
 
     def second_kernel(self, name: str) -> SecondKernel | None:
-        """The kernel that finishes the call; `name` is that of the first one."""
+        """The kernel of that name that finishes the call."""
         return None
 
 

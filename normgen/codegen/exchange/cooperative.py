@@ -1,4 +1,4 @@
-"""The same trees by CUDA's cooperative groups."""
+"""The same trees by the shuffles of CUDA's cooperative groups, which name only the lanes of a tile."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ class CooperativeLanes(Lanes):
     """Up to 32 threads a row."""
 
     function = "reduce_tile"
-    shuffles = False
 
 
 class CooperativeBlock(Block):
     """More than 32 threads a row."""
 
     function = "reduce_tiles"
-    shuffles = False

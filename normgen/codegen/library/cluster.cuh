@@ -7,7 +7,8 @@ __device__ __forceinline__ unsigned cluster_rank() {
   return rank;
 }
 
-// All threads of all blocks of a cluster arrive, then wait: writes before are seen behind.
+// All threads of all blocks of a cluster arrive, then wait. What a thread wrote before it arrived, the others see after
+// they have waited.
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }

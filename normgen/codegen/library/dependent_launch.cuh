@@ -5,7 +5,7 @@ __device__ __forceinline__ void dependency_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-// ... and let the kernel behind this one start as soon as blocks leave room.
+// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
 __device__ __forceinline__ void dependency_trigger() {
   asm volatile("griddepcontrol.launch_dependents;");
 }

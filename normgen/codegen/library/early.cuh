@@ -10,17 +10,17 @@ struct Early : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
 };
 
-// ... and lets the next one take its place at once: that one waits there.
+// As Early; the next kernel may start at once, and waits where it must.
 struct EarlyAtStart : Early {
   static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
-// ... or as soon as it has asked for its row.
+// As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
   static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
 };
 
-// ... or at its end.
+// As Early; the next kernel may start as the blocks of this one end.
 struct EarlyAtEnd : Early {
   static __device__ __forceinline__ void at_end() { dependency_trigger(); }
 };

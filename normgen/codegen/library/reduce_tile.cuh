@@ -1,16 +1,11 @@
 #pragma once
 
-#include <cooperative_groups.h>
-#include <cooperative_groups/reduce.h>
+#include "reduce_lanes.cuh"
 
-struct Combine {
-  template <typename State>
-  __device__ __forceinline__ State operator()(const State& a, const State& b) const { return State::combine(a, b); }
-};
-
-// As reduce_lanes, by CUDA's cooperative groups.
+// As reduce_lanes, by the shuffles of CUDA's cooperative groups, which name only the lanes of their tile. The headers
+// of cooperative groups are not included: they would take more than half of the time that a header compiles.
 template <int kLanes, typename State>
 __device__ __forceinline__ State reduce_tile(const State& s) {
-  const auto tile = cooperative_groups::tiled_partition<kLanes>(cooperative_groups::this_thread_block());
-  return cooperative_groups::reduce(tile, s, Combine());
+  constexpr unsigned kTile = 0xffffffffu >> (32 - kLanes);
+  return reduce_lanes<kLanes>(s, kTile << threadIdx.x % 32 / kLanes * kLanes);
 }

@@ -3,7 +3,7 @@
 #include "reduce_tile.cuh"
 #include "share_of_slots.cuh"
 
-// As reduce_row, by CUDA's cooperative groups.
+// As reduce_row, by reduce_tile.
 template <int kWarps, typename State>
 __device__ __forceinline__ State reduce_tiles(State s, State* slots) {
   s = reduce_tile<32>(s);

@@ -4,7 +4,7 @@
 #include "reduce_tile.cuh"
 #include "share_of_slots.cuh"
 
-// As reduce_row_alone, by CUDA's cooperative groups.
+// As reduce_row_alone, by reduce_tile.
 template <int kWarps, typename State>
 __device__ __forceinline__ State reduce_tiles_alone(State s, State* slots, int slot) {
   s = reduce_tile<32>(s);

@@ -33,7 +33,7 @@ class Bulk:
 
     def constants(self) -> list[Let]:
         held = " - kHeldSteps * kThreadsPerRow * kVector" if self.plan.is_hybrid else ""
-        return [constant("kCopiedCols", f"kCols{held}", "of a row that the copy engine brings")]
+        return [constant("kCopiedCols", f"kCols{held}", "columns of a row that the copy engine brings")]
 
     def shared(self) -> list[Statement]:
         size = ("[kStages]" if self.plan.is_staged else "") + ("[kRowsPerBlock]" if self.side_by_side else "")
@@ -90,14 +90,14 @@ class Bulk:
 
     def fetch(self) -> list[Statement]:
         return [
-            Comment("One thread a row asks for it; the slot's barrier counts down the bytes that arrive."),
+            Comment("One thread asks for a row; the slot's barrier counts down the bytes that arrive."),
             function("fetch", fetch_parameters(self.access), [*fetched(self.access), *self._copies()]),
         ]
 
     def copy_row(self) -> list[Statement]:
         start = (Do(f"mbarrier_init({self._barrier}, 1)"), Do("mbarrier_fence()"), *self._copies())
         return [
-            Comment("One thread a row asks for it; the barrier counts down the bytes that arrive."),
+            Comment("One thread asks for a row; the barrier counts down the bytes that arrive."),
             If(self.elected, start),
             Do("__syncthreads()", SET_UP),
         ]

@@ -40,5 +40,5 @@ class RegisterAhead(Transport):
         reads = [Do(f"{h.name}_next[step] = {access.read_elem(h.name, site)}") for h in plan.held]
         walk = Walk(head=reads, edge=access.edge_reads("{}_edge_next"))
         body = [*fetched(access), *values, *walk.statements(access)]
-        why = "The loads of the next row travel while this one is computed."
-        return [*registers, Comment(why), function("fetch", "int first_row", body)]
+        why = "The next row is loaded while the present one is computed."
+        return [*registers, Comment(why), function("fetch", f"int {access.tile}", body)]

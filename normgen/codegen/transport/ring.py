@@ -106,7 +106,7 @@ class Ring(Transport):
         if edges:
             body += [access.row_pointer(plan.problem.tensor(ld.name), row) for ld in edges]
             body.append(If("has_edge", access.edge_reads("{}_edge_next")))
-        return [*registers, function("fetch_values", "int first_row", body)]
+        return [*registers, function("fetch_values", f"int {access.tile}", body)]
 
     @property
     def _fetches_values(self) -> bool:
@@ -119,8 +119,8 @@ class Ring(Transport):
         if not self.plan.is_staged:
             return [fetch_if("fetch({})", first, copier.elected), *copier.commit, *values]
         tile = [
-            Let("const int first_row", f"{first} + stage * {stride}"),
-            fetch_if("fetch({}, stage)", "first_row", copier.elected),
+            Let(f"const int {self.access.tile}", f"{first} + stage * {stride}"),
+            fetch_if("fetch({}, stage)", self.access.tile, copier.elected),
             *copier.commit,
         ]
         return [loop("stage", "kStages", tile, unroll="#pragma unroll 1"), *values]
@@ -180,11 +180,11 @@ class Ring(Transport):
 
     def _refill(self) -> list[Statement]:
         """The slots get the row tile that is `stages` trips ahead."""
-        ahead = f"first_row + kStages * {self.access.tile_stride}"
+        ahead = f"{self.access.tile} + kStages * {self.access.tile_stride}"
         call, row = ("fetch({}, stage)", ahead) if self.plan.is_staged else ("fetch({})", next_row(self.access))
         return [*fetch_later(call, "refill_row", row, self.copier.elected), *self.copier.commit]
 
 
 def fetch_parameters(access: Access) -> str:
     """The parameters of a `fetch` function."""
-    return "int first_row, int stage" if access.plan.is_staged else "int first_row"
+    return f"int {access.tile}{', int stage' if access.plan.is_staged else ''}"

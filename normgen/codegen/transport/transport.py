@@ -115,7 +115,7 @@ class Slots:
             found.append(setting("kStages", self.plan.schedule.stages, "row tiles in shared memory"))
         if self.plan.is_hybrid:
             found.append(setting("kHeldSteps", self.plan.held_steps, "vectors of a thread in registers"))
-            found.append(constant("kSlotSteps", "kSteps - kHeldSteps", "and in shared memory"))
+            found.append(constant("kSlotSteps", "kSteps - kHeldSteps", "vectors of a thread in shared memory"))
         return found
 
     def reads(self) -> list[Statement]:
@@ -134,7 +134,7 @@ def holders(access: Access) -> list[Statement]:
 
 
 def fetched(access: Access) -> list[Statement]:
-    """Within a function that fetches the tile that starts at first_row: the row, and where it starts in each tensor."""
+    """Within a function that fetches a tile: the row, and where it starts in each tensor."""
     row, found = access.fetched_row()
     starts = [access.row_pointer(access.plan.problem.tensor(load.name), row) for load in access.plan.held]
     return [*found, *starts]
@@ -153,4 +153,4 @@ def fetch_later(call: str, name: str, row: str, elected: str = "") -> list[State
 
 def next_row(access: Access) -> str:
     """The start of the row tile behind this one."""
-    return f"first_row + {access.tile_stride}"
+    return f"{access.tile} + {access.tile_stride}"
