@@ -17,12 +17,13 @@ import pytest
 
 from normgen.cli import main as cli
 from normgen.records.winners import read
+from tests.killing.harness import FEW
 from tests.samples import sized
 
 KILLS = sized(4, 20)
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["tests.tuning.test_killed_command", "normgen.tuning.predicted", "normgen.tuning.tuner"])
-TUNE = ("tune", "--shape", "16x64", "--op", "rmsnorm", "--device", "cpu", "--trials", "6", "--json")
+TUNE = ("tune", "--shape", "16x64", "--op", FEW, "--device", "cpu", "--trials", "6", "--json")
 
 
 def command(folder: Path, out: str, *arguments: str) -> None:

@@ -14,6 +14,7 @@ from normgen.tuning import run as runs
 from normgen.tuning import tuner
 from normgen.tuning.result import Result
 from normgen.tuning.tuner import tune
+from tests.killing.harness import FEW
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def tuned(output: Path | None = None) -> Result:
-    return tune(shape="8x96", device="cpu", trials=2, output=output)
+    return tune(FEW, shape="8x96", device="cpu", trials=2, output=output)
 
 
 def lost(result: Result) -> list[str]:
@@ -64,7 +65,7 @@ def test_a_disk_that_fills_during_the_search_costs_the_state_but_no_header(
     filled(state, monkeypatch)
     result = tuned(tmp_path / "out")
     assert result.header_path is not None
-    assert result.header_path.read_text().count("layernorm")
+    assert result.header_path.read_text().count("few_fwd_f32")
     assert (result.record_path, result.adopted) == (None, False)
     said = [note.removeprefix("not kept: ").partition(" (")[0] for note in lost(result)]
     assert said == [
