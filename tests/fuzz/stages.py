@@ -26,7 +26,8 @@ from normgen.verify.interpret import Array, Float64
 from normgen.verify.program_walk import ProgramWalk
 from tests.fuzz.specs import Asked
 
-LIMIT_S = 60.0  # a step that takes longer hangs; idle, the slowest takes 3 s
+LIMIT_S = 60.0  # a step that computes for longer hangs; the slowest takes 3 s
+WAITS = 30  # as many times longer it may take, for others compute too: on a busy machine seconds say little
 SM = 90
 
 
@@ -43,7 +44,7 @@ class Answer:
 
 
 class HangError(Exception):
-    """A step took longer than LIMIT_S."""
+    """A step computed for longer than LIMIT_S, or waited for longer than WAITS times that."""
 
 
 @contextmanager
@@ -51,13 +52,16 @@ def limited(seconds: float) -> Iterator[None]:
     def ring(_signal: int, _frame: FrameType | None) -> None:
         raise HangError
 
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    timers = {signal.ITIMER_PROF: (signal.SIGPROF, seconds), signal.ITIMER_REAL: (signal.SIGALRM, WAITS * seconds)}
+    before = {number: signal.signal(number, ring) for number, _ in timers.values()}
+    for timer, (_, limit) in timers.items():
+        signal.setitimer(timer, limit)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for timer, (number, _) in timers.items():
+            signal.setitimer(timer, 0)
+            signal.signal(number, before[number])
 
 
 def answered(step: Callable[[Asked], Answer], asked: Asked, *, limit_s: float = LIMIT_S) -> Answer:

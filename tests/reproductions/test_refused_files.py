@@ -77,8 +77,7 @@ def test_m9_a_command_whose_output_cannot_be_written_says_so(command: tuple[str,
     assert str(place) in found.err
 
 
-@pytest.mark.parametrize("kind", ["file", "proc", "dangling link"])
-@pytest.mark.parametrize("command", ["verify", "tune"])
+@pytest.mark.parametrize(("command", "kind"), [("verify", "file"), ("verify", "dangling link"), ("tune", "proc")])
 def test_m9_a_cache_folder_that_cannot_be_made_costs_one_line(
     command: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
