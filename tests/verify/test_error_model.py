@@ -15,10 +15,13 @@ from normgen.problem.question import Direction
 from normgen.verify import ALL, Verdict, check, default_families, interpret, make_inputs, make_outputs
 from normgen.verify.error_model import LAMBDA, REARRANGED, Bounded, Float32Error, U, stored
 from normgen.verify.interpret import Evaluation, formula_table
+from tests.samples import is_full
 from tests.verify import made, schedules
 from tests.verify.schedules import SUMS
 
 COLS = (1, 7, 123, 768, 4097, 65536)
+# The longest rows take 2 s in each format, and what they are stored in changes no sum: a normal run has them in one.
+SIZES = [(cols, name) for cols in COLS for name in DTYPES if is_full() or cols < max(COLS) or name == "f32"]
 Run = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
 
 
@@ -72,8 +75,7 @@ def correct(problem: Problem) -> dict[str, Run]:
     return runs
 
 
-@pytest.mark.parametrize("stored_as", list(DTYPES))
-@pytest.mark.parametrize("cols", COLS)
+@pytest.mark.parametrize(("cols", "stored_as"), SIZES)
 @pytest.mark.parametrize("op", [made.LAYERNORM, made.RMSNORM, made.SOFTMAX, made.LOG_SOFTMAX], ids=lambda op: op.name)
 @pytest.mark.parametrize("direction", list(Direction))
 def test_every_correct_schedule_is_inside_the_bound_on_every_family(
