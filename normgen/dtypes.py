@@ -72,6 +72,10 @@ class DType:
         """The numpy dtype with the same bits."""
         return np.dtype(self.scalar_type)
 
+    def holds(self, value: float) -> bool:
+        """Whether the value is neither infinite, NaN nor lost as 0 in this format."""
+        return value == 0 or self.smallest_subnormal <= abs(value) <= self.largest
+
     def __str__(self) -> str:
         return self.name
 

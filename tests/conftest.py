@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
+from pathlib import Path
 
 import pytest
+
+from tests import samples
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command line does; before anything imports numpy
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/ instead of comparing with it")
+    parser.addoption("--full", action="store_true", help="take the samples of long tests whole")
     parser.addoption("--require-gpu", action="store_true", help="a missing CUDA device is a failure, not a skip")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--full"):
+        samples.take_whole()
 
 
 @functools.cache
@@ -35,3 +45,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.fail(f"no CUDA device, and --require-gpu asks for one: {reason}", pytrace=False)
     if reason:
         pytest.skip(f"no CUDA device: {reason}")
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of this test alone: of all that others have built, the CPU executor's runtime, which takes 3 s."""
+    from normgen.cpu.compiler import require_compiler, runtime_library
+    from normgen.files.private import make_private
+
+    runtime = runtime_library(require_compiler())
+    folder = tmp_path / "cache"
+    make_private(folder / "cpu")
+    for file in (runtime, *runtime.parent.glob(f"{runtime.name.partition('.')[0]}.json")):
+        shutil.copy2(file, folder / "cpu")
+    monkeypatch.setenv("NORMGEN_CACHE_DIR", str(folder))
+    return folder

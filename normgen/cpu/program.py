@@ -77,10 +77,11 @@ class Program:
                    None is a null pointer, and so is a statistic that is not named
         workspace  when not given: zeros, then NaN bytes in the part that holds anything at the first call
         seed       shuffles the order of blocks and threads; 0 keeps it
+        time_limit_s  seconds of computing; waiting on a busy machine does not count
 
         A fault ends the run after its kernel. Raises UsageError when an argument is missing or unfit.
         """
-        started = time.monotonic()
+        started, computed = time.monotonic(), time.thread_time()
         scratch = self.module.workspace_bytes(rows=rows, sm_count=sm_count)
         if workspace is None and scratch:
             workspace = np.zeros(scratch, dtype=np.uint8)
@@ -98,7 +99,7 @@ class Program:
             if grid == 0:
                 continue
             arguments = [_argument(param, values, sizes=sizes, scalars=scalars or {}) for param in kernel.params]
-            left = max(0.001, time_limit_s - (time.monotonic() - started))
+            left = max(0.001, time_limit_s - (time.thread_time() - computed))
             report = self._launch(number, kernel, arguments, placed, grid=grid, seed=seed, time_limit_s=left)
             written |= _written_keys(kernel)
             blocks += report.blocks_run

@@ -221,16 +221,16 @@ def check(program: RowProgram) -> RowProgram:
     """Raise ProgramError unless the program obeys every rule of the IR; return it unchanged."""
     kinds: dict[str, Kind] = dict.fromkeys(program.scalars, Kind.SCALAR)
     for statement in program.statements:
-        text = show_statement(statement)
         for name in sorted(used_names(statement)):
             if name not in kinds:
-                raise ProgramError("a value must be defined before it is used", received=f"{name} in: {text}")
+                received = f"{name} in: {show_statement(statement)}"
+                raise ProgramError("a value must be defined before it is used", received=received)
         read = join(kind_of(e, kinds) for e in used_exprs(statement))
         for rule in (*_broken_rules(statement, read), *_broken_guard(statement, kinds)):
-            raise ProgramError(rule, received=text)
+            raise ProgramError(rule, received=show_statement(statement))
         for name in defined_names(statement):
             if name in kinds or name == COLS.name:
-                raise ProgramError("a value is defined once", received=f"{name} in: {text}")
+                raise ProgramError("a value is defined once", received=f"{name} in: {show_statement(statement)}")
             assert not isinstance(statement, Store)
             kinds[name] = statement.kind
     sums = {name for r in program.col_reduces for name in r.names} | {m.name for m in program.maps if m.expr == 0}

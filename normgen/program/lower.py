@@ -239,6 +239,8 @@ class _Lowering:
                 return self.power(owner, args[0], sp.Rational(1 if function == "sqrt" else -1, 2))
             case "sigmoid":
                 return 1 / (1 + self.function(owner, "exp", [-args[0]]))
+        # sympy compares real numbers only, and log(minimum(-1, x)) is NaN to a kernel but complex to sympy.
+        args = [self.part(owner, arg) if arg.is_extended_real is False else arg for arg in args]
         make = MEANINGS[function].make
         found = make(*args)
         if isinstance(found, Opaque):
@@ -294,7 +296,7 @@ class _Lowering:
 def _is_float32(number: sp.Expr) -> bool:
     """Whether float32 holds a constant: log(0), sqrt(-1), exp(200) and what algebra folds to NaN are none."""
     value = complex(number)
-    return value == 0 or (value.imag == 0 and F32.smallest_subnormal <= abs(value.real) <= F32.largest)
+    return value.imag == 0 and F32.holds(value.real)
 
 
 def _is_reduction(tree: Expression) -> bool:

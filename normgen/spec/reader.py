@@ -265,7 +265,7 @@ class _Reader:
             path = ("scalars", self.checked_name(name, ("scalars", name)))
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                 raise self.error("a scalar's default is a finite number", path, received=repr(value))
-            if abs(value) > F32.largest or 0 < abs(value) < F32.smallest_subnormal:
+            if not F32.holds(value):
                 raise self.error("a scalar's default must fit float32", path, received=repr(value))
             found.append((name, float(value)))
         return tuple(found)

@@ -187,19 +187,6 @@ def test_verify_on_the_cpu_says_ok_or_ends_with_4(tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.parametrize("command", [("verify",), ("tune", "--trials", "2")], ids=lambda words: words[0])
-def test_a_cache_folder_that_cannot_be_written_costs_one_line(
-    command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NORMGEN_CACHE_DIR", f"/proc/normgen-{command[0]}")
-    output = ("--output", str(tmp_path)) if command[0] == "tune" else ()
-    code, _, err = run(capsys, *command, "--device", "cpu", "--shape", "8x96", *output)
-    assert code == 0
-    assert [line.split(" (")[0] for line in err.splitlines() if "cache folder" in line] == [
-        f"cache folder /proc/normgen-{command[0]} is not used"
-    ]
-
-
-@pytest.mark.parametrize("command", [("verify",), ("tune", "--trials", "2")], ids=lambda words: words[0])
 def test_a_derived_backward_that_is_no_derivative_ends_with_4(
     command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,21 +316,6 @@ def test_a_replay_of_what_is_no_sweep_is_a_usage_error(tmp_path: Path, capsys: p
         cli.main(["replay", str(file)])
     assert ended.value.code == 2
     assert "header line" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "command", [("spec", "check"), ("verify",), ("tune", "--trials", "2")], ids=lambda words: words[0]
-)
-def test_a_formula_of_several_lines_works_in_every_command(
-    command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "scaled.toml"
-    tensors = '[tensors]\nx = "input"\nw = "parameter"\ny = "output"\n'
-    file.write_text(f'name = "scaled"\n{tensors}[formulas]\nm = "mean(x * x)"\ny = """x *\nw * m"""\n')
-    problem = ("--device", "cpu", "--shape", "8x96", "--op", str(file))
-    given = {"spec": (str(file),), "verify": problem, "tune": (*problem, "--output", str(tmp_path))}[command[0]]
-    code, _, err = run(capsys, *command, *given)
-    assert (code, "error" in err) == (0, False)
 
 
 OWN = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator, Sequence
 
@@ -16,9 +15,9 @@ from normgen.verify import default_families
 from tests.codegen.covering import Case, cover, pool
 from tests.codegen.executors import Built, Executor, new_workspace
 from tests.codegen.layouts import DEVICE, Layout, problems
+from tests.samples import is_full, sized
 
-FULL = os.environ.get("NORMGEN_MATRIX") == "full"
-SEEDS = range(4) if FULL else range(1)
+SEEDS = range(sized(1, 4))
 CHECKED_ROWS = 48
 # What a rewrite is known to lose: E[x²] - mean² cancels when the mean, or its distance from the pivot, is large.
 LOST = {
@@ -32,7 +31,7 @@ LOST = {
 def sample(op: str, layouts: tuple[Layout, ...], seed: int, *, extra: int, direction: str = "forward") -> list[Case]:
     """Cases that cover the knobs over all problems of these layouts, and `extra` at random."""
     rng = random.Random(f"{op} {direction} {len(layouts)} {seed}")
-    drawn_from = problems(load(op), layouts, seed, every_format=FULL, direction=direction)
+    drawn_from = problems(load(op), layouts, seed, every_format=is_full(), direction=direction)
     cases = [case for problem in drawn_from for case in pool(problem, DEVICE, rng)]
     return [*cover(cases), *rng.sample(cases, min(extra, len(cases)))]
 

@@ -14,10 +14,11 @@ from normgen.schedule.default import default_schedule
 from normgen.spec.reader import list_specs, load
 from tests.codegen.executors import CpuExecutor, GpuExecutor
 from tests.codegen.layouts import DEVICE, SETS
-from tests.codegen.matrix import FULL, LOST, SEEDS, report, sample, wrong
+from tests.codegen.matrix import LOST, SEEDS, report, sample, wrong
+from tests.samples import sized
 
-EXTRA = 300 if FULL else 0
-EXTRA_ON_GPU = 1500 if FULL else 150
+EXTRA = sized(0, 300)
+EXTRA_ON_GPU = sized(150, 1500)
 matrix = pytest.mark.parametrize(
     ("op", "layouts", "seed"),
     [

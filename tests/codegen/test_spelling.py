@@ -92,14 +92,6 @@ def test_backward_kernels_of_hostile_names_are_right_on_the_cpu() -> None:
     assert not found, report(found, cases)
 
 
-def test_a_scalar_named_i_is_the_scalar_and_not_the_index_of_an_element() -> None:
-    spec = parse('name = "times"\n[tensors]\nx = "input"\ny = "output"\n[scalars]\ni = 1.5\n[formulas]\ny = "x * i"\n')
-    problem = problem_for(spec, shape="8x96")
-    schedule = default_schedule(problem, target("h200"))
-    assert "= x_i * spec_i;" in emit(problem, schedule).text
-    assert not list(wrong([(problem, schedule)], CpuExecutor(), seed=1))
-
-
 def _nvrtc_loads() -> bool:
     try:
         return nvrtc.version() > (0, 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -101,3 +103,24 @@ def test_a_fault_reads_as_kind_kernel_line_and_text(programs: dict[str, Program]
         "out_of_bounds: planted, line 5: writes 4 bytes at an address that belongs to no tensor"
     )
     assert str(fault).endswith("none[threadIdx.x] = 1.0f;  // HERE")
+
+
+STOPPED = """
+import os, subprocess, time
+import numpy as np
+from normgen.cpu import build
+from tests.cpu.cases import ROW_SUM
+program = build(ROW_SUM)
+x, total = np.ones((4096, 64), dtype=np.float32), np.zeros(4096, dtype=np.float32)
+subprocess.Popen(["sh", "-c", f"sleep 0.1; kill -STOP {os.getpid()}; sleep 1.5; kill -CONT {os.getpid()}"])
+started = time.monotonic()
+while time.monotonic() - started < 1.8:
+    run = program.run({"x": x, "total": total}, rows=4096, cols=64, time_limit_s=1.0)
+    assert run.is_clean, run.faults[0]
+"""
+
+
+def test_a_kernel_that_waits_for_a_busy_machine_is_not_called_endless() -> None:
+    """A process that is stopped for longer than the limit of what a kernel may compute."""
+    done = subprocess.run([sys.executable, "-c", STOPPED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from normgen.device import target
+from normgen.export import Header
 from normgen.program.source import problem_for
 from normgen.records.place import DEFAULT_PLACE, Place
 from normgen.records.record import Outcome, ProblemKey, Record
@@ -86,3 +87,10 @@ def nvcc(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     arch = () if any(str(a).startswith(("-arch", "-gencode")) for a in arguments) else ("-arch=sm_90",)
     command = ["nvcc", "-Werror", "all-warnings", "-std=c++17", *arch, "-Xcompiler", "-Wall,-Wextra"]
     return subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+def put(header: Header, folder: Path) -> Path:
+    """The header as a file for nvcc; `write` would compile it by NVRTC before."""
+    path = folder / header.file_name
+    path.write_text(header.text, encoding="utf-8")
+    return path

@@ -19,7 +19,7 @@ from normgen.records.record import Record
 from normgen.records.winners import adopt
 from tests.mutation.machine_code import sections
 
-from .cases import H200, build, layernorm_records, nvcc, record
+from .cases import H200, build, layernorm_records, nvcc, put, record
 from .test_headers import CLUSTERS, HERE, backward_records, needs_nvcc
 
 SHARED = Form(shared_library=True)
@@ -51,7 +51,7 @@ def test_shared_device_functions_stand_in_one_file_and_in_no_header() -> None:
 @needs_nvcc
 def test_headers_with_a_shared_library_compile_in_two_files_of_a_program(tmp_path: Path) -> None:
     for header in headers_of([*layernorm_records(), *backward_records()], form=SHARED):
-        header.write(tmp_path)
+        put(header, tmp_path)
     for source in ("use.cu", "use_too.cu"):
         shutil.copy(HERE / source, tmp_path)
     build(tmp_path, "use.cu", "use_too.cu")
@@ -63,7 +63,7 @@ def test_a_header_refuses_the_device_functions_of_another_export(tmp_path: Path)
     for folder, records in ((one, layernorm_records()), (other, backward_records())):
         folder.mkdir()
         for header in headers_of(records, form=SHARED):
-            header.write(folder)
+            put(header, folder)
     both = tmp_path / "both.cu"
     both.write_text('#include "one/layernorm_fwd_f32_sm90.cu"\n#include "other/layernorm_bwd_bf16_sm90.cu"\n')
     refused = nvcc("-c", both, "-o", tmp_path / "both.o")
@@ -133,7 +133,7 @@ def test_a_set_has_a_header_for_each_arch_and_says_which_was_not_tuned(
 def test_a_set_compiles_for_one_of_its_archs_alone_and_its_headers_refuse_the_other(tmp_path: Path) -> None:
     one = record("rmsnorm", shape="4096x4096", direction="backward", schedule=CLUSTERS)
     for header in headers_of([one], form=SET):
-        header.write(tmp_path)
+        put(header, tmp_path)
     for arch in ("-arch=sm_80", "-arch=sm_90", "-arch=sm_75"):
         done = nvcc(arch, "-c", tmp_path / "rmsnorm_bwd_f32.cu", "-o", tmp_path / "set.o")
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -150,7 +150,7 @@ def test_sets_are_used_from_two_files_of_a_program_for_two_archs(tmp_path: Path)
     for header in headers_of(
         [*layernorm_records(), *backward_records()], form=Form(archs=(80, 90), shared_library=True)
     ):
-        header.write(tmp_path)
+        put(header, tmp_path)
     includes = '#include "layernorm_fwd_f32.cu"\n#include "layernorm_bwd_bf16.cu"\n'
     size = "normgen::layernorm_bwd_bf16_workspace_bytes(rows, 768)"
     (tmp_path / "one.cu").write_text(f"{includes}std::size_t other(int rows) {{ return {size}; }}\n")

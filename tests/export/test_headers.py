@@ -30,7 +30,7 @@ from normgen.spec.spec import Spec
 from tests.codegen.hostile import names_of
 from tests.codegen.hostile import specs as hostile_specs
 
-from .cases import build, layernorm_records, nvcc, record
+from .cases import build, layernorm_records, nvcc, put, record
 
 HERE = Path(__file__).parent
 INVALID_VALUE = 1  # cudaErrorInvalidValue
@@ -85,7 +85,7 @@ DEPENDENT = Schedule(
 @pytest.mark.parametrize("records", ALONE.values(), ids=ALONE.keys())
 def test_a_header_compiles_alone_without_a_warning(records: list[Record], tmp_path: Path) -> None:
     (header,) = headers_of(records)
-    done = nvcc("-c", header.write(tmp_path), "-o", tmp_path / "header.o")
+    done = nvcc("-c", put(header, tmp_path), "-o", tmp_path / "header.o")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -96,12 +96,12 @@ def test_a_header_compiles_whose_spec_has_the_headers_own_words_for_names(spec: 
     made = [record(spec, shape="4096x4096", direction=direction, schedule=one) for one in (None, CLUSTERS)]
     made += [record(spec, shape="64x1024", direction=direction, dtype="bf16")] if direction == "forward" else []
     for header in headers_of(made, spec=spec, form=Form(archs=(80, 90), shared_library=True)):
-        path = header.write(tmp_path)
+        path = put(header, tmp_path)
         if "_sm" not in path.name and path.suffix == ".cu":  # the file that picks among the others
             done = nvcc("-arch=sm_80", "-c", path, "-o", tmp_path / "header.o")
             assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     for header in headers_of(made, spec=spec):
-        done = nvcc("-c", header.write(tmp_path), "-o", tmp_path / "header.o")
+        done = nvcc("-c", put(header, tmp_path), "-o", tmp_path / "header.o")
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -121,7 +121,7 @@ def test_nvrtc_takes_the_device_part_without_a_warning(records: list[Record], ar
 
 @needs_nvcc
 def test_an_older_cpp_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    path = headers_of(layernorm_records())[0].write(tmp_path)
+    path = put(headers_of(layernorm_records())[0], tmp_path)
     assert "layernorm_fwd_f32 needs C++17: compile with -std=c++17" in nvcc("-std=c++14", "-c", path).stderr
 
 
@@ -141,7 +141,7 @@ def test_the_banner_shows_a_call_with_an_argument_for_every_parameter(records: l
 @needs_nvcc
 def test_a_header_with_a_dependent_launch_compiles_for_sm_90_and_refuses_older_gpus(tmp_path: Path) -> None:
     (header,) = headers_of([record(shape="4096x512", direction="backward", schedule=DEPENDENT)])
-    path = header.write(tmp_path)
+    path = put(header, tmp_path)
     assert nvcc("-c", path, "-o", tmp_path / "header.o").returncode == 0
     older = nvcc("-arch=sm_80", "-c", path, "-o", tmp_path / "header.o")
     assert "layernorm_bwd_f32 needs sm_90 or newer" in older.stderr
@@ -188,7 +188,7 @@ CHAINED = Schedule(threads_per_row=256, vector=8, hold="registers", unroll=0, pa
 def test_a_header_launches_its_first_kernel_early_and_states_the_promise_it_needs(stable: bool, tmp_path: Path) -> None:
     one = record("rmsnorm", shape="16x4096", dtype="bf16", schedule=CHAINED, stable_parameters=stable)
     (header,) = headers_of([one])
-    path = header.write(tmp_path)
+    path = put(header, tmp_path)
     assert path.name == f"rmsnorm_fwd_bf16{'_stable_parameters' if stable else ''}_sm90.cu"
     assert "{{256, 1, true}," in header.text
     assert ("promises that nothing which may still run" in header.text) is stable
@@ -218,7 +218,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """use.cu and use_too.cu with the headers of both directions, each included in both files, one of them twice."""
     folder = tmp_path_factory.mktemp("headers")
     for header in headers_of([*layernorm_records(), *backward_records()]):
-        header.write(folder)
+        put(header, folder)
     for source in ("use.cu", "use_too.cu"):
         shutil.copy(HERE / source, folder)
     return build(folder, "use.cu", "use_too.cu")
@@ -333,7 +333,7 @@ def test_on_the_gpu_every_branch_of_a_header_computes_its_formula(tmp_path: Path
     )
     pairs = record(shape="300x770", dtype="bf16", direction="backward", schedule=PAIRS)
     for header in headers_of([*layernorm_records(), *backward_records(), clusters, pairs]):
-        header.write(tmp_path)
+        put(header, tmp_path)
     shutil.copy(HERE / "run.cu", tmp_path)
     program = build(tmp_path, "run.cu")
     cases = [(rows, cols, 0, cols, 0) for rows in (1, 33, 4096) for cols in (1, 7, 768, 770, 1024, 16384)]

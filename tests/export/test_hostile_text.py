@@ -1,13 +1,11 @@
 """Texts of others thrown at every text field: none becomes code, a path outside the folder, or a raw command line.
 
-A normal run takes a few examples of each property. NORMGEN_HOSTILE_EXAMPLES=100000 python -m pytest
-tests/export/test_hostile_text.py takes so many.
+A normal run takes a few examples of each of the seven properties, `pytest --full` 100,000 in all.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import tempfile
@@ -29,8 +27,9 @@ from normgen.spec.reader import load, parse
 from normgen.suites.suite import load_suite, parse_suite
 from normgen.tuning.tuner import command_of
 from tests.export.cases import record
+from tests.samples import sized
 
-EXAMPLES = int(os.environ.get("NORMGEN_HOSTILE_EXAMPLES", "0"))
+WHOLE = 14_286  # times seven
 PLANTED = "planted"  # no spec, record or generator says it
 FRAGMENTS = [
     *("\n", "\r", "\r\n", "\f", "\v", "\x00", "\x1b[2J", "\x7f", "\x85", "\u2028", "\u2029", "\t"),
@@ -64,7 +63,7 @@ SUITE = "name = {name}\nsummary = {summary}\n[[entry]]\nop = {op}\nshape = {shap
 
 
 def examples(normal: int) -> settings:
-    return settings(max_examples=EXAMPLES or normal, deadline=None)
+    return settings(max_examples=sized(normal, WHOLE), deadline=None)
 
 
 def toml(text: str) -> str:

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from random import Random
 
 from tests.fuzz.specs import draw
-from tests.fuzz.stages import STEPS, Answer, answered
+from tests.fuzz.stages import STEPS, Answer, answered, build_together
+
+BATCH = 16  # specs, of two kernels each: as many as one call of the compiler takes
 
 DESCRIPTION = """\
 Draws random specs and takes them to CUDA text, through NVRTC, and to the CPU executor.
@@ -42,6 +44,8 @@ def run(name: str, count: int, *, seed: int, minutes: float = math.inf) -> int:
     for number in range(seed, seed + count):
         if time.monotonic() - started > 60 * minutes:
             break
+        if name == "execute" and (number - seed) % BATCH == 0:
+            build_together(draw(Random(n)) for n in range(number, min(number + BATCH, seed + count)))
         spec = draw(Random(number))
         answer: Answer = answered(STEPS[name], spec)
         counts[answer.state] += 1

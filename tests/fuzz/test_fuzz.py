@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from random import Random
 
 import pytest
@@ -9,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from normgen.cpu import find_compiler
+from tests.fuzz import stages
 from tests.fuzz.command import run
 from tests.fuzz.specs import Asked, draw
-from tests.fuzz.stages import answered, emitted
+from tests.fuzz.stages import Answer, answered, emitted
 
 SPECS = st.integers(0, 2**32).map(lambda seed: draw(Random(seed)))
 
@@ -30,3 +32,18 @@ def test_the_emitted_text_of_random_specs_compiles() -> None:
 @pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 def test_the_kernels_of_random_specs_are_right_on_the_cpu() -> None:
     assert run("execute", 5, seed=0) == 0
+
+
+def test_a_step_hangs_by_what_it_computes_or_by_a_wait_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def computes(_: Asked) -> Answer:
+        while True:
+            pass
+
+    def waits(_: Asked) -> Answer:
+        time.sleep(60)
+        return Answer("right")
+
+    asked = draw(Random(0))
+    assert answered(computes, asked, limit_s=0.1).state == "hang"
+    monkeypatch.setattr(stages, "WAITS", 2)
+    assert answered(waits, asked, limit_s=0.1).state == "hang"

@@ -24,7 +24,8 @@ from normgen.records.winners import read
 MARK = "NORMGEN_TEST_MARK"
 PATIENCE_S = 120.0  # a process that has work to do answers within it on any machine
 TRIALS = 10
-_QUESTION = ("tune", "--op", "rmsnorm", "--shape", "16x64", "--trials", str(TRIALS), "--json")
+FEW = str(Path(__file__).with_name("few.toml"))
+_QUESTION = ("tune", "--op", FEW, "--shape", "16x64", "--trials", str(TRIALS), "--json")
 # how a schedule is judged -> the command; `measured` takes a simulated device for the GPU
 PATHS: dict[str, tuple[str, ...]] = {
     "predicted": (sys.executable, "-m", "normgen", *_QUESTION, "--device", "cpu"),

@@ -38,6 +38,7 @@ from tests.mutation.mutants import all_sites, chosen, module_of, sample, without
 from tests.mutation.package_changes import CHANGES, STATISTICS, Change
 from tests.mutation.package_run import ROOT, StaleChange, changed_text, package_report, tried
 from tests.mutation.tables import summary, survivors
+from tests.samples import sized
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler for the CPU executor")
 
@@ -178,7 +179,7 @@ PARTS = {
         ("shared_atomic", "atomic_peeled", "accumulate_masked", "softmax_backward"),
     ),
 }
-SAMPLED = 24
+SAMPLED = sized(8, 24)
 
 
 def test_every_kernel_is_in_one_part() -> None:
@@ -212,10 +213,10 @@ def test_tests_that_fail_with_nothing_changed_are_an_error() -> None:
         tried([broken])
 
 
-SAMPLED_FILES = ("records/statistics.py", "python/arguments.py")
+SAMPLED_FILES = ("records/statistics.py", "python/arguments.py")[: sized(1, 2)]
 
 
-def test_wrong_lines_of_two_files_of_the_package_are_all_killed() -> None:
+def test_wrong_lines_of_a_sample_of_files_are_all_killed() -> None:
     picked = [change for file in SAMPLED_FILES for change in CHANGES if change.file == file]
     harmless = Change(
         "records/statistics.py", "(ordered)\n    if n == 0:", "(ordered)\n    if not ordered:", STATISTICS

@@ -133,14 +133,6 @@ def changed(old: str, new: str) -> str:
     return FULL.replace(old, new)
 
 
-def chained(count: int) -> str:
-    """A spec of so many formulas, each of which reads the one before it."""
-    formulas = "\n".join(f'f{n} = "f{n - 1} + x * x"' for n in range(1, count))
-    return (
-        f'name = "a"\ntensors.x = "input"\ntensors.y = "output"\n[formulas]\nf0 = "x"\n{formulas}\ny = "f{count - 1}"'
-    )
-
-
 # text, line of the error, what its message says
 BROKEN = [
     (changed('name = "made_up"', 'name = "Made Up"'), 1, "a spec's name is lower-case"),
@@ -181,17 +173,6 @@ BROKEN = [
     # scalars
     (changed("eps = 1e-6", "eps = true"), 11, "a finite number"),
     (changed("eps = 1e-6", "eps = inf"), 11, "a finite number"),
-    (changed("eps = 1e-6", "eps = 1e999999999"), 11, "a finite number"),
-    (changed("eps = 1e-6", "eps = 1e39"), 11, "must fit float32"),
-    (changed("eps = 1e-6", "eps = -1e-60"), 11, "must fit float32"),
-    (changed("eps = 1e-6", f"eps = {'9' * 400}"), 11, "at most 64 bits"),
-    (changed("eps = 1e-6", f"eps = {'9' * 5000}"), 11, "at most 64 bits"),
-    (changed("eps = 1e-6", f"eps = 0x{'f' * 4000}"), 11, "at most 64 bits"),
-    (changed('summary = "A norm."', f"summary = 0x{'f' * 4000}"), 2, "at most 64 bits"),
-    (changed('"half8"', f"{'9' * 5000}"), 18, "at most 64 bits"),
-    (changed('"half8"', f"0x{'f' * 4000}"), 18, "at most 64 bits"),
-    (changed('role = "output", follows', f"role = {'9' * 5000}, follows"), 8, "at most 64 bits"),
-    (changed('y = "x * scale * weight"', 'y = "x * 1e999999999 * weight"'), 14, "must fit float32"),
     (changed("eps = 1e-6", "eps = 1e-6\nx = 1.0"), 12, "a scalar and something else"),
     (changed("eps = 1e-6", "eps = 1e-6\ntau = 1"), 12, "scalar 'tau' is not used"),
     # formulas
@@ -208,16 +189,6 @@ BROKEN = [
     (changed("absmax(x)", "absmax(sum(x))"), 15, "absmax reduces a row"),
     (changed("absmax(x)", "__import__('os').system('ls')"), 15, "only the known functions can be called"),
     (changed('absent = "1"', 'absent = "x.real"'), 6, "Attribute is not part of the formula language"),
-    (changed("absmax(x)", "1or x"), 15, "a formula must be readable"),
-    # limits
-    (f"a = {'[' * 100_000}", 1, "nest at most 16 levels"),
-    (f"name = 'a'\na = {'{a=' * 5000}", 2, "nest at most 16 levels"),
-    (f"{'a.' * 100_000}a = 1", 1, "nest at most 16 levels"),
-    (f"{'a.' * 3000}a = 1", 1, "nest at most 16 levels"),
-    (f"['a'{'.a' * 3000}]", 1, "nest at most 16 levels"),
-    (f'a = [""" """", {"[" * 3000}', 1, "nest at most 16 levels"),
-    (chained(3000), 4, "[formulas] has at most 256 entries"),
-    (chained(200), 48, "the formulas of a spec nest at most 128 levels"),
     # space
     (changed("hold =", "holds ="), 19, "did you mean 'hold'?"),
     (changed('"registers"', '"register"'), 19, "did you mean 'registers'?"),

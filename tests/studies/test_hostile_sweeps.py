@@ -5,12 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import lzma
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from normgen.cli import main as cli
 from normgen.errors import UsageError
 from normgen.files.shipped import shipped
 from normgen.report.evidence import gather
@@ -44,22 +40,3 @@ def test_a_sweep_that_is_one_in_all_places_but_one_breaks_no_reader(tmp_path: Pa
             assert "</html>" in render(gather([file]))
             read += 1
     assert 0 < read < len(texts) / 4
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [lambda data: data[: len(data) // 2], lambda data: data[:100] + b"\xff" * 8 + data[108:], lambda data: data[:4]],
-    ids=["torn", "flipped", "cut short"],
-)
-@pytest.mark.parametrize("command", ["replay", "report", "calibrate --evaluate", "calibrate --fit"])
-def test_a_damaged_xz_file_is_one_error(
-    command: str, damage: Callable[[bytes], bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "sweep.jsonl.xz"
-    file.write_bytes(damage(SWEEP.read_bytes()))
-    with pytest.raises(SystemExit) as ended:
-        cli.main([*command.split(), str(file)])
-    assert ended.value.code == 2
-    *before, _error = capsys.readouterr().err.split("error: ")
-    assert len(before) == 1
-    assert before[0] == "" or str(file) in before[0]  # a reader of many files says which line it left out

@@ -172,43 +172,6 @@ def test_tune_refuses_an_argument_that_it_does_not_have(name: str) -> None:
     assert refused.value.received == name
 
 
-def test_a_budget_that_is_over_still_gives_the_default_and_says_where_it_ended(run: Run) -> None:
-    run.clock.budget_s = 0.0001
-    records, interrupted = predicted.predict_without_gpu(run)
-    assert not interrupted
-    assert [r.schedule for r in records] == [default_schedule(PROBLEM, H200)]
-    assert records[0].error
-    assert "the budget ended while the schedules were enumerated: only the default was compiled" in run.notes
-
-
-def test_a_budget_that_ends_while_compiling_keeps_the_first_and_counts_the_others(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = predicted.compile_all
-
-    def without_time(run: Run, *rest: Any) -> None:
-        run.clock.budget_s = 0.0
-        whole(run, *rest)
-
-    monkeypatch.setattr(predicted, "compile_all", without_time)
-    monkeypatch.setattr(predicted, "CubinCache", lambda: None)
-    records, _ = predicted.predict_without_gpu(run)
-    assert records[0].error  # the default, or a better one whose compilation had ended by then
-    assert 0 < run.counts["timeout"] < 6
-    assert f"the budget ended while kernels were compiled: {run.counts['timeout']} of 6 schedules were not" in run.notes
-
-
-def test_an_interrupt_before_the_first_compiled_candidate_is_an_interrupt(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(predicted, "compile_all", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        predicted.predict_without_gpu(run)
-
-
 @pytest.mark.parametrize(
     ("terms", "rule"),
     [

@@ -17,10 +17,13 @@ from normgen.verify import ALL, Verdict, check, default_families, interpret, mak
 from normgen.verify.bounded import REARRANGED, Bounded, U
 from normgen.verify.error_model import LAMBDA, Float32Error, stored
 from normgen.verify.interpret import Evaluation, formula_table
+from tests.samples import is_full
 from tests.verify import made, schedules
 from tests.verify.schedules import SUMS
 
 COLS = (1, 7, 123, 768, 4097, 65536)
+# The longest rows take 2 s in each format, and what they are stored in changes no sum: a normal run has them in one.
+SIZES = [(cols, name) for cols in COLS for name in [d.name for d in STORED] if is_full() or cols < max(COLS) or name == "f32"]
 Run = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
 
 
@@ -74,8 +77,7 @@ def correct(problem: Problem) -> dict[str, Run]:
     return runs
 
 
-@pytest.mark.parametrize("stored_as", [d.name for d in STORED])
-@pytest.mark.parametrize("cols", COLS)
+@pytest.mark.parametrize(("cols", "stored_as"), SIZES)
 @pytest.mark.parametrize("op", [made.LAYERNORM, made.RMSNORM, made.SOFTMAX, made.LOG_SOFTMAX], ids=lambda op: op.name)
 @pytest.mark.parametrize("direction", list(Direction))
 def test_every_correct_schedule_is_inside_the_bound_on_every_family(
@@ -320,26 +322,3 @@ def test_storing_adds_half_a_spacing_of_the_dtype(name: str) -> None:
     error = np.abs(values.astype(d.numpy).astype(np.float64) - values)
     assert np.all(error <= bound)
     assert np.max(error / bound) > 0.9
-
-
-@pytest.mark.parametrize(
-    ("formula", "x", "is_known"),
-    [
-        ("log(x / 3 + 2 / 3 - 1)", 1.0, False),  # the kernel may find log(0), log(tiny) or NaN
-        ("rsqrt(x * x - x * x)", 1.0, False),
-        ("1 / (x * 3 - x * 3)", 1.0, False),
-        ("sqrt(x * 3 - x * 3)", 1.0, False),
-        ("sqrt(x * x)", 0.0, True),
-        ("rsqrt(x * x + 1e-5)", 0.0, True),
-        ("log(sum(exp(x - max(x))))", 1.0, True),
-        ("x / sum(exp(x * 1000 - max(x * 1000)))", 1e5, True),
-    ],
-)
-def test_m8_where_a_schedule_may_find_0_the_bound_says_so(formula: str, x: float, is_known: bool) -> None:
-    arithmetic = Float32Error(cols=4)
-    known = {"x": Bounded(np.full((1, 4), x))}
-    with np.errstate(all="ignore"):
-        found = Evaluation(arithmetic, formula_table([("y", formula)]), known).value("y")
-    assert found.error is not None
-    assert np.isfinite(found.error).all() == is_known
-    assert np.isfinite(found.value).all()

@@ -91,8 +91,9 @@ class Algebra:
         return expr.xreplace(logs)
 
     def _has_log(self, value: sp.Symbol) -> bool:
+        """A logarithm of what is negative in every row, NaN, stays a name: sympy compares real numbers only."""
         terms = sp.Add.make_args(self.definitions.get(value, sp.Integer(0)))
-        return any(isinstance(t, sp.log) for t in terms)
+        return any(isinstance(t, sp.log) and t.is_extended_real is not False for t in terms)
 
     def _add_definition(self, value: sp.Symbol, expr: sp.Expr) -> None:
         shifted = self._shifted(expr)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 import sympy as sp
 
+from normgen.dtypes import F32
 from normgen.errors import ProgramError, did_you_mean
 from normgen.program.cleanup import without_dead_code
 from normgen.program.gradient.algebra import Algebra
@@ -104,11 +105,19 @@ def differentiate(
 
 
 def _require_finite(program: RowProgram, statements: Iterable[Statement]) -> None:
-    """Raises ProgramError for a gradient with a constant factor 1/0 or 0/0, which algebra finds in v / (w - w)."""
+    """Raises ProgramError for a constant of a gradient that no float32 holds.
+
+    Algebra finds 1/0 or 0/0 in v / (w - w), and 1e60 in the gradient of erf(x / 1e30).
+    """
     for expr in (e for statement in statements for e in used_exprs(statement)):
         if expr.has(sp.nan, sp.zoo, sp.oo, -sp.oo):
             hint = "the formula divides by an expression that is always 0, or takes its logarithm"
             raise ProgramError("a gradient has a constant factor that is no number", received=program.name, hint=hint)
+        for number in expr.atoms(sp.Number):
+            if not F32.holds(float(number)):
+                hint = "scale the formula's constants, whose products or powers the gradient takes"
+                rule = f"a constant of a gradient must fit float32, but {number!s} stands in it"
+                raise ProgramError(rule, received=program.name, hint=hint)
 
 
 def backward_tensors(

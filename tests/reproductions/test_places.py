@@ -1,4 +1,4 @@
-"""Full, read-only and damaged: every folder of normgen, real file systems. No traceback, no result lost."""
+"""M9. Full, read-only and damaged: every folder of normgen, real file systems. No traceback, no result lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.places import FOLDERS, MOUNTED, commands
+from tests.reproductions.places import FOLDERS, MOUNTED, commands
 
 UNSHARE = ("unshare", "--map-root-user", "--mount")
 # (kind, folder) -> the exit code of each command where it is not 0: without the place, it says so before the work
@@ -45,11 +45,11 @@ def used(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("folder", FOLDERS)
 @pytest.mark.parametrize("kind", [*MOUNTED, "noise"])
-def test_a_place_that_fails_costs_a_line_and_no_result(kind: str, folder: str, used: Path, tmp_path: Path) -> None:
+def test_m9_a_place_that_fails_costs_a_line_and_no_result(kind: str, folder: str, used: Path, tmp_path: Path) -> None:
     if kind in MOUNTED and not can_mount():
         pytest.skip("this user may mount nothing here")
     shutil.copytree(used, tmp_path, dirs_exist_ok=True)
-    command = [sys.executable, "-m", "tests.cli.places", kind, folder, str(tmp_path)]
+    command = [sys.executable, "-m", "tests.reproductions.places", kind, folder, str(tmp_path)]
     done = subprocess.run(
         [*(UNSHARE if kind in MOUNTED else ()), *command], capture_output=True, text=True, check=False
     )

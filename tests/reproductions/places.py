@@ -1,4 +1,4 @@
-"""Commands in a place that is full, read-only or damaged: `python -m tests.cli.places KIND FOLDER ROOT`.
+"""M9: commands in a place that is full, read-only or damaged: `python -m tests.reproductions.places KIND FOLDER ROOT`.
 
 Full and read-only are real file systems, mounted in a mount namespace of this process: run it by `unshare -rm`. ROOT
 has the FOLDERS, and a file `record.jsonl`. Prints one JSON object a command: {command, code, out, err}.
@@ -7,42 +7,29 @@ has the FOLDERS, and a file `record.jsonl`. Prints one JSON object a command: {c
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
-from normgen.cli import main as cli
+from tests.reproductions.commands import normgen, tune_few
 
 FOLDERS = ("state", "cache", "out")
 MOUNTED = ("full", "read-only")
 SIZE = "8m"
-TUNE = ("tune", "--shape", "8x96", "--device", "cpu", "--trials", "2", "--json")
 
 
 def commands(root: Path) -> dict[str, tuple[str, ...]]:
     out = str(root / "out")
     return {
-        "tune": (*TUNE, "--output", out),
+        "tune": tune_few(root / "spec", "--json", "--output", out),
         "report": ("report", "--out", f"{out}/page.html"),
         "export": ("export", str(root / "record.jsonl"), "--output", out),
     }
-
-
-def run(command: Sequence[str]) -> tuple[int, str, str]:
-    out, err = io.StringIO(), io.StringIO()
-    out.fileno = lambda: 1  # type: ignore[method-assign]
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            cli.main(command)
-        except SystemExit as ended:
-            code = ended.code
-    return code if isinstance(code, int) else 0, out.getvalue(), err.getvalue()
 
 
 def mount(folder: Path, kind: str) -> None:
@@ -75,8 +62,7 @@ def main(kind: str, name: str, place: str) -> None:
     else:
         damage(root / name)
     for command, arguments in commands(root).items():
-        code, out, err = run(arguments)
-        print(json.dumps({"command": command, "code": code, "out": out, "err": err}))
+        print(json.dumps({"command": command, **asdict(normgen(*arguments))}))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,101 @@
+"""Ends among the low ones: of a budget, by Ctrl-C, by a kill of the parent, of who reads the output."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from normgen.cli.main import INTERRUPTED, UNREAD
+from normgen.tuning import predicted
+from tests.killing.harness import PATHS, faults_of_a_kill, faults_of_an_interrupt, moment, whole_run_s
+from tests.reproductions.commands import normgen, spec_file, tune_few
+from tests.reproductions.test_numerics import needs_compiler
+from tests.samples import sized
+
+
+@needs_compiler
+def test_low_a_budget_that_is_over_at_once_still_gives_the_default() -> None:
+    """The whole space of layernorm, so that enumerating it takes longer than the budget."""
+    ended = normgen("tune", "--shape", "8x96", "--device", "cpu", "--budget", "0.0001s", "--json")
+    assert ended.code == 0
+    result = json.loads(ended.out)
+    assert result["best"]["schedule"] == result["default"]["schedule"]
+    assert "the budget ended while the schedules were enumerated: only the default was compiled" in result["notes"]
+    assert any(note.startswith("verified on the CPU executor") for note in result["notes"])
+
+
+@needs_compiler
+def test_low_a_budget_that_ends_while_compiling_still_gives_a_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a loaded machine, where not one of the candidates was compiled in time."""
+    whole = predicted.compile_all
+
+    def without_time(run: Any, *rest: Any) -> None:
+        run.clock.budget_s = 0.0
+        whole(run, *rest)
+
+    monkeypatch.setattr(predicted, "compile_all", without_time)
+    monkeypatch.setattr(predicted, "CubinCache", lambda: None)
+    ended = normgen(*tune_few(tmp_path, "--json"))
+    assert ended.code == 0
+    result = json.loads(ended.out)
+    late = result["counts"]["timeout"]
+    assert 0 < late < 2
+    assert f"the budget ended while kernels were compiled: {late} of 2 schedules were not" in result["notes"]
+    assert any(note.startswith("verified on the CPU executor") for note in result["notes"])
+
+
+def test_low_an_interrupt_before_the_first_compiled_candidate_ends_with_130(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(predicted, "compile_all", interrupted)
+    ended = normgen(*tune_few(tmp_path))
+    assert (ended.code, ended.out) == (INTERRUPTED, "")
+    assert ended.err.splitlines()[-1] == "interrupted"
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_low_a_killed_or_interrupted_tune_loses_nothing_and_leaves_nobody(path: str, tmp_path: Path) -> None:
+    """A sample of `python -m tests.killing`; no worker of a killed tune prints a traceback."""
+    cache = tmp_path / "cache"
+    length_s, rng = whole_run_s(tmp_path, cache, path), Random(4)
+    sure = [(1, 0.0), (0, length_s / 2)]  # behind the first candidate, and half-way: long before the end on any machine
+    drawn = [moment(rng, n, length_s) for n in range(sized(0, 10))]
+    kills = [faults_of_a_kill(tmp_path / f"k{n}", cache, path, when) for n, when in enumerate(sure)]
+    interrupts = [faults_of_an_interrupt(tmp_path / f"i{n}", cache, path, when) for n, when in enumerate(sure + drawn)]
+    assert [fault for _, faults in (*kills, *interrupts) for fault in faults] == []
+    assert any(in_time for in_time, _ in kills)
+    assert any(in_time for in_time, _ in interrupts)
+
+
+def test_low_a_reader_that_goes_away_ends_the_command_without_a_word(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "normgen", "space", "--op", spec_file(tmp_path), "--shape", "8x96", "--why"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (UNREAD, "")
+
+
+@needs_compiler
+def test_low_a_closed_stderr_neither_changes_the_code_nor_lands_in_a_file(tmp_path: Path) -> None:
+    def shell(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = ["bash", "-c", 'exec "$@" 2>&-', "bash", sys.executable, "-m", "normgen", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    good = shell(*tune_few(tmp_path, "--output", str(tmp_path), "--json"))
+    assert good.returncode == 0
+    json.loads(good.stdout)
+    assert not any("verified on the CPU" in file.read_text() for file in tmp_path.glob("*.cu"))
+    assert shell("show", "--op", "nothing", "--shape", "8x8").returncode == 2
