@@ -24,11 +24,12 @@ from normgen.records.record import Outcome
 from normgen.records.winners import read
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
-from normgen.tuning.campaign import BATCH, Campaign, finalist_records
+from normgen.tuning.campaign import BATCH, Campaign
 from normgen.tuning.compile import Builder
+from normgen.tuning.finals import finalist_records
 from normgen.tuning.progress import Silent
 from normgen.tuning.run import Run, open_run
-from normgen.tuning.search import SETTLED_AFTER, Search
+from normgen.tuning.search.search import SETTLED_AFTER, Search
 from tests.measure.simulated import SimulatedTimer, problem
 from tests.tuning.test_search import DEFAULT, LEGAL, OPTIMUM, PREDICTED, truth
 

@@ -21,7 +21,7 @@ from normgen.measure.timing import Policy
 from normgen.records.place import Place
 from normgen.records.record import Outcome
 from normgen.records.winners import read, state_folder
-from normgen.tuning.campaign import finalist_records
+from normgen.tuning.finals import finalist_records
 from normgen.tuning.measured import memory_of
 from normgen.tuning.progress import Silent
 from normgen.tuning.run import open_run
