@@ -65,8 +65,10 @@ def simulated_run(
         command="test", versions=VERSIONS, measured=True, resume=resume, reuse=reuse,
     ) as run:  # fmt: skip
         run.memory = memory_of(run, Policy())
-        campaign = campaign_on(run, LoggedBench(folder / f"{name}.log", seed=seed, is_quiet=is_quiet))
-        campaign.turn = lambda: turn("gpu-0", state_folder() / "turns", patience_s=lambda: 30.0, warn=run.note)
+        bench = LoggedBench(folder / f"{name}.log", seed=seed, is_quiet=is_quiet)
+        campaign = campaign_on(
+            run, bench, turn=lambda: turn("gpu-0", state_folder() / "turns", patience_s=lambda: 30.0, warn=run.note)
+        )
         finish = campaign.finish()
         winner = finalist_records(campaign, finish)[0]
         finalists = [c.key for c in finish.candidates]
