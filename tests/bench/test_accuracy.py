@@ -40,7 +40,7 @@ class Exact:
     facts, index = target("h200"), None
 
     def __init__(self, spoil: Any = lambda _: None) -> None:
-        self.spoil, self.rows = spoil, list[int]()
+        self.spoil, self.rows, self.first = spoil, list[int](), set[float]()
 
     def run(self, _module: Module, inputs: Inputs) -> dict[str, NDArray[Any]]:
         problem, values = inputs.problem, {}
@@ -52,6 +52,7 @@ class Exact:
         for name, array in found.items():
             array[...] = wanted[name].reshape(array.shape).astype(array.dtype)
         self.rows.append(problem.rows)
+        self.first.add(float(inputs.arrays["x"][0, 0]) if "x" in inputs.arrays else 0.0)
         self.spoil(found)
         return found
 
@@ -127,6 +128,7 @@ def test_calls_of_few_rows_count_every_row_once(monkeypatch: pytest.MonkeyPatch)
     place = Exact(lambda found: found["y"].__setitem__((3, 7), 1e3))
     found = measure(CELL, place, seed=0)
     assert place.rows == [8, 8, 4]
+    assert len(place.first) == 3  # other rows in each
     y = found.tensors["y"]
     assert y.ours.rms == pytest.approx(1e3 * (3 / (20 * 96)) ** 0.5, rel=0.01)
     assert y.held == 20  # all of them are worth a look
