@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from normgen.bench.entrant import ROOF_SAMPLES, compiled, race_bench
+from normgen.bench.entrant import ROOF_SAMPLES, compiled, race_bench, raced
 from normgen.device import Device
 from normgen.files.private import to_stderr
 from normgen.measure import judge, timing
@@ -87,9 +87,9 @@ def hold(
         drafts = {key: compiled(key, problem, schedule, venue.facts.arch) for key, schedule in distinct.items()}
         with race_bench(post, problem, venue.facts, place=place, seed=venue.seed, note=note) as bench:
             court = Judge(bench)
-            timed = [draft for draft in drafts.values() if court.admit(draft, warm=True)]
+            timed = [d for d in drafts.values() if not d.failed and d.judged(court.admit(d, warm=True))]
             court.choose_roofs(samples=ROOF_SAMPLES, seed=venue.seed)
-            series = court.race(timed, samples=venue.samples, seed=venue.seed)
+            series = raced(court, timed, samples=venue.samples, seed=venue.seed)
             roofs, bases = court.roofs, bench.bases
     reasons = {key: draft.failed for key, draft in drafts.items()}
     return Contest(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from normgen.bench.result import one_line, reason_of
@@ -15,8 +15,9 @@ from normgen.device import Device
 from normgen.errors import NormgenError
 from normgen.measure.isolation.bench import Patience, WorkerBench
 from normgen.measure.isolation.process import Post
-from normgen.measure.judge import bench_at
+from normgen.measure.judge import Fault, Judge, Passed, bench_at
 from normgen.measure.replays import CONTEST_REPLAY_US
+from normgen.measure.timing import Series
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.records.place import Place
@@ -40,9 +41,25 @@ class Draft:
     error: Mapping[str, float] = field(default_factory=dict)
     prepare_s: float = 0.0
 
-    def fail(self, outcome: Outcome, reason: str) -> None:
-        said = one_line(reason)
-        self.failed = f"wrong result: {said}" if outcome is Outcome.WRONG_RESULT else said
+    def judged(self, verdict: Passed | Fault) -> bool:
+        """Take down what `measure.judge` found: whether it is right."""
+        self.error = verdict.error
+        if isinstance(verdict, Fault):
+            self.fail(verdict)
+        return not self.failed
+
+    def fail(self, fault: Fault) -> None:
+        said = one_line(fault.reason)
+        self.failed = f"wrong result: {said}" if fault.outcome is Outcome.WRONG_RESULT else said
+
+
+def raced(judge: Judge, timed: Sequence[Draft], *, samples: int, seed: int) -> Series:
+    """Samples of the drafts that do not fault, the roofs and the chain; the others say why they have none."""
+    series, faults = judge.race([draft.key for draft in timed], samples=samples, seed=seed)
+    for draft in timed:
+        if draft.key in faults:
+            draft.fail(faults[draft.key])
+    return series
 
 
 def compiled(key: str, problem: Problem, schedule: Schedule, arch: int) -> Draft:

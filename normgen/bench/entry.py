@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from normgen.bench.entrant import ROOF_SAMPLES, Draft, compiled, race_bench
+from normgen.bench.entrant import ROOF_SAMPLES, Draft, compiled, race_bench, raced
 from normgen.bench.peers import Options
 from normgen.bench.result import EntryResult, Provider
 from normgen.bench.table import OURS
@@ -64,7 +64,7 @@ def measure_entry(entry: Entry, schedule: Schedule, note: str, shared: Shared) -
         judge = Judge(bench)
         timed = [draft for draft in drafts.values() if _is_admitted(draft, judge, bench, shared.options)]
         judge.choose_roofs(samples=ROOF_SAMPLES, seed=shared.seed)
-        series = judge.race(timed, samples=shared.samples, seed=shared.seed)
+        series = raced(judge, timed, samples=shared.samples, seed=shared.seed)
         roofs, bases = judge.roofs, bench.bases
         if spills := bench.conditions().get("spills"):
             shared.note(f"{entry.label} is not hot: {spills}")
@@ -87,7 +87,11 @@ def _alone(timed: list[Draft], judge: Judge, shared: Shared) -> dict[str, float]
         series = timing.race(judge.bench, list(twins.values()), samples=shared.samples, seed=shared.seed)
         return {key: statistics.median(series[twin]) for key, twin in twins.items()}
 
-    return judge.rerun(timed, run)
+    found, faults = judge.rerun([draft.key for draft in timed if not draft.failed], run)
+    for draft in timed:
+        if draft.key in faults:
+            draft.fail(faults[draft.key])
+    return found
 
 
 def _is_admitted(draft: Draft, judge: Judge, bench: WorkerBench, options: Options) -> bool:
@@ -95,12 +99,12 @@ def _is_admitted(draft: Draft, judge: Judge, bench: WorkerBench, options: Option
     if draft.failed:
         return False
     if draft.key == OURS:
-        return judge.admit(draft, warm=True)
+        return draft.judged(judge.admit(draft, warm=True))
 
     def prepare() -> None:
         draft.prepare_s = bench.make(draft.key, "prepare", options)
 
-    return judge.admit(draft, warm=True, make=prepare)
+    return draft.judged(judge.admit(draft, warm=True, make=prepare))
 
 
 @dataclass(frozen=True, kw_only=True)

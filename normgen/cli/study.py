@@ -1,15 +1,30 @@
-"""Commands that study a problem: exhaustive sweeps, replays of strategies on them, the cost model."""
+"""Commands that study: exhaustive sweeps, replays of strategies on them, the cost model, the kernels' errors."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from normgen.bench.accuracy.cells import (
+    COLS,
+    CPU_ELEMENTS,
+    CPU_ROWS,
+    DTYPES_SHOWN,
+    ELEMENTS,
+    OPS,
+    ROWS,
+    Asked,
+    Measured,
+)
+from normgen.bench.accuracy.table import fill, torch_versions
 from normgen.cli.options import (
     json_option,
+    parse_device,
+    parse_names,
     place_options,
     problem_options,
     read_problem,
@@ -20,12 +35,15 @@ from normgen.cli.options import (
 )
 from normgen.cost.constants import Constants, constants_of, file_name, read_constants, write_constants
 from normgen.cost.model import predict
-from normgen.cuda.driver import device_facts
+from normgen.cuda.driver import device_facts, find_gpu
 from normgen.device import Device
 from normgen.device import target as named_target
+from normgen.errors import UsageError, VerificationError
 from normgen.files.private import write_output
+from normgen.problem.question import Direction
 from normgen.program.source import stages_of
 from normgen.records.place import place_named
+from normgen.report.accuracy_page import accuracy_page
 from normgen.report.search_page import search_page
 from normgen.studies import evaluate
 from normgen.studies.calibrate import calibrate_gpu, summary
@@ -216,7 +234,7 @@ def _calibrated(device: int, start: Constants | None) -> tuple[Device, Constants
 
 @click.group()
 def study() -> None:
-    """Experiments on the tuner itself."""
+    """Experiments on the tuner and on its kernels."""
 
 
 @study.command()
@@ -268,3 +286,89 @@ def repeat(
     click.echo(f"{'of the sweep' if best['of_sweep'] else 'best'} {best['us']:.3f} us: {best['schedule']}")
     medians = f"median {found['median_candidates']:.0f} candidates, {found['median_wall_s']:.1f} s"
     click.echo(f"worst {found['worst_ratio']:.4f} x, {medians}, noise floor {found['noise_floor']:.2%}")
+
+
+@study.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@json_option
+@click.option("--ops", default=",".join(OPS), show_default=True)
+@click.option("--directions", default=",".join(d.value for d in Direction), show_default=True)
+@click.option("--dtypes", default=",".join(DTYPES_SHOWN), show_default=True)
+@click.option("--families", default="", help="Families of rows (default: all finite ones that fit the formulas).")
+@click.option("--cols", default=",".join(map(str, COLS)), show_default=True)
+@click.option("--rows", type=click.IntRange(min=1), help=f"Of each cell (default: {ROWS}; on the CPU {CPU_ROWS}).")
+@click.option(
+    "--elements", type=click.IntRange(min=1),
+    help=f"Of each cell at most: fewer rows of many cols (default: {ELEMENTS}; on the CPU {CPU_ELEMENTS}).",
+)  # fmt: skip
+@click.option("--device", help="Number of a GPU, or cpu (default: the first GPU, else cpu).")
+@click.option("--workers", type=click.IntRange(min=1), help="Processes (default: the cores of this machine).")
+@click.option("--page", type=click.Path(dir_okay=False, path_type=Path), help="Write the table as Markdown too.")
+@seed_option
+@click.pass_context
+def accuracy(
+    ctx: click.Context,
+    file: Path,
+    as_json: bool,
+    ops: str,
+    directions: str,
+    dtypes: str,
+    families: str,
+    cols: str,
+    rows: int | None,
+    elements: int | None,
+    device: str | None,
+    workers: int | None,
+    page: Path | None,
+    seed: int,
+) -> None:
+    """Errors of our kernels and torch's against float64, cell by cell, into FILE; exit 4 if one is over its bound.
+
+    Run again with the same FILE, it goes on where it was stopped. Without torch, or an operator of it, the table says
+    so. On the CPU executor cells have fewer rows, and the default schedules are those for an H200.
+    --json prints {file, where, torch, cells, over, worse}: over and worse name cells and tensors.
+    """
+    gpu = find_gpu(parse_device(device))
+    index = gpu[0] if gpu else None
+    asked = Asked(
+        ops=parse_names(ops),
+        directions=parse_names(directions),
+        dtypes=parse_names(dtypes),
+        families=parse_names(families),
+        cols=_sizes(cols),
+        rows=rows or (CPU_ROWS if index is None else ROWS),
+        elements=elements or (CPU_ELEMENTS if index is None else ELEMENTS),
+    )
+
+    def tell(done: int, total: int, measured: Measured) -> None:
+        marks = [name for name, found in measured.tensors.items() if found.is_over or found.is_worse]
+        said = f": {', '.join(marks)} marked" if marks else ""
+        click.echo(f"{done} of {total} {measured.cell}{said}", err=True)
+
+    table = fill(
+        file, asked, index=index, seed=seed, workers=workers or os.cpu_count() or 1, torch=torch_versions(), tell=tell
+    )
+    if page is not None:
+        write_output(page, accuracy_page(table))
+    if as_json:
+        facts = {"file": str(file), "where": table.head["where"], "torch": table.head["torch"]}
+        show({**facts, "cells": len(table.cells), "over": list(table.over), "worse": list(table.worse)})
+    else:
+        for mark, names in (("over", table.over), ("worse", table.worse)):
+            for name in names:
+                click.echo(f"{mark}: {name}")
+        counts = f"{len(table.over)} over the bound, {len(table.worse)} worse than torch"
+        click.echo(f"{file}: {len(table.cells)} cells on {table.head['where']}, {counts}")
+    if table.over:
+        ctx.exit(VerificationError.exit_code)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    """Numbers of cols. Raises UsageError."""
+    try:
+        sizes = tuple(int(word) for word in text.split(","))
+    except ValueError:
+        sizes = (0,)
+    if min(sizes) < 1:
+        raise UsageError("--cols are whole numbers, with commas between them", received=text)
+    return sizes

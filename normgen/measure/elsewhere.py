@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from normgen.errors import NormgenError, NothingValidError
 from normgen.measure import timing
-from normgen.measure.judge import Entrant, Judge
+from normgen.measure.judge import Fault, Found, Judge
 from normgen.measure.protocol import BASE, DeviceLostError, KernelFaultError
 from normgen.measure.timing import Confirmation, Policy, Series
 from normgen.records import statistics
 from normgen.records.place import Context, Place
 
-E = TypeVar("E", bound=Entrant)
+
+class Finalist(Protocol):
+    @property
+    def key(self) -> str: ...
+
+
+E = TypeVar("E", bound=Finalist)
 FEW = 3  # samples that say how long two matrix products take
 LONGEST_LINK_US = 2000.0  # two matrix products that take longer hide what the kernel between them costs
 
@@ -23,6 +29,7 @@ LONGEST_LINK_US = 2000.0  # two matrix products that take longer hide what the k
 class Elsewhere(Generic[E]):
     """What was found.
 
+    left      the finalists that did not fault
     winner    the first of the confirmation's order that does not lose to the default between matrix products
     matmul    by key, of those that were tried: us, chain_us (medians of T and T0 there), to_default (paired ratio of T)
     alone_us  by key: the median behind itself
@@ -30,6 +37,7 @@ class Elsewhere(Generic[E]):
     refused   why nothing was compared between matrix products; empty where it was, or where nothing was to be compared
     """
 
+    left: tuple[E, ...]
     winner: E
     matmul: Mapping[str, Any] = field(default_factory=dict)
     alone_us: Mapping[str, float] = field(default_factory=dict)
@@ -38,22 +46,22 @@ class Elsewhere(Generic[E]):
 
 
 class Trial(Generic[E]):
-    """Tries the finalists of one confirmation; one that faults is taken out of them."""
+    """Tries the finalists of one confirmation; one that faults is left out from then on."""
 
     def __init__(
         self,
         judge: Judge,
-        finalists: list[E],
+        finalists: Sequence[E],
         confirmation: Confirmation,
         *,
         default: E | None,
         place: Place,
         policy: Policy,
         seed: int,
-        dropped: Callable[[KernelFaultError], bool],
+        dropped: Callable[[str, Fault], bool],
     ) -> None:
         self._judge, self._bench = judge, judge.bench
-        self._finalists, self._confirmation, self._default = finalists, confirmation, default
+        self._left, self._confirmation, self._default = list(finalists), confirmation, default
         self._place, self._policy, self._seed, self._dropped = place, policy, seed, dropped
         self._matmul: dict[str, Any] = {}
 
@@ -67,10 +75,11 @@ class Trial(Generic[E]):
                 passed_over.append(self._order(passed_over)[0])
         alone_us = self._alone() if self._bench.bases else {}
         return Elsewhere(
+            left=tuple(self._left),
             winner=self._order(passed_over)[0],
             matmul=self._matmul,
             alone_us=alone_us,
-            passed_over=tuple(e for e in passed_over if e in self._finalists),
+            passed_over=tuple(e for e in passed_over if e in self._left),
             refused=refused,
         )
 
@@ -81,7 +90,7 @@ class Trial(Generic[E]):
         def key(entrant: E) -> tuple[bool, bool, float]:
             return entrant.key != found.winner, entrant.key not in found.ties, found.times[entrant.key].median
 
-        order = sorted((e for e in self._finalists if e not in passed_over), key=key)
+        order = sorted((e for e in self._left if e not in passed_over), key=key)
         if not order:
             raise NothingValidError("every finalist failed after the confirmation", received="no finalist is left")
         return order
@@ -102,9 +111,8 @@ class Trial(Generic[E]):
     def _loses(self, entrant: E, base: str) -> bool:
         """Whether a finalist is slower than the default there by more than the noise, or faults; the default is not."""
         default = self._default
-        if default is None or entrant is default or default not in self._finalists:
+        if default is None or entrant is default or default not in self._left:
             return False
-        pair = [entrant, default]
 
         def run(keys: list[str]) -> Series:
             twins = {key: self._bench.twin(key, Context.MATMUL) for key in keys}
@@ -112,8 +120,8 @@ class Trial(Generic[E]):
             series = timing.race(self._bench, [*twins.values(), base], samples=samples, seed=self._seed)
             return {key: series[twin] for key, twin in (twins | {base: base}).items()}
 
-        series = self._judge.rerun(pair, run, dropped=self._dropped)
-        self._finalists[:] = [e for e in self._finalists if e in pair or e not in (entrant, default)]
+        series = self._rerun((entrant, default), run)
+        pair = [e for e in (entrant, default) if e in self._left]
         chain_us = statistics.median(series[base])
         self._matmul |= {e.key: {"us": statistics.median(series[e.key]), "chain_us": chain_us} for e in pair}
         if pair != [entrant, default]:
@@ -131,4 +139,10 @@ class Trial(Generic[E]):
             series = timing.race(self._bench, list(twins.values()), samples=samples, seed=self._seed)
             return {key: statistics.median(series[twin]) for key, twin in twins.items()}
 
-        return self._judge.rerun(self._finalists, run, dropped=self._dropped)
+        return self._rerun(self._left, run)
+
+    def _rerun(self, entrants: Sequence[E], run: Callable[[list[str]], Found]) -> Found:
+        """What `run` finds for those that do not fault; the others are left out."""
+        found, faults = self._judge.rerun([e.key for e in entrants], run, dropped=self._dropped)
+        self._left = [e for e in self._left if e.key not in faults]
+        return found

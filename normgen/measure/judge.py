@@ -6,7 +6,7 @@ Every entrant comes out with samples of an interleaved race, or with the outcome
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -30,18 +30,33 @@ BENCH = "normgen.measure.gpu:GpuBench"  # what a worker builds
 class Entrant(Protocol):
     """What is judged under its key: a kernel with its cubin, or anything that its bench can make, check and replay."""
 
-    module: Module | None
-    cubin: Any
-    error: Mapping[str, float]  # per written tensor, as a fraction of its bound
-
     @property
     def key(self) -> str: ...
 
-    def fail(self, outcome: Outcome, reason: str) -> None:
-        """Take down that it is out, and why."""
+    @property
+    def module(self) -> Module | None: ...
+
+    @property
+    def cubin(self) -> Any: ...
 
 
-E = TypeVar("E", bound=Entrant)
+@dataclass(frozen=True, kw_only=True)
+class Passed:
+    """It is right. `error` per written tensor as a fraction of its bound; `not_shown`: what the check leaves open."""
+
+    error: Mapping[str, float] = field(default_factory=dict)
+    not_shown: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """It is out, and why."""
+
+    outcome: Outcome
+    reason: str
+    error: Mapping[str, float] = field(default_factory=dict)
+
+
 Found = TypeVar("Found")
 
 
@@ -86,15 +101,13 @@ class Roof:
 class Judge:
     """Judges entrants on one bench.
 
-    loaded     the keys that the bench holds
-    not_shown  by the full check of a key: what it says nothing about, in words
-    roofs      the keys of the roofs that races have: all of the bench, or after `choose_roofs` the best of each family
+    loaded  the keys that the bench holds
+    roofs   the keys of the roofs that races have: all of the bench, or after `choose_roofs` the best of each family
     """
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
         self.loaded: set[str] = set()
-        self.not_shown: dict[str, tuple[str, ...]] = {}
         self._chosen: tuple[str, ...] | None = None
 
     @property
@@ -103,7 +116,7 @@ class Judge:
 
     def choose_roofs(self, *, samples: int, seed: int) -> Roof:
         """Race the roofs by themselves: from now on the best variant of each family takes part."""
-        series = self.race([], samples=samples, seed=seed)
+        series, _ = self.race([], samples=samples, seed=seed)
         best: dict[str, str] = {}
         for key in sorted(self.roofs, key=lambda k: statistics.median(series[k])):
             best.setdefault(roof_family(key), key)
@@ -119,78 +132,72 @@ class Judge:
 
     def admit(
         self, entrant: Entrant, *, full: bool = False, warm: bool = False, make: Callable[[], object] | None = None
-    ) -> bool:
-        """Load, unless that was done, and check. What fails is told why and is unloaded: it is never timed.
+    ) -> Passed | Fault:
+        """Load, unless that was done, and check. What fails is unloaded: it is never timed.
 
         warm   also warm up, so that what cannot be replayed is out before the race
-        make   puts it on the device; None: its module and cubin are loaded, and one that did not compile stays out
+        make   puts it on the device; None: its module and cubin are loaded
         Raises DeviceLostError when nothing can be judged any more.
         """
-        if make is None and (entrant.module is None or entrant.cubin is None):
-            return False
         try:
             if entrant.key not in self.loaded:
                 if make is not None:
                     make()
                 else:
-                    assert entrant.module is not None
+                    assert entrant.module is not None, "what did not compile is not judged"
                     self.bench.load(entrant.key, entrant.module, entrant.cubin)
                 self.loaded.add(entrant.key)
             check = self.bench.check(entrant.key, full=full)
-            entrant.error = check.error
-            if full:
-                self.not_shown[entrant.key] = check.not_shown
             if warm and check.ok:
                 self.bench.warm_up(entrant.key)
+        except DeviceLostError:
+            raise
         except KernelFaultError as fault:
-            entrant.fail(fault.outcome, str(fault))
+            found = Fault(outcome=fault.outcome, reason=str(fault))
         except NormgenError as error:
-            entrant.fail(Outcome.LAUNCH_ERROR, str(error))
-            if isinstance(error, DeviceLostError):
-                raise
+            found = Fault(outcome=Outcome.LAUNCH_ERROR, reason=str(error))
         else:
             if check.ok:
-                return True
-            entrant.fail(Outcome.WRONG_RESULT, check.summary)
+                return Passed(error=check.error, not_shown=check.not_shown)
+            found = Fault(outcome=Outcome.WRONG_RESULT, reason=check.summary, error=check.error)
         self.forget([entrant.key])
-        return False
+        return found
 
-    def race(self, entrants: list[E], *, samples: int, seed: int) -> Series:
-        """One interleaved race of the admitted entrants, the roofs and the chain without a kernel.
+    def race(self, keys: Sequence[str], *, samples: int, seed: int) -> tuple[Series, dict[str, Fault]]:
+        """One interleaved race of the admitted keys, the roofs and the chain without a kernel; and who faulted.
 
-        `entrants` are in the end those that were timed.
         Raises DeviceLostError when a roof cannot be timed.
         """
 
-        def run(keys: list[str]) -> Series:
-            return timing.race(self.bench, [*keys, *self.bench.bases, *self.roofs], samples=samples, seed=seed)
+        def run(left: list[str]) -> Series:
+            return timing.race(self.bench, [*left, *self.bench.bases, *self.roofs], samples=samples, seed=seed)
 
-        return self.rerun(entrants, run)
+        return self.rerun(keys, run)
 
     def rerun(
         self,
-        entrants: list[E],
+        keys: Sequence[str],
         run: Callable[[list[str]], Found],
         *,
-        dropped: Callable[[KernelFaultError], bool] = lambda _: False,
-    ) -> Found:
-        """What `run` finds for the entrants' keys. One that faults is out of `entrants`, and the others run again.
+        dropped: Callable[[str, Fault], bool] = lambda *_: False,
+    ) -> tuple[Found, dict[str, Fault]]:
+        """What `run` finds for the keys, and the fault of each that is out: the others run again without it.
 
-        dropped   is told of each fault; true: the run can do without what faulted although it is no entrant
+        dropped   is told of each fault; true: the run can do without what faulted although it is none of the keys
         Raises DeviceLostError when something else faults: a roof, a reference.
         """
+        out: dict[str, Fault] = {}
         while True:
             try:
-                return run([e.key for e in entrants])
-            except KernelFaultError as fault:
-                out = [e for e in entrants if e.key == fault.key]
-                for entrant in out:
-                    entrant.fail(fault.outcome, str(fault))
-                entrants[:] = [e for e in entrants if e.key != fault.key]
-                self.forget([fault.key])
-                if not dropped(fault) and not out:
+                return run([key for key in keys if key not in out]), out
+            except KernelFaultError as error:
+                fault = Fault(outcome=error.outcome, reason=str(error))
+                self.forget([error.key])
+                if not dropped(error.key, fault) and (error.key not in keys or error.key in out):
                     rule = "a roof, or a reference, must stay usable"
-                    raise DeviceLostError(rule, received=str(fault)) from fault
+                    raise DeviceLostError(rule, received=str(error)) from error
+                if error.key in keys:
+                    out[error.key] = fault
 
     def forget(self, keys: Iterable[str]) -> None:
         """Unload what is loaded of the keys."""

@@ -96,8 +96,6 @@ def _edges(problem: Problem, s: Schedule, _: Device) -> str | None:
             return "a peeled head needs all elem tensors of one element size, so that their rows shift alike"
         if s.vector * problem.dtype.bytes > 16:
             return "a peeled head aligns to at most 16 bytes"
-        if s.persistent and s.row_blocks > 1:
-            return "clusters that fit the device are not a multiple of the vector: rows would shift from trip to trip"
     return None
 
 
@@ -196,6 +194,8 @@ def _cluster(problem: Problem, s: Schedule, device: Device) -> str | None:
         return "clusters combine with shuffles and distributed shared memory"
     if problem.any_cols:
         return "a cluster shares rows of a fixed length: cols is a run-time value"
+    if s.persistent and s.edges is Edges.PEEL:
+        return "clusters that fit the device are not a multiple of the vector: rows would shift from trip to trip"
     if problem.column_outputs and s.columns is Columns.SHARED_ATOMIC:
         return (
             "a block of a cluster meets a part of the columns: its row of sums in shared memory would be mostly zeros"

@@ -27,6 +27,7 @@ from normgen.schedule.policy import (
     plain_only,
     searched_cluster,
     searched_columns,
+    searched_cut,
     searched_hint,
     searched_launch,
     searched_method,
@@ -41,6 +42,9 @@ DEFAULT_KNOBS: dict[str, tuple[Any, ...]] = {k.name: k.forward for k in TABLE if
 BACKWARD_KNOBS: dict[str, tuple[Any, ...]] = {k.name: k.backward for k in TABLE if k.backward}
 CUT_KNOBS, PLACE_KNOBS = names_of(Group.CUT), names_of(Group.PLACE)
 METHOD_KNOBS, FREE_KNOBS = names_of(Group.METHOD), names_of(Group.FREE)
+
+# Rules for a cut that is legal, in one place.
+PLACED = (*(rule for rule in STRUCTURAL if rule not in CUT), searched_tile, searched_cluster, searched_place)
 
 
 @dataclass(kw_only=True)
@@ -120,12 +124,12 @@ def space(problem: Problem, device: Device) -> Space:
     legal: list[Schedule] = []
     refusals: dict[str, Refusal] = {}
     for structure in _structures(problem, device, values, refusals):
-        reason = refusal(problem, structure, device, (*STRUCTURAL, searched_tile, searched_cluster, searched_place))
+        reason = refusal(problem, structure, device, PLACED)
         if reason is not None:
             _count(refusals, reason, structure)
             continue
         for base in _points(structure, METHOD_KNOBS, values):
-            unsearched = searched_method(base)
+            unsearched = refusal(problem, base, device, (searched_method, searched_columns))
             if unsearched is not None:
                 _count(refusals, unsearched, base)
                 continue
@@ -136,7 +140,7 @@ def space(problem: Problem, device: Device) -> Space:
                 continue
             lists = values if plain is None else _plain(problem, base, device, values)
             for schedule in _points(base, FREE_KNOBS, _promising(problem, base, device, lists, refusals)):
-                reason = refusal(problem, schedule, device, (*FREE, searched_hint, searched_launch, searched_columns))
+                reason = refusal(problem, schedule, device, (*FREE, searched_hint, searched_launch))
                 if reason is None:
                     legal.append(schedule)
                 else:
@@ -163,7 +167,7 @@ def _structures(
     places = math.prod(len(values[n]) for n in PLACE_KNOBS)
     plainest = Schedule(params=Params.LATE, unroll=1, columns=values["columns"][0])
     for cut in _points(plainest, CUT_KNOBS, values):
-        reason = refusal(problem, cut, device, CUT)
+        reason = refusal(problem, cut, device, (*CUT, searched_cut))
         if reason is None:
             yield from _points(cut, PLACE_KNOBS, values)
         else:

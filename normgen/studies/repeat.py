@@ -22,7 +22,7 @@ from normgen.device import Device
 from normgen.errors import NothingValidError, UsageError
 from normgen.files.private import to_stderr
 from normgen.measure import timing
-from normgen.measure.judge import Judge, bench_at
+from normgen.measure.judge import Judge, Passed, bench_at
 from normgen.measure.protocol import Bench
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
@@ -32,9 +32,9 @@ from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule, schedule_from
 from normgen.studies.replay import swept_problem
 from normgen.studies.sweep_file import Sweep
+from normgen.tuning.candidate import Failed, Proposed, Twin
 from normgen.tuning.compile import Builder
 from normgen.tuning.measured import processes
-from normgen.tuning.run import Candidate
 
 COMMAND: Sequence[str] = (sys.executable, "-m", "normgen")
 SWEPT = 3  # of a sweep's fastest: the very first may owe its place to luck
@@ -126,18 +126,18 @@ def time_together(
 
     Alone the price is the median time.
     """
-    candidates = [Candidate(schedule=s) for s in dict.fromkeys(schedules)]
+    candidates = [Proposed(schedule=s) for s in dict.fromkeys(schedules)]
     for candidate in candidates:
         builder.begin(candidate)
     judge, loaded = Judge(bench), dict[Schedule, str]()
     for candidate in candidates:
-        builder.finish(candidate)
-        twin = builder.twin_of(candidate)
-        if twin is not None:  # compared with itself: one time serves both
-            loaded[candidate.schedule] = twin.key
+        built = builder.finish(candidate)
+        if isinstance(built, Twin):  # compared with itself: one time serves both
+            loaded[candidate.schedule] = built.first
             continue
-        if not judge.admit(candidate, full=True):
-            raise NothingValidError("a schedule that was measured must compile and be right", received=candidate.reason)
+        verdict = built if isinstance(built, Failed) else judge.admit(built, full=True)
+        if not isinstance(verdict, Passed):
+            raise NothingValidError("a schedule that was measured must compile and be right", received=verdict.reason)
         loaded[candidate.schedule] = candidate.key
     first = next(iter(loaded.values()))
     bench.warm_up(first)

@@ -32,7 +32,7 @@ from normgen.records.record import Outcome, key_of
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from normgen.studies.sweep_file import Header, Sweep
-from normgen.tuning.strategies import Strategy, Surrogate, codes_of
+from normgen.tuning.search.strategies import Strategy, Surrogate, codes_of
 
 EVALUATIONS = (10, 25, 50, 100, 200)
 BATCH = 8  # as the tuner's

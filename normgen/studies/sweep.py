@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ from normgen.device import Device
 from normgen.errors import NothingValidError, UsageError
 from normgen.files.private import to_stderr
 from normgen.measure import timing
-from normgen.measure.judge import Judge, bench_at
-from normgen.measure.protocol import Bench
+from normgen.measure.judge import Fault, Judge, Passed, bench_at
+from normgen.measure.protocol import Bench, DeviceLostError
 from normgen.measure.timing import Policy
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
@@ -34,9 +34,9 @@ from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import space, with_default
 from normgen.studies.sweep_file import Header, Point, Sweep, SweepWriter, header_of, resumed
+from normgen.tuning.candidate import Built, Checked, Failed, Proposed, Timed, Twin
 from normgen.tuning.compile import Builder, text_of
 from normgen.tuning.measured import processes
-from normgen.tuning.run import Candidate
 from normgen.tuning.tuner import environment
 
 BATCH = 32
@@ -118,12 +118,10 @@ class Sweeper:
 
         Raises NothingValidError when the default does not compile or is wrong: without it nothing is comparable.
         """
-        candidate = Candidate(schedule=self._default, name=REFERENCE)
-        builder = self._make_builder()
-        builder.begin(candidate)
-        builder.finish(candidate)
-        if not self._judge.admit(candidate):
-            raise NothingValidError("the default schedule must compile and be right", received=candidate.reason)
+        built = self._make_builder().rebuilt(Proposed(schedule=self._default, name=REFERENCE))
+        verdict = built if isinstance(built, Failed) else self._judge.admit(built)
+        if not isinstance(verdict, Passed):
+            raise NothingValidError("the default schedule must compile and be right", received=verdict.reason)
         self._bench.warm_up(REFERENCE)
         twin = self._bench.twin(REFERENCE)
         bases, roofs = self._bench.bases, self._bench.roofs
@@ -140,7 +138,7 @@ class Sweeper:
     def run(self, schedules: Sequence[Schedule], writer: SweepWriter) -> None:
         """Measure and append all points; a lost device ends it, with what was measured written."""
         batches = iter([schedules[i : i + BATCH] for i in range(0, len(schedules), BATCH)])
-        waiting: deque[list[Candidate]] = deque()
+        waiting: deque[list[Proposed]] = deque()
         done = 0
         while True:
             while len(waiting) < AHEAD and (batch := next(batches, None)) is not None:
@@ -148,10 +146,11 @@ class Sweeper:
             if not waiting:
                 return
             current = waiting.popleft()
+            points: list[Point] = []
             try:
-                self._evaluate(current)
+                points.extend(map(self._settle, self._evaluate(current)))
             finally:
-                writer.append([self._settle(c) for c in current if c.outcome is not None])
+                writer.append(points)
             done += len(current)
             best = min((p.us for p in self._points.values() if p.us is not None), default=None)
             self._tell(Progress(done=done, total=len(schedules), best_us=best))
@@ -159,44 +158,56 @@ class Sweeper:
     def retime(self, points: Sequence[Point], writer: SweepWriter) -> None:
         """Time the fastest points again, longer and interleaved; their new lines replace the old ones."""
         fastest = sorted((p for p in points if p.us is not None and p.twin is None), key=lambda p: p.us or 0.0)
-        builder, chosen = self._make_builder(), [Candidate(schedule=p.schedule) for p in fastest[:FINAL_POINTS]]
+        builder, chosen = self._make_builder(), [Proposed(schedule=p.schedule) for p in fastest[:FINAL_POINTS]]
         for candidate in chosen:
             builder.begin(candidate)
+        failed: dict[str, Outcome] = {}
         for candidate in chosen:
-            builder.finish(candidate)
-        good = [c for c in chosen if self._judge.admit(c)]
-        series = self._judge.rerun(
-            good,
+            built = builder.finish(candidate)
+            verdict = self._judge.admit(built) if isinstance(built, Built) else built
+            if isinstance(verdict, Failed | Fault):
+                failed[candidate.key] = verdict.outcome
+        series, faults = self._judge.rerun(
+            [c.key for c in chosen if c.key in self._judge.loaded],
             lambda keys: timing.race(self._bench, [REFERENCE, *keys], samples=FINAL_SAMPLES, seed=self._seed),
         )
+        failed |= {key: fault.outcome for key, fault in faults.items()}
         drift = statistics.median(series[REFERENCE]) / (self._baseline_us or statistics.median(series[REFERENCE]))
-        us = {c.schedule: statistics.median(series[c.key]) / drift for c in good}
+        us = {c.schedule: statistics.median(series[c.key]) / drift for c in chosen if c.key in series}
         of_twins = {p.schedule: us[p.twin] for p in points if p.twin in us}
         writer.append([replace(p, us=(us | of_twins)[p.schedule]) for p in points if p.schedule in us | of_twins])
-        failed = {c.schedule: c.outcome for c in chosen if c.outcome is not None}
-        out = [(p, failed.get(p.twin or p.schedule)) for p in points]
+        out = [(p, failed.get((p.twin or p.schedule).key)) for p in points]
         writer.append([replace(p, us=None, outcome=outcome) for p, outcome in out if outcome is not None])
-        self._judge.forget(c.key for c in good)
+        self._judge.forget(c.key for c in chosen)
 
-    def _begin(self, schedule: Schedule) -> Candidate:
-        candidate = Candidate(schedule=schedule)
+    def _begin(self, schedule: Schedule) -> Proposed:
+        candidate = Proposed(schedule=schedule)
         self._builder.begin(candidate)
         return candidate
 
-    def _evaluate(self, batch: list[Candidate]) -> None:
-        for candidate in batch:
-            self._builder.finish(candidate)
-        ready = [c for c in batch if c.cubin is not None and self._builder.twin_of(c) is None]
-        good = [c for c in ready if self._judge.admit(c)]
-        times = self._screen(good)
-        for candidate in good:
-            candidate.times_us, candidate.outcome = times[candidate.key], Outcome.OK
-        self._judge.forget(c.key for c in good)
+    def _evaluate(self, batch: list[Proposed]) -> Iterator[Timed | Failed | Twin]:
+        """What becomes of each as soon as it is known; a lost device says so after the one that lost it."""
+        states = [self._builder.finish(c) for c in batch]
+        yield from (s for s in states if isinstance(s, Failed))
+        good: dict[str, Checked] = {}
+        for kernel in (s for s in states if isinstance(s, Built)):
+            try:
+                found = kernel.judged(self._judge.admit(kernel))
+            except DeviceLostError as lost:
+                yield kernel.failed(Outcome.LAUNCH_ERROR, str(lost))
+                raise
+            if isinstance(found, Checked):
+                good[found.key] = found
+            else:
+                yield found
+        times, faults = self._screen(list(good))
+        yield from (good[key].failed(fault.outcome, fault.reason) for key, fault in faults.items())
+        yield from (good[key].timed(us) for key, us in times.items())
+        self._judge.forget(good)
         self._batches += 1
-        for candidate in batch:
-            self._share(candidate)
+        yield from (s for s in states if isinstance(s, Twin))
 
-    def _screen(self, good: list[Candidate]) -> Mapping[str, Times]:
+    def _screen(self, good: list[str]) -> tuple[Mapping[str, Times], Mapping[str, Fault]]:
         """Times of a batch; a kernel that faults is taken out of it, and the others are timed again."""
 
         def run(keys: list[str]) -> Mapping[str, Times]:
@@ -213,27 +224,25 @@ class Sweeper:
 
         return self._judge.rerun(good, run)
 
-    def _share(self, candidate: Candidate) -> None:
-        """A candidate with another's machine code shares its fate."""
-        twin = self._builder.twin_of(candidate)
-        if twin is not None:
-            candidate.outcome, candidate.times_us, candidate.reason = twin.outcome, twin.times_us, twin.reason
+    def _settle(self, state: Timed | Failed | Twin) -> Point:
+        """The candidate's point; its cubin is let go, thousands of them would fill the memory.
 
-    def _settle(self, candidate: Candidate) -> Point:
-        """The candidate's point; its module and cubin are let go, thousands of them would fill the memory."""
-        same = self._builder.twin_of(candidate)
-        first = self._points.get(same.key) if same is not None else None
-        assert candidate.outcome is not None
-        point = Point(
-            schedule=candidate.schedule,
-            outcome=candidate.outcome,
-            us=candidate.times_us.median if candidate.times_us else None,
-            registers=first.registers if first else candidate.registers,
-            spill_bytes=first.spill_bytes if first else sum(int(r["spill_bytes"]) for r in candidate.resources),
-            twin=first.schedule if first else None,
-        )
-        self._points[candidate.key] = point
-        candidate.module = candidate.cubin = None
+        A candidate with another's machine code shares its fate.
+        """
+        self._builder.forget(state)
+        if isinstance(state, Twin):
+            first = self._points[state.first]
+            point = replace(first, schedule=state.schedule, twin=first.schedule)
+        else:
+            point = Point(
+                schedule=state.schedule,
+                outcome=state.outcome,
+                us=state.times_us.median if isinstance(state, Timed) else None,
+                registers=state.registers,
+                spill_bytes=sum(int(r["spill_bytes"]) for r in state.resources),
+                twin=None,
+            )
+        self._points[state.key] = point
         return point
 
 

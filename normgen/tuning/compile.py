@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 
 from normgen.codegen.module import Module
 from normgen.cuda.compiler import identity_of
@@ -13,17 +14,19 @@ from normgen.errors import CompileError, NormgenError
 from normgen.problem.problem import Problem
 from normgen.records.record import Outcome
 from normgen.schedule.schedule import Schedule
-from normgen.tuning.run import Candidate
+from normgen.tuning.candidate import Built, Candidate, Failed, Proposed, Twin
 
 Emit = Callable[[Problem, Schedule], Module]
 Submit = Callable[[Module], "Future[Cubin]"]
+Finished = Built | Twin | Failed
+_Begun = tuple[Proposed, Module, str, "Future[Cubin]"] | Twin | Failed
 
 
 class Builder:
-    """Turns candidates into cubins; `begin` emits and hands on to the compiler, `finish` waits.
+    """Turns proposed candidates into built ones: `begin` emits and hands on to the compiler, `finish` waits.
 
-    A candidate whose text (or, once compiled, whose machine code and launch) is that of an earlier one has a
-    `twin_of`: it is not compiled (or timed) again. The emitter, if one is given, has a single thread: which of two
+    A candidate whose text (or, once compiled, whose machine code and launch) is that of an earlier one is its twin:
+    it is not compiled (or timed) again. The emitter, if one is given, has a single thread: which of two
     equal texts counts as the first must not depend on chance.
     """
 
@@ -32,59 +35,72 @@ class Builder:
         self._emit = emit
         self._submit = submit
         self._emitter = emitter
-        self._emitting: dict[str, Future[None]] = {}
-        self._by_text: dict[str, Candidate] = {}
-        self._by_code: dict[str, Candidate] = {}
-        self._waiting: dict[str, Future[Cubin]] = {}
-        self._twins: dict[str, Candidate] = {}
+        self._begun: dict[str, Callable[[], _Begun]] = {}
+        self._done: dict[str, Finished] = {}
+        self._by_text: dict[str, str] = {}
+        self._by_code: dict[str, str] = {}
 
     def text_of(self, schedule: Schedule) -> str:
         return text_of(self._problem, schedule, self._emit)
 
-    def begin(self, candidate: Candidate) -> None:
+    def begin(self, candidate: Proposed) -> None:
         """Emit the candidate and start its compilation; with an emitter, in its thread."""
         if self._emitter is None:
-            self._begin(candidate)
+            begun = self._start(candidate)
+            self._begun[candidate.key] = lambda: begun
         else:
-            self._emitting[candidate.key] = self._emitter.submit(self._begin, candidate)
+            self._begun[candidate.key] = self._emitter.submit(self._start, candidate).result
 
-    def _begin(self, candidate: Candidate) -> None:
+    def _start(self, candidate: Proposed) -> _Begun:
         try:
-            candidate.module = self._emit(self._problem, candidate.schedule)
+            module = self._emit(self._problem, candidate.schedule)
         except NormgenError as error:
-            candidate.fail(Outcome.ILLEGAL, str(error))
-            return
-        candidate.text = identity_of(candidate.module)
-        first = self._by_text.setdefault(candidate.text, candidate)
-        if first is not candidate:
-            self._twins[candidate.key] = first
-        else:
-            self._waiting[candidate.key] = self._submit(candidate.module)
+            return candidate.failed(Outcome.ILLEGAL, str(error))
+        text = identity_of(module)
+        first = self._by_text.setdefault(text, candidate.key)
+        if first != candidate.key:
+            return candidate.twin_of(first, text)
+        return candidate, module, text, self._submit(module)
 
-    def finish(self, candidate: Candidate, *, timeout_s: float | None = None) -> None:
-        """Wait for the candidate's cubin; a refused text, or one that takes too long, becomes its outcome."""
-        emitting = self._emitting.pop(candidate.key, None)
-        if emitting is not None:
-            emitting.result()
-        waiting = self._waiting.pop(candidate.key, None)
-        if waiting is None or candidate.module is None:
-            return
+    def finish(self, candidate: Candidate, *, timeout_s: float | None = None) -> Finished:
+        """Wait for the candidate's cubin; a refused text, or one that takes too long, is a failure."""
+        return self._finish(candidate.key, timeout_s)
+
+    def _finish(self, key: str, timeout_s: float | None = None) -> Finished:
+        if key in self._begun:
+            self._done[key] = self._end(self._begun.pop(key)(), timeout_s)
+        return self._done[key]
+
+    def _end(self, begun: _Begun, timeout_s: float | None) -> Finished:
+        if not isinstance(begun, tuple):
+            return begun
+        candidate, module, text, waiting = begun
         try:
-            candidate.cubin = waiting.result(timeout_s)
+            cubin = waiting.result(timeout_s)
         except TimeoutError:
             waiting.cancel()
-            candidate.fail(Outcome.TIMEOUT, "not compiled within the time of the run")
-            return
+            return replace(candidate, text=text).failed(Outcome.TIMEOUT, "not compiled within the time of the run")
         except CompileError as error:
-            candidate.fail(Outcome.COMPILE_ERROR, f"{error}\n{error.log}".strip())
-            return
-        first = self._by_code.setdefault(code_digest(candidate.module, candidate.cubin), candidate)
-        if first is not candidate:
-            self._twins[candidate.key] = first
+            return replace(candidate, text=text).failed(Outcome.COMPILE_ERROR, f"{error}\n{error.log}".strip())
+        first = self._by_code.setdefault(code_digest(module, cubin), candidate.key)
+        if first != candidate.key:
+            return candidate.twin_of(first, text)
+        return candidate.built(module, cubin, text)
 
-    def twin_of(self, candidate: Candidate) -> Candidate | None:
-        """The earlier candidate with the same code; None for the first of its kind."""
-        return self._twins.get(candidate.key)
+    def rebuilt(self, candidate: Candidate) -> Built | Failed:
+        """The kernel of a candidate that was taken over from an earlier run: the device needs it now."""
+        proposed = candidate.proposed()
+        self.begin(proposed)
+        found = first = self.finish(proposed)
+        while isinstance(first, Twin):
+            first = self._finish(first.first)
+        if isinstance(first, Failed):
+            return proposed.failed(first.outcome, first.reason)
+        return proposed.built(first.module, first.cubin, found.text)
+
+    def forget(self, candidate: Candidate) -> None:
+        """Let its cubin go; what has the same code is still told to be its twin."""
+        self._done.pop(candidate.key, None)
 
 
 def text_of(problem: Problem, schedule: Schedule, emit: Emit) -> str:

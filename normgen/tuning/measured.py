@@ -31,11 +31,12 @@ from normgen.records.winners import lookup, state_folder
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import space, with_default
-from normgen.tuning.campaign import Campaign, finalist_records
+from normgen.tuning.campaign import Campaign
 from normgen.tuning.compile import Builder
-from normgen.tuning.dashboard import StudyCopy
+from normgen.tuning.finals import finalist_records
 from normgen.tuning.run import Run
-from normgen.tuning.search import Search
+from normgen.tuning.search.dashboard import StudyCopy
+from normgen.tuning.search.search import Search
 
 
 @dataclass(frozen=True, kw_only=True)

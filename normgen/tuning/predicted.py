@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from normgen.cost.model import predicted_us
 from normgen.cuda.cache import CubinCache
@@ -12,9 +13,10 @@ from normgen.measure import cpu_check
 from normgen.pipeline import emit
 from normgen.records.record import Outcome, Record
 from normgen.schedule.schedule import Schedule
-from normgen.tuning.compile import Builder
+from normgen.tuning.candidate import Built, Failed, Predicted, Proposed, Settled, Twin, local_bytes, misfit
+from normgen.tuning.compile import Builder, Finished
 from normgen.tuning.measured import prepare
-from normgen.tuning.run import Candidate, Run, brief, local_bytes, misfit
+from normgen.tuning.run import Run, brief
 
 COMPILED = 40  # schedules worth compiling when nothing is measured
 COMPILE_SHARE = 0.6  # of the budget; the rest is for the CPU executor
@@ -28,7 +30,7 @@ def predict_without_gpu(run: Run) -> tuple[tuple[Record, ...], bool]:
     Raises NothingValidError when none compiles, fits and is right.
     """
     interrupted = False
-    candidates: list[Candidate] = []
+    settled: list[Settled] = []
     with CompilePool(cache=CubinCache()) as pool:
         run.progress.phase("enumerate")
         with run.clock.phase("enumerate"):
@@ -44,10 +46,10 @@ def predict_without_gpu(run: Run) -> tuple[tuple[Record, ...], bool]:
             run.note("the budget ended while the schedules were enumerated: only the default was compiled")
         try:
             with run.clock.phase("compile"):
-                compile_all(run, builder, [Candidate(schedule=p.schedule) for p in proposals], candidates.append)
+                compile_all(run, builder, [Proposed(schedule=p.schedule) for p in proposals], settled.append)
         except KeyboardInterrupt:
             interrupted = True
-    ranked = rank(run, candidates)
+    ranked = rank([candidate for candidate in settled if isinstance(candidate, Predicted)])
     if not ranked and interrupted:
         raise KeyboardInterrupt
     if not ranked:
@@ -59,51 +61,63 @@ def predict_without_gpu(run: Run) -> tuple[tuple[Record, ...], bool]:
         if not candidate.error:  # the verified one is recorded already
             run.keep(candidate)
     default_us = next((c.predicted_us for c in ranked if c.schedule == default), None)
-    summary = {"trials": len(candidates), "outcomes": dict(sorted(run.counts.items()))}
+    summary = {"trials": len(settled), "outcomes": dict(sorted(run.counts.items()))}
     return tuple(run.record(c, default_us=default_us, search=summary) for c in ranked), interrupted
 
 
-def compile_all(run: Run, builder: Builder, candidates: list[Candidate], done: Callable[[Candidate], None]) -> None:
-    """Emit all, then collect their cubins; what has none is recorded here.
+def compile_all(run: Run, builder: Builder, proposed: list[Proposed], done: Callable[[Settled], None]) -> None:
+    """Emit all, then collect their cubins; what has none, or fits no SM, is recorded here.
 
     Once one kernel is there, the others are waited for until the time for it is over.
     """
     deadline_s = run.clock.budget_s * COMPILE_SHARE
-    for candidate in candidates:
-        if not run.recall(candidate, builder.text_of) or candidate.outcome is Outcome.PREDICTED:
-            candidate.outcome = None
+    known = {c.key: run.recall(c, builder.text_of) for c in proposed}
+    for candidate in proposed:
+        if _is_to_build(known[candidate.key]):
             builder.begin(candidate)
     late, is_usable = 0, False
-    for candidate in candidates:
-        builder.finish(candidate, timeout_s=max(0.0, deadline_s - run.clock.elapsed_s) if is_usable else None)
-        late += candidate.outcome is Outcome.TIMEOUT
-        if builder.twin_of(candidate) is not None:
+    for candidate in proposed:
+        record, timeout_s = known[candidate.key], max(0.0, deadline_s - run.clock.elapsed_s) if is_usable else None
+        found: Finished | Settled
+        if record is not None and not _is_to_build(record):
+            found = candidate.known_as(record)
+        else:
+            found = builder.finish(candidate, timeout_s=timeout_s)
+        if isinstance(found, Twin):
             run.counts["same_code"] += 1
             continue
-        if candidate.outcome is None and (reason := misfit(candidate.resources, run.device)):
-            candidate.fail(Outcome.ILLEGAL, reason)
-        is_usable = is_usable or candidate.outcome is None
-        if candidate.outcome is not None:
-            run.keep(candidate)
-        done(candidate)
+        if isinstance(found, Built):
+            found = _fitting(run, found, record)
+        is_usable = is_usable or isinstance(found, Predicted)
+        if not isinstance(found, Predicted):
+            late += found.outcome is Outcome.TIMEOUT
+            run.keep(found)
+        done(found)
     if late:
-        run.note(f"the budget ended while kernels were compiled: {late} of {len(candidates)} schedules were not")
+        run.note(f"the budget ended while kernels were compiled: {late} of {len(proposed)} schedules were not")
 
 
-def rank(run: Run, candidates: list[Candidate]) -> list[Candidate]:
-    """By the cost model that now knows the registers; one that uses local memory comes after all that do not."""
-    fit = [c for c in candidates if c.outcome is None and c.cubin is not None]
-    for candidate in fit:
-        candidate.predicted_us = predicted_us(
-            run.problem, candidate.schedule, run.device, candidate.resources[0], hot=run.place.is_hot
-        )
-        candidate.outcome = Outcome.PREDICTED
-        if local := local_bytes(candidate.resources):
-            candidate.reason = f"{local} bytes a thread in local memory"
-    return sorted(fit, key=lambda c: (local_bytes(c.resources) > 0, c.predicted_us or 0.0, c.registers, c.key))
+def _is_to_build(known: Record | None) -> bool:
+    """A kernel that was only predicted is needed again: the CPU executor checks its text."""
+    return known is None or known.outcome is Outcome.PREDICTED
 
 
-def first_right(run: Run, ranked: list[Candidate]) -> list[Candidate]:
+def _fitting(run: Run, built: Built, known: Record | None) -> Predicted | Failed:
+    """With the word of the cost model that now knows the registers, where a block fits an SM."""
+    if reason := misfit(built.resources, run.device):
+        return built.failed(Outcome.ILLEGAL, reason)
+    us = predicted_us(run.problem, built.schedule, run.device, built.resources[0], hot=run.place.is_hot)
+    local = local_bytes(built.resources)
+    reason = f"{local} bytes a thread in local memory" if local else ""
+    return replace(built.predicted(us, reason), known=known, error=known.error if known else {})
+
+
+def rank(candidates: list[Predicted]) -> list[Predicted]:
+    """By the cost model; one that uses local memory comes after all that do not."""
+    return sorted(candidates, key=lambda c: (local_bytes(c.resources) > 0, c.predicted_us or 0.0, c.registers, c.key))
+
+
+def first_right(run: Run, ranked: list[Predicted]) -> list[Predicted]:
     """The ranking from the first kernel on that the CPU executor finds right; wrong ones are recorded and left out.
 
     The first is checked even if the budget is over.
@@ -115,43 +129,39 @@ def first_right(run: Run, ranked: list[Candidate]) -> list[Candidate]:
         if not left or (number and run.clock.left_s < 0):
             break
         candidate = left.pop(0)
-        if is_right(run, candidate):
-            run.keep(candidate)
-            return [candidate, *left]
-        run.note(f"left out: {candidate.schedule}: {brief(candidate.reason)}")
-        run.keep(candidate)
+        found = checked(run, candidate)
+        run.keep(found)
+        if isinstance(found, Predicted):
+            return [found, *left]
+        run.note(f"left out: {found.schedule}: {brief(found.reason)}")
         # What is wrong with one kernel is mostly the way it computes the statistics: try another way next.
         left.sort(key=lambda c: way(c) == way(candidate))
     raise NothingValidError("no kernel passed the CPU executor", received=run.counted, hint=str(run.candidates_path))
 
 
-def is_right(run: Run, candidate: Candidate) -> bool:
-    """Run the candidate on the CPU executor; its outcome says why when it is not right."""
-    assert candidate.module is not None
-    if candidate.known is not None and candidate.known.error:
+def checked(run: Run, candidate: Predicted) -> Predicted | Failed:
+    """Run the candidate on the CPU executor."""
+    if candidate.error:
         run.note("verified on the CPU executor before the run was resumed")
-        return True
+        return candidate
     try:
         check = cpu_check.check_on_cpu(run.problem, candidate.module, seed=run.seed, most_elements=CHECKED_ELEMENTS)
     except NormgenError as error:
-        candidate.fail(Outcome.COMPILE_ERROR, f"on the CPU executor: {error}")
-        return False
-    candidate.error = check.error
+        return candidate.failed(Outcome.COMPILE_ERROR, f"on the CPU executor: {error}")
     if not check.ok:
-        candidate.fail(Outcome.WRONG_RESULT, check.summary)
-        return False
+        return candidate.failed(Outcome.WRONG_RESULT, check.summary, check.error)
     run.note(f"verified on the CPU executor at {check.rows} rows and in {check.right - 1} other calls")
     for said in check.not_shown:
         run.note(f"not shown: {said}")
-    return True
+    return replace(candidate, error=check.error)
 
 
-def way(candidate: Candidate) -> tuple[str, ...]:
+def way(candidate: Predicted) -> tuple[str, ...]:
     schedule = candidate.schedule
     return schedule.variance, schedule.softmax, schedule.reduce_with
 
 
-def unchecked(run: Run, ranked: list[Candidate], why: str) -> list[Candidate]:
+def unchecked(run: Run, ranked: list[Predicted], why: str) -> list[Predicted]:
     """The ranking without a check, and a line that says so: only formulas as written, no rewrite may lose accuracy."""
     as_written = Schedule()
     trusted = [

@@ -14,8 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from normgen.codegen.module import Module
-from normgen.cuda.cubin import Cubin
 from normgen.device import Device
 from normgen.errors import refusal_of
 from normgen.files.private import make_private
@@ -24,12 +22,12 @@ from normgen.problem.problem import Problem
 from normgen.records.lines import append
 from normgen.records.memory import Memory
 from normgen.records.place import Place
-from normgen.records.record import Outcome, ProblemKey, Record
-from normgen.records.statistics import Price, Times
+from normgen.records.record import ProblemKey, Record
 from normgen.records.winners import gpu_slug, needs_state, state_folder
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import is_built_in
 from normgen.tuning import resume as resuming
+from normgen.tuning.candidate import Candidate, Settled
 from normgen.tuning.progress import Progress
 
 
@@ -39,43 +37,6 @@ class Study(Protocol):
     def add(self, record: Record) -> None: ...
 
     def records(self) -> Sequence[Record]: ...
-
-
-@dataclass(kw_only=True)
-class Candidate:
-    """One schedule on its way through the run."""
-
-    schedule: Schedule
-    name: str = ""  # of one that is loaded under another key than its schedule's
-    predicted_us: float | None = None
-    module: Module | None = None
-    cubin: Cubin | None = None
-    text: str = ""  # identity of what was emitted
-    outcome: Outcome | None = None
-    reason: str = ""
-    times_us: Times | None = None
-    price_us: Price | None = None  # of a finalist
-    alone_us: float | None = None  # of a finalist
-    error: Mapping[str, float] = field(default_factory=dict)
-    known: Record | None = None  # taken over from an earlier run instead of measured
-
-    @property
-    def key(self) -> str:
-        return self.name or self.schedule.key
-
-    @property
-    def resources(self) -> tuple[dict[str, Any], ...]:
-        """What the compiler says of each kernel, as plain values."""
-        if self.module and self.cubin:
-            return resources_of(self.module, self.cubin)
-        return tuple(dict(r) for r in self.known.resources) if self.known else ()
-
-    @property
-    def registers(self) -> int:
-        return max((int(r.get("registers", 0)) for r in self.resources), default=0)
-
-    def fail(self, outcome: Outcome, reason: str) -> None:
-        self.outcome, self.reason, self.known = outcome, reason, None
 
 
 LONGEST_BUDGET_S = 30 * 24 * 3600.0  # a wait of more than some 292 years overflows the system's clock
@@ -162,56 +123,39 @@ class Run:
         self.notes.append(text)
         self.progress.note(text)
 
-    def record(self, candidate: Candidate, **evidence: Any) -> Record:
+    def record(self, candidate: Settled, **evidence: Any) -> Record:
         """The candidate's record, with what the run knows."""
-        assert candidate.outcome is not None, "a candidate is recorded when its outcome is known"
         return Record(
             problem=ProblemKey.of(self.problem),
             place=self.place,
-            schedule=candidate.schedule,
-            text=candidate.text,
-            outcome=candidate.outcome,
-            measured=candidate.times_us is not None,
-            times_us=candidate.times_us,
-            price_us=candidate.price_us,
-            alone_us=candidate.alone_us,
-            predicted_us=candidate.predicted_us,
             bytes=self.problem.compulsory_bytes,
-            error=candidate.error,
-            resources=candidate.resources,
             device=self.device.as_dict(),
             versions=self.versions,
             command=self.command,
             seed=self.seed,
             created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            reason=candidate.reason,
             spec=self.own_spec,
+            **candidate.evidence(),
             **evidence,
         )
 
-    def recall(self, candidate: Candidate, text_of: Callable[[Schedule], str]) -> bool:
-        """Take over what an earlier run, or this one before it was resumed, found out about the candidate.
+    def recall(self, candidate: Candidate, text_of: Callable[[Schedule], str]) -> Record | None:
+        """What an earlier run, or this one before it was resumed, found out about the candidate.
 
         Only where the schedule is emitted as the text that was measured then.
         """
         known = self.memory.recall(candidate.schedule)
-        if known is None:
-            return False
-        text = candidate.text or text_of(candidate.schedule)
-        if known.text != text:
+        if known is not None and known.text != (candidate.text or text_of(candidate.schedule)):
             self._note_other_text()
-            return False
-        candidate.text = text
-        candidate.outcome, candidate.reason = known.outcome, known.reason
-        candidate.times_us, candidate.error, candidate.known = known.times_us, known.error, known
-        return True
+            return None
+        return known
 
     def _note_other_text(self) -> None:
         self.counts["another_text"] += 1
         if self.counts["another_text"] == 1:
             self.note("kept results of kernels that are emitted as another text today are measured again")
 
-    def keep(self, candidate: Candidate, **evidence: Any) -> Record:
+    def keep(self, candidate: Settled, **evidence: Any) -> Record:
         """Write the candidate's record to the run's file, and count it.
 
         What was taken over is not written twice, and keeps its own date and command.
@@ -371,40 +315,3 @@ def versions(**more: object) -> dict[str, str]:
         "python": ".".join(map(str, sys.version_info[:3])),
     }
     return known | {name: str(value) for name, value in more.items() if value is not None}
-
-
-def resources_of(module: Module, cubin: Cubin) -> tuple[dict[str, Any], ...]:
-    """The compiler's figures per kernel in launch order, with the kernel's name, threads and dynamic shared memory."""
-    figures = []
-    for kernel in module.kernels:
-        found = cubin.resources[kernel.name]
-        figures.append(
-            {
-                "kernel": kernel.name,
-                "threads": kernel.launch.threads,
-                "registers": found.registers,
-                "spill_bytes": found.spill_bytes,
-                "stack_bytes": found.stack_bytes,
-                "static_shared_bytes": found.static_shared_bytes,
-                "dynamic_shared_bytes": kernel.launch.shared_bytes,
-            }
-        )
-    return tuple(figures)
-
-
-def misfit(resources: Sequence[Mapping[str, Any]], device: Device) -> str | None:
-    """Why a block of one of the kernels fits no SM: registers or shared memory. None when all fit."""
-    for figures in resources:
-        granule = -(-int(figures["registers"]) // 8) * 8  # allocated in units of 8 a thread
-        if granule * int(figures["threads"]) > device.registers_per_sm:
-            asked = f"{figures['threads']} threads x {granule} registers"
-            return f"{figures['kernel']}: {asked} exceed {device.registers_per_sm}"
-        shared = int(figures["static_shared_bytes"]) + int(figures["dynamic_shared_bytes"])
-        if shared > device.shared_per_block:
-            return f"{figures['kernel']}: {shared} bytes of shared memory exceed {device.shared_per_block}"
-    return None
-
-
-def local_bytes(resources: Sequence[Mapping[str, Any]]) -> int:
-    """Bytes a thread keeps in local memory: spilled registers, and arrays the compiler could not keep in any."""
-    return sum(int(figures["spill_bytes"]) + int(figures["stack_bytes"]) for figures in resources)

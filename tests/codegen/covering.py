@@ -6,10 +6,11 @@ import heapq
 import itertools
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from normgen.device import Device
 from normgen.problem.problem import Problem
-from normgen.schedule.knobs import KNOBS
+from normgen.schedule.knobs import KNOBS, Variance
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import space
@@ -17,6 +18,9 @@ from normgen.schedule.space import space
 POOL = 700  # schedules drawn from each problem's space, besides those that show a value for the first time
 TRIES = 16_000  # random points a way to sum columns: some 20 to 200 of them are legal
 Case = tuple[Problem, Schedule]
+# What a spec that lists these has searched besides what searches propose.
+ASKED = {name: KNOBS[name].forward for name in ("threads_per_row", "vector", "hold", "reduce_with", "persistent")}
+ASKED |= {"variance": (*KNOBS["variance"].forward, Variance.WELFORD)}
 
 # threads_per_row and rows_per_block pair by what they mean; the other knobs by value.
 PAIRED = (
@@ -49,10 +53,11 @@ def features(case: Case) -> set[tuple[object, ...]]:
 
 
 def pool(problem: Problem, device: Device, rng: random.Random) -> list[Case]:
-    """Part of the problem's space that shows every value of every knob which the whole shows."""
+    """Part of the problem's space, as wide as a spec may ask for, that shows every value which the whole shows."""
     if problem.column_outputs:
         return drawn(problem, device, rng)
-    legal = list(space(problem, device).legal)
+    asked = replace(problem, spec=replace(problem.spec, knobs=ASKED))
+    legal = list(space(asked, device).legal)
     rng.shuffle(legal)
     seen: set[tuple[str, object]] = set()
     first = []

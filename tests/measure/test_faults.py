@@ -33,11 +33,12 @@ from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import space
 from normgen.spec.reader import load
 from normgen.tuning import measured
-from normgen.tuning.campaign import Campaign, finalist_records
+from normgen.tuning.campaign import Campaign
 from normgen.tuning.compile import Builder, Emit
+from normgen.tuning.finals import finalist_records
 from normgen.tuning.progress import Silent, Standing
 from normgen.tuning.run import Run, open_run
-from normgen.tuning.search import Search
+from normgen.tuning.search.search import Search
 from tests.measure.planted import KINDS, plant, planting
 from tests.measure.simulated import problem
 from tests.measure.test_isolation import FACTORY, Killer

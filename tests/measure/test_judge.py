@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 
 from normgen.codegen.module import Module
 from normgen.measure import timing
-from normgen.measure.judge import Judge
+from normgen.measure.judge import Fault, Judge, Passed
 from normgen.measure.protocol import DeviceLostError, KernelFaultError
 from normgen.records import statistics
 from normgen.records.record import Outcome
@@ -19,17 +19,11 @@ from tests.measure.simulated import SimulatedTimer
 from tests.measure.test_isolation import Bench, kernel
 
 
-@dataclass
+@dataclass(frozen=True)
 class Entry:
     key: str
-    module: Module | None
+    module: Module
     cubin: Any
-    error: Mapping[str, float] = field(default_factory=dict)
-    outcome: Outcome | None = None
-    reason: str = ""
-
-    def fail(self, outcome: Outcome, reason: str) -> None:
-        self.outcome, self.reason = outcome, reason
 
 
 def entry(key: str, *words: str, us: float = 10.0) -> Entry:
@@ -51,39 +45,38 @@ def test_every_entrant_has_samples_or_the_reason_why_not(bench: Bench) -> None:
         entry("faults", "lost@sample"),
         entry("slow", "slow@warm_up"),
         entry("b", us=12.0),
-        Entry("none", None, None, outcome=Outcome.COMPILE_ERROR),
     ]
     judge = Judge(bench)
-    timed = [e for e in entries if judge.admit(e)]
-    series = judge.race(timed, samples=8, seed=0)
-    assert {e.key: e.outcome for e in entries} == {
-        "a": None,
+    found = {e.key: judge.admit(e) for e in entries}
+    series, faults = judge.race(
+        [key for key, verdict in found.items() if isinstance(verdict, Passed)], samples=8, seed=0
+    )
+    out = {key: verdict for key, verdict in (found | faults).items() if isinstance(verdict, Fault)}
+    assert {key: fault.outcome for key, fault in out.items()} == {
         "wrong": Outcome.WRONG_RESULT,
         "refused": Outcome.LAUNCH_ERROR,
         "falls": Outcome.WORKER_DIED,
         "faults": Outcome.LAUNCH_ERROR,
         "slow": Outcome.TIMEOUT,
-        "b": None,
-        "none": Outcome.COMPILE_ERROR,
     }
-    assert [e.key for e in timed] == ["a", "b"]
     assert {key: len(samples) for key, samples in series.items()} == {"a": 8, "b": 8, "copy": 8}
     assert statistics.median(series["b"]) == pytest.approx(12.0, rel=0.01)
     assert judge.loaded == {"a", "b"}
-    assert entries[1].reason == "y[0, 0]: got 1, want 2"
-    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in entries[4].reason
+    assert out["wrong"].reason == "y[0, 0]: got 1, want 2"
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in out["faults"].reason
 
 
 def test_what_cannot_be_warmed_up_is_out_before_the_race(bench: Bench) -> None:
     slow, judge = entry("slow", "slow@warm_up"), Judge(bench)
-    assert not judge.admit(slow, warm=True)
-    assert (slow.outcome, judge.loaded) == (Outcome.TIMEOUT, set())
+    found = judge.admit(slow, warm=True)
+    assert isinstance(found, Fault)
+    assert (found.outcome, judge.loaded) == (Outcome.TIMEOUT, set())
 
 
 def test_a_loaded_entrant_is_only_checked_again(bench: Bench) -> None:
     a, judge = entry("a"), Judge(bench)
-    assert judge.admit(a)
-    assert judge.admit(a, full=True)
+    assert isinstance(judge.admit(a), Passed)
+    assert isinstance(judge.admit(a, full=True), Passed)
     judge.forget(["a", "b"])
     assert bench.lines() == ["open", "load a", "check a", "check a full", "unload a"]
 
@@ -103,9 +96,9 @@ def test_a_roof_that_cannot_be_timed_is_a_lost_device_unless_the_run_can_do_with
         judge.race([], samples=3, seed=0)
     keys = iter([["copy"], []])
     told: list[str] = []
-    found = judge.rerun(
-        list[Entry](),
+    found, faults = judge.rerun(
+        [],
         lambda _: timing.race(judge.bench, next(keys), samples=3, seed=0),
-        dropped=lambda fault: not told.append(fault.key),
+        dropped=lambda key, _: not told.append(key),
     )
-    assert (found, told) == ({}, ["copy"])
+    assert (found, faults, told) == ({}, {}, ["copy"])

@@ -105,8 +105,8 @@ CHANGES: tuple[Change, ...] = (
             "used, limit = shared_bytes(problem, s), 2 * device.shared_per_block",
         ),
         (
-            'if s.persistent and s.row_blocks > 1:\n            return "clusters that fit',
-            'if False:\n            return "clusters that fit',
+            'if s.persistent and s.edges is Edges.PEEL:\n        return "clusters that fit',
+            'if False:\n        return "clusters that fit',
         ),
         ("if edge > s.threads_per_row * s.row_blocks:", "if edge > 2 * s.threads_per_row * s.row_blocks:"),
         ('return "the next row travels in registers: hold = registers"', "return None"),

@@ -16,8 +16,8 @@ from normgen.records.record import Outcome
 from normgen.schedule.schedule import Schedule
 from normgen.studies.replay import EVALUATIONS, Landscape, exact_random, follow, landscape_of, replay, swept_problem
 from normgen.studies.sweep_file import Point, Sweep, SweepWriter, header_of, read_sweep
-from normgen.tuning import surrogate
-from normgen.tuning.strategies import Random, Surrogate
+from normgen.tuning.search import surrogate
+from normgen.tuning.search.strategies import Random, Surrogate
 from tests.tuning.test_search import DEFAULT, LEGAL, OPTIMUM, PREDICTED, truth
 
 

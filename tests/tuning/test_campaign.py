@@ -24,11 +24,12 @@ from normgen.records.record import Outcome
 from normgen.records.winners import read
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
-from normgen.tuning.campaign import BATCH, Campaign, finalist_records
+from normgen.tuning.campaign import BATCH, Campaign
 from normgen.tuning.compile import Builder
+from normgen.tuning.finals import finalist_records
 from normgen.tuning.progress import Silent
 from normgen.tuning.run import Run, open_run
-from normgen.tuning.search import SETTLED_AFTER, Search
+from normgen.tuning.search.search import SETTLED_AFTER, Search
 from tests.measure.simulated import SimulatedTimer, problem
 from tests.tuning.test_search import DEFAULT, LEGAL, OPTIMUM, PREDICTED, truth
 
@@ -106,14 +107,15 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
         yield opened
 
 
-def campaign_on(run: Run, bench: SimulatedBench) -> Campaign:
+def campaign_on(run: Run, bench: SimulatedBench, *, search: Search | None = None, **more: Any) -> Campaign:
     return Campaign(
         run,
-        search=Search(LEGAL, predicted=PREDICTED, seeds=(DEFAULT,), seed=run.seed),
+        search=search or Search(LEGAL, predicted=PREDICTED, seeds=(DEFAULT,), seed=run.seed),
         builder=Builder(run.problem, emit=emit, submit=compile_now),
         bench=bench,
         default=DEFAULT,
         policy=Policy(),
+        **more,
     )
 
 
@@ -239,10 +241,8 @@ def test_each_way_to_fail_has_its_outcome(run: Run) -> None:
     no_text = Schedule(threads_per_row=1, rows_per_block=8, hold="registers")
     same = [Schedule(threads_per_row=1, hold="registers", load=load) for load in ("default", "streaming")]
     planted = [wrong, refused, too_big, no_text, *same]
-    campaign = campaign_on(run, SimulatedBench())
-    campaign.search = Search(LEGAL, predicted=PREDICTED, seeds=(DEFAULT, *planted))
     run.trials = 16
-    campaign.finish()
+    campaign_on(run, SimulatedBench(), search=Search(LEGAL, predicted=PREDICTED, seeds=(DEFAULT, *planted))).finish()
     outcome = {r.schedule: r for r in read(run.folder / "candidates.jsonl").records}
     assert outcome[wrong].outcome is Outcome.WRONG_RESULT
     assert outcome[refused].outcome is Outcome.COMPILE_ERROR
@@ -284,10 +284,8 @@ def test_an_interrupt_before_anything_is_usable_is_an_interrupt(run: Run) -> Non
 
 
 def test_nothing_valid_is_an_error_that_counts_what_happened(run: Run) -> None:
-    bench = SimulatedBench()
-    campaign = campaign_on(run, bench)
     only_wrong = [s for s in LEGAL if s.variance == "welford"][:20]
-    campaign.search = Search(only_wrong, predicted=[1.0] * 20)
+    campaign = campaign_on(run, SimulatedBench(), search=Search(only_wrong, predicted=[1.0] * 20))
     with pytest.raises(NothingValidError, match="wrong_result"):
         campaign.finish()
 
@@ -411,9 +409,8 @@ def test_a_leader_without_statistics_races_the_kernel_that_serves_all(
     plain = truth
     monkeypatch.setattr("tests.tuning.test_campaign.truth", lambda s: plain(replace(s, statistics="nullable")))
     with bare_run(tmp_path, monkeypatch) as run:
-        campaign = campaign_on(run, SimulatedBench())
-        campaign.search = Search([best, DEFAULT], predicted=[1.0, 2.0], seeds=(DEFAULT,), seed=run.seed)
-        finish = campaign.finish()
+        search = Search([best, DEFAULT], predicted=[1.0, 2.0], seeds=(DEFAULT,), seed=run.seed)
+        finish = campaign_on(run, SimulatedBench(), search=search).finish()
     schedules = [c.schedule for c in finish.candidates]
     assert len(set(schedules)) == len(schedules) == 3
     assert finish.winner.schedule == replace(best, statistics="nullable")

@@ -14,8 +14,8 @@ from normgen.errors import ProgramError
 from normgen.problem.problem import Problem
 from normgen.records.record import Outcome
 from normgen.schedule.schedule import Schedule
+from normgen.tuning.candidate import Built, Failed, Proposed, Twin, local_bytes, misfit, resources_of
 from normgen.tuning.compile import Builder, code_digest
-from normgen.tuning.run import Candidate, local_bytes, misfit, resources_of
 from tests.measure.simulated import problem
 
 
@@ -80,15 +80,14 @@ def test_an_emitter_thread_folds_equal_texts_in_the_order_in_which_they_began() 
         done.set_result(cubin(text.kernels[0].name))
         return done
 
-    candidates = [Candidate(schedule=Schedule(vector=vector)) for vector in (1, 2, 4, 8)]
+    candidates = [Proposed(schedule=Schedule(vector=vector)) for vector in (1, 2, 4, 8)]
     with ThreadPoolExecutor(1) as emitter:
         builder = Builder(problem(), emit=emit, submit=compile_now, emitter=emitter)
         for candidate in candidates:
             builder.begin(candidate)
-        for candidate in candidates:
-            builder.finish(candidate)
-    first, *rest = candidates
-    assert builder.twin_of(first) is None
-    assert [builder.twin_of(c) for c in rest] == [first, first, None]
-    assert candidates[3].outcome is Outcome.ILLEGAL
-    assert "vectors of 8" in candidates[3].reason
+        first, *twins, refused = [builder.finish(candidate) for candidate in candidates]
+    assert isinstance(first, Built)
+    assert [t.first for t in twins if isinstance(t, Twin)] == [candidates[0].key] * 2
+    assert isinstance(refused, Failed)
+    assert refused.outcome is Outcome.ILLEGAL
+    assert "vectors of 8" in refused.reason

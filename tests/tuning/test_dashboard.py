@@ -12,8 +12,8 @@ import pytest
 
 from normgen.errors import UsageError
 from normgen.schedule.schedule import Schedule
-from normgen.tuning.dashboard import StudyCopy
-from normgen.tuning.search import Search
+from normgen.tuning.search.dashboard import StudyCopy
+from normgen.tuning.search.search import Search
 from tests.tuning.test_search import DEFAULT, LEGAL, PREDICTED, truth
 
 

@@ -24,8 +24,9 @@ from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from normgen.tuning import predicted
+from normgen.tuning.candidate import Proposed
 from normgen.tuning.progress import Silent
-from normgen.tuning.run import Candidate, Run, open_run
+from normgen.tuning.run import Run, open_run
 from normgen.tuning.tuner import command_of, environment, tune
 
 H200 = TARGETS["h200"]
@@ -153,7 +154,7 @@ def test_the_command_says_only_what_differs_from_the_defaults() -> None:
 def test_an_interrupt_while_compiling_keeps_what_is_compiled(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = predicted.compile_all
 
-    def half(run: Run, builder: Any, candidates: list[Candidate], done: Any) -> None:
+    def half(run: Run, builder: Any, candidates: list[Proposed], done: Any) -> None:
         whole(run, builder, candidates[:3], done)
         raise KeyboardInterrupt
 

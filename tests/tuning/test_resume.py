@@ -21,7 +21,7 @@ from normgen.measure.timing import Policy
 from normgen.records.place import Place
 from normgen.records.record import Outcome
 from normgen.records.winners import read, state_folder
-from normgen.tuning.campaign import finalist_records
+from normgen.tuning.finals import finalist_records
 from normgen.tuning.measured import memory_of
 from normgen.tuning.progress import Silent
 from normgen.tuning.run import open_run
@@ -66,8 +66,10 @@ def simulated_run(
         command="test", versions=VERSIONS, measured=True, resume=resume, reuse=reuse,
     ) as run:  # fmt: skip
         run.memory = memory_of(run, Policy())
-        campaign = campaign_on(run, LoggedBench(folder / f"{name}.log", seed=seed, is_quiet=is_quiet))
-        campaign.turn = lambda: turn("gpu-0", state_folder() / "turns", patience_s=lambda: 30.0, warn=run.note)
+        bench = LoggedBench(folder / f"{name}.log", seed=seed, is_quiet=is_quiet)
+        campaign = campaign_on(
+            run, bench, turn=lambda: turn("gpu-0", state_folder() / "turns", patience_s=lambda: 30.0, warn=run.note)
+        )
         finish = campaign.finish()
         winner = finalist_records(campaign, finish)[0]
         finalists = [c.key for c in finish.candidates]

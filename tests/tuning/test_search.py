@@ -11,7 +11,7 @@ import pytest
 
 from normgen.errors import NothingValidError
 from normgen.schedule.schedule import Schedule
-from normgen.tuning.search import SETTLED_AFTER, Search
+from normgen.tuning.search.search import SETTLED_AFTER, Search
 
 
 def legal_set() -> list[Schedule]:

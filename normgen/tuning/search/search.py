@@ -16,8 +16,8 @@ import optuna
 
 from normgen.errors import NothingValidError
 from normgen.schedule.schedule import Schedule
-from normgen.tuning.dashboard import StudyCopy
-from normgen.tuning.strategies import SEEDS, Surrogate
+from normgen.tuning.search.dashboard import StudyCopy
+from normgen.tuning.search.strategies import SEEDS, Surrogate
 
 SETTLED_AFTER = 40  # points told before a search may end early
 SETTLED_HOPE = 0.002  # expected relative improvement of the most promising point: below it nothing is to be won

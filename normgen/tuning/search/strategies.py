@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normgen.schedule.schedule import Schedule
-from normgen.tuning import surrogate
+from normgen.tuning.search import surrogate
 
 Array = NDArray[np.float64]
 

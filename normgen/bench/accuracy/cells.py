@@ -1,0 +1,167 @@
+"""What is measured: one cell is an operation, a direction, a dtype, a family of rows and a number of cols.
+
+A file of results has a head as its first line, then one line a cell (`Measured.as_dict`):
+
+cell      op, direction, dtype, family, cols, rows
+schedule  of our kernel
+note      why there is nothing of torch, where there is not
+tensors   by name of each written tensor: ours and torch's (or null) {rms, largest, rms_ulps, largest_ulps,
+          not_finite}, of_bound, held, unbounded (see `Compared`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from normgen.dtypes import DTYPES
+from normgen.errors import UsageError, did_you_mean
+from normgen.problem.problem import Problem
+from normgen.problem.question import Direction
+from normgen.program.source import problem_for
+from normgen.spec.reader import load
+from normgen.verify import default_families
+from normgen.verify.rows import ALL, NON_FINITE
+
+OPS = ("layernorm", "rmsnorm", "softmax", "log_softmax")
+DTYPES_SHOWN = ("f32", "bf16")
+COLS = (96, 1000, 4097, 16384, 131072)
+ROWS = 10_000
+ELEMENTS = 1 << 24  # of a cell at most: a reference and a bound in float64 take about 0.1 us each of a core
+CPU_ROWS, CPU_ELEMENTS = 64, 1 << 15  # the executor runs 10^5 to 10^6 elements a second
+RMS_PAYS, LARGEST_PAYS = 1.25, 2.0  # times torch's error: beyond, a cell is marked
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One cell: rows of one family only."""
+
+    op: str
+    direction: str
+    dtype: str
+    family: str
+    cols: int
+    rows: int
+
+    def __str__(self) -> str:
+        return f"{self.op} {self.direction} {self.dtype} {self.family} {self.rows}x{self.cols}"
+
+    @property
+    def problem(self) -> Problem:
+        return problem_of(self.op, self.direction, self.dtype, (self.rows, self.cols))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Error:
+    """Against float64: absolute, and in ulps of the tensor's dtype at the exact value.
+
+    not_finite  elements that are NaN or infinite and should not be: in no figure
+    """
+
+    rms: float
+    largest: float
+    rms_ulps: float
+    largest_ulps: float
+    not_finite: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """One written tensor of a cell.
+
+    of_bound   ours: the largest error as a share of its element's bound, in the rows that were held against it
+    held       how many rows those are: the worst of all rows and some others; of a column output, its one row
+    unbounded  share of their elements without a finite bound, where any value passes
+    """
+
+    ours: Error
+    torch: Error | None
+    of_bound: float
+    held: int
+    unbounded: float
+
+    @property
+    def is_over(self) -> bool:
+        return not self.of_bound <= 1
+
+    @property
+    def is_worse(self) -> bool:
+        """More than 1.25 x torch's RMS error or 2 x its largest, where that of torch is more than half an ulp."""
+        if self.torch is None:
+            return False
+        rms = self.torch.rms_ulps > 0.5 and self.ours.rms > RMS_PAYS * self.torch.rms
+        largest = self.torch.largest_ulps > 0.5 and self.ours.largest > LARGEST_PAYS * self.torch.largest
+        return rms or largest or self.ours.not_finite > self.torch.not_finite
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A cell with what was found."""
+
+    cell: Cell
+    schedule: str
+    tensors: Mapping[str, Compared] = field(hash=False)
+    note: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def measured_from(data: Mapping[str, Any]) -> Measured:
+    """What `Measured.as_dict` says. Raises ValueError for anything else."""
+    try:
+        return Measured(
+            cell=Cell(**data["cell"]),
+            schedule=str(data["schedule"]),
+            tensors={str(name): _compared(found) for name, found in data["tensors"].items()},
+            note=str(data["note"]),
+        )
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"no cell of an accuracy table: {error}") from error
+
+
+def _compared(data: Mapping[str, Any]) -> Compared:
+    torch = Error(**data["torch"]) if data["torch"] else None
+    return Compared(**{**data, "ours": Error(**data["ours"]), "torch": torch})
+
+
+def problem_of(op: str, direction: str, dtype: str, shape: tuple[int, int]) -> Problem:
+    return problem_for(load(op), shape=shape, dtype=dtype, direction=direction)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """Which cells: all combinations, with `rows` each as far as `elements` reach."""
+
+    ops: Sequence[str] = OPS
+    directions: Sequence[str] = tuple(d.value for d in Direction)
+    dtypes: Sequence[str] = DTYPES_SHOWN
+    families: Sequence[str] = ()  # empty: all that fit
+    cols: Sequence[int] = COLS
+    rows: int = ROWS
+    elements: int = ELEMENTS
+
+    def __post_init__(self) -> None:
+        known = {"ops": OPS, "directions": list(Direction), "dtypes": list(DTYPES)}
+        known["families"] = [name for name in ALL if name not in NON_FINITE]
+        for what, names in known.items():
+            for name in getattr(self, what):
+                if name not in names:
+                    rule = f"{what} of an accuracy table are {', '.join(names)}"
+                    raise UsageError(rule, received=name, hint=did_you_mean(name, names))
+
+    def cells(self) -> Iterator[Cell]:
+        """In the order of the table, but for the cols: cells of many elements come first, so that none is left over."""
+        found = [cell for cols in self.cols for cell in self._of_cols(cols)]
+        yield from sorted(found, key=lambda cell: -cell.rows * cell.cols)
+
+    def _of_cols(self, cols: int) -> Iterator[Cell]:
+        rows = max(1, min(self.rows, self.elements // cols))
+        for op in self.ops:
+            for direction in self.directions:
+                for dtype in self.dtypes:
+                    fitting = default_families(problem_of(op, direction, dtype, (rows, cols)))
+                    for family in (name for name in fitting if name not in NON_FINITE):
+                        if not self.families or family in self.families:
+                            yield Cell(op=op, direction=direction, dtype=dtype, family=family, cols=cols, rows=rows)

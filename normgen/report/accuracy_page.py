@@ -1,0 +1,83 @@
+"""docs/accuracy.md: errors of our kernels and torch's. `normgen study accuracy FILE --page docs/accuracy.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from normgen.bench.accuracy.cells import LARGEST_PAYS, RMS_PAYS, Compared, Error, Measured
+from normgen.bench.accuracy.table import Table
+
+_HEAD = """\
+# How exact the kernels are
+
+Errors against float64 references that are written by hand, on rows of one family at a time (`normgen/verify/rows.py`
+says what each family is), with a fixed seed. Ours is the kernel that a call gets: the record's or the nearest one's
+schedule, else the default; torch's is the operator behind `torch.nn.functional`, or the one that autograd calls.
+
+An entry says: RMS / largest error in ulps of the output (half an ulp is the rounding of the result alone), then the
+largest absolute error, then the largest error as a share of its element's derived bound. The line below says the
+same of torch. Where results lie near 0, as those of a norm do, ulps are small and errors in ulps large.
+
+* **over**: an element misses its bound.
+* **worse**: RMS error above {rms:g} x torch's or largest error above {largest:g} x torch's (absolute), where that of
+  torch is above half an ulp.
+
+The bound is held against the rows with the largest errors and some others; column outputs (dweight, dbias) are held
+against theirs as a whole.
+
+Measured on: {where}. torch: {torch}. Seed {seed}. Written by `normgen study accuracy`; not edited by hand.
+"""
+
+
+def accuracy_page(table: Table) -> str:
+    """The page: what is marked first, then one table for each tensor of an operation, direction and dtype."""
+    head = table.head
+    torch = ", ".join(f"{name} {version}" for name, version in sorted(head["torch"].items()))
+    about = _HEAD.format(
+        rms=RMS_PAYS, largest=LARGEST_PAYS, where=head["where"], torch=torch or "not installed", seed=head["seed"]
+    )
+    sections = [section for group in _groups(table.cells) for section in _sections(group)]
+    return "\n".join([about, _marked(table), *sections])
+
+
+def _marked(table: Table) -> str:
+    lines = [f"{len(table.cells)} cells, {len(table.over)} over the bound, {len(table.worse)} worse than torch.", ""]
+    lines += [f"* over: {name}" for name in table.over] + [f"* worse: {name}" for name in table.worse]
+    return "\n".join(lines) + "\n"
+
+
+def _groups(cells: Sequence[Measured]) -> Iterator[list[Measured]]:
+    def key(measured: Measured) -> tuple[str, str, str]:
+        return measured.cell.op, measured.cell.direction, measured.cell.dtype
+
+    return (list(group) for _, group in groupby(sorted(cells, key=key), key))
+
+
+def _sections(group: list[Measured]) -> Iterator[str]:
+    cell = group[0].cell
+    by_place = {(m.cell.family, m.cell.cols): m for m in group}
+    sizes = {m.cell.cols: m.cell.rows for m in sorted(group, key=lambda m: m.cell.cols)}
+    families = list(dict.fromkeys(m.cell.family for m in sorted(group, key=lambda m: m.cell.family)))
+    notes = sorted({m.note for m in group if m.note})
+    for name in group[0].tensors:
+        yield f"## {cell.op} {cell.direction} {cell.dtype}: {name}\n"
+        yield from (f"{note}\n" for note in notes)
+        lines = ["| family | " + " | ".join(f"{rows} x {cols}" for cols, rows in sizes.items()) + " |"]
+        lines.append("| --- |" + " --- |" * len(sizes))
+        for family in families:
+            found = [by_place.get((family, cols)) for cols in sizes]
+            lines.append(f"| {family} | " + " | ".join(_entry(m.tensors[name]) if m else "" for m in found) + " |")
+        yield "\n".join(lines) + "\n"
+
+
+def _entry(found: Compared) -> str:
+    marks = [word for word, is_so in (("over", found.is_over), ("worse", found.is_worse)) if is_so]
+    bound = f"{100 * found.of_bound:.0f} %" if found.unbounded < 1 else "no bound"
+    ours = ", ".join([_error(found.ours), bound, *(f"**{mark}**" for mark in marks)])
+    return f"{ours}<br>{_error(found.torch)}" if found.torch else ours
+
+
+def _error(error: Error) -> str:
+    lost = f", {error.not_finite} not finite" if error.not_finite else ""
+    return f"{error.rms_ulps:.3g} / {error.largest_ulps:.3g}, {error.largest:.2g}{lost}"
