@@ -52,7 +52,7 @@ class Bounded:
 def whole(value: Array) -> Bounded:
     """A constant or an index as it is known exactly; whole numbers say so up to where float32 holds their sums."""
     is_whole = bool(np.all(np.abs(value) < LARGEST_WHOLE)) and bool(np.all(value == np.rint(value)))
-    return Bounded(value, is_whole=is_whole)
+    return Bounded(value, least=value, is_whole=is_whole)
 
 
 def plus(a: Array | None, b: Array | None) -> Array | None:

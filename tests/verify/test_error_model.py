@@ -23,7 +23,9 @@ from tests.verify.schedules import SUMS
 
 COLS = (1, 7, 123, 768, 4097, 65536)
 # The longest rows take 2 s in each format, and what they are stored in changes no sum: a normal run has them in one.
-SIZES = [(cols, name) for cols in COLS for name in [d.name for d in STORED] if is_full() or cols < max(COLS) or name == "f32"]
+SIZES = [
+    (cols, name) for cols in COLS for name in [d.name for d in STORED] if is_full() or cols < max(COLS) or name == "f32"
+]
 Run = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
 
 
