@@ -1,4 +1,4 @@
-"""A sample of what `python -m tests.fuzz` does: no random spec ends in a fault of ours."""
+"""A sample of what `python -m tests.fuzz` does: no random spec or schedule ends in a fault of ours."""
 
 from __future__ import annotations
 
@@ -30,3 +30,8 @@ def test_the_emitted_text_of_random_specs_compiles() -> None:
 @pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 def test_the_kernels_of_random_specs_are_right_on_the_cpu() -> None:
     assert run("execute", 5, seed=0) == 0
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+def test_the_check_finds_random_legal_schedules_right() -> None:
+    assert run("legal", 4, seed=1000) == 0
