@@ -21,6 +21,7 @@ from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.records.place import Place
 from normgen.records.record import Outcome
+from normgen.records.verified import Verified
 from normgen.schedule.schedule import Schedule
 
 CHECKED_ELEMENTS = 1 << 21  # of the adversarial check; what is timed is checked on its own inputs besides
@@ -38,6 +39,7 @@ class Draft:
     cubin: Cubin | None = None
     failed: str = ""
     error: Mapping[str, float] = field(default_factory=dict)
+    verified: Verified | None = None
     prepare_s: float = 0.0
 
     def fail(self, outcome: Outcome, reason: str) -> None:

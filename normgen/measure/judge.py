@@ -23,6 +23,7 @@ from normgen.records import statistics
 from normgen.records.place import Place
 from normgen.records.record import Outcome
 from normgen.records.statistics import Times
+from normgen.records.verified import Verified
 
 BENCH = "normgen.measure.gpu:GpuBench"  # what a worker builds
 
@@ -33,6 +34,7 @@ class Entrant(Protocol):
     module: Module | None
     cubin: Any
     error: Mapping[str, float]  # per written tensor, as a fraction of its bound
+    verified: Verified | None  # where and how, when it is right
 
     @property
     def key(self) -> str: ...
@@ -86,15 +88,13 @@ class Roof:
 class Judge:
     """Judges entrants on one bench.
 
-    loaded     the keys that the bench holds
-    not_shown  by the full check of a key: what it says nothing about, in words
-    roofs      the keys of the roofs that races have: all of the bench, or after `choose_roofs` the best of each family
+    loaded  the keys that the bench holds
+    roofs   the keys of the roofs that races have: all of the bench, or after `choose_roofs` the best of each family
     """
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
         self.loaded: set[str] = set()
-        self.not_shown: dict[str, tuple[str, ...]] = {}
         self._chosen: tuple[str, ...] | None = None
 
     @property
@@ -137,9 +137,7 @@ class Judge:
                     self.bench.load(entrant.key, entrant.module, entrant.cubin)
                 self.loaded.add(entrant.key)
             check = self.bench.check(entrant.key, full=full)
-            entrant.error = check.error
-            if full:
-                self.not_shown[entrant.key] = check.not_shown
+            entrant.error, entrant.verified = check.error, check.verified
             if warm and check.ok:
                 self.bench.warm_up(entrant.key)
         except KernelFaultError as fault:

@@ -300,7 +300,8 @@ class Campaign:
         """Record the candidate and tell the search; one with another's code shares that one's fate."""
         twin = self.builder.twin_of(candidate) if candidate.known is None else None
         if twin is not None:
-            candidate.outcome, candidate.times_us, candidate.error = twin.outcome, twin.times_us, twin.error
+            candidate.outcome, candidate.times_us = twin.outcome, twin.times_us
+            candidate.error, candidate.verified = twin.error, twin.verified
             candidate.module, candidate.cubin = twin.module, twin.cubin
             candidate.reason = f"same code as {twin.schedule}"
             self.run.counts["same_code"] += 1
@@ -343,7 +344,7 @@ class Campaign:
             candidate.price_us = confirmation.prices.get(candidate.key)
             candidate.alone_us = found.alone_us.get(candidate.key)
         self._roof = self.judge.roof_in(confirmation)
-        for said in self.judge.not_shown.get(found.winner.key, ()):
+        for said in found.winner.verified.not_shown if found.winner.verified else ():
             self.run.note(f"not shown: {said}")
         ranked = sorted(finalists, key=lambda c: (c is not found.winner, confirmation.times[c.key].median))
         return Finish(

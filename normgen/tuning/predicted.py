@@ -136,11 +136,11 @@ def is_right(run: Run, candidate: Candidate) -> bool:
     except NormgenError as error:
         candidate.fail(Outcome.COMPILE_ERROR, f"on the CPU executor: {error}")
         return False
-    candidate.error = check.error
-    if not check.ok:
+    candidate.error, candidate.verified = check.error, check.verified
+    if check.verified is None:
         candidate.fail(Outcome.WRONG_RESULT, check.summary)
         return False
-    run.note(f"verified on the CPU executor at {check.rows} rows and in {check.right - 1} other calls")
+    run.note(f"verified on the CPU executor at {check.rows} rows and in {check.verified.calls - 1} other calls")
     for said in check.not_shown:
         run.note(f"not shown: {said}")
     return True

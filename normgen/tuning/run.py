@@ -26,6 +26,7 @@ from normgen.records.memory import Memory
 from normgen.records.place import Place
 from normgen.records.record import Outcome, ProblemKey, Record
 from normgen.records.statistics import Price, Times
+from normgen.records.verified import Verified
 from normgen.records.winners import gpu_slug, needs_state, state_folder
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import is_built_in
@@ -57,6 +58,7 @@ class Candidate:
     price_us: Price | None = None  # of a finalist
     alone_us: float | None = None  # of a finalist
     error: Mapping[str, float] = field(default_factory=dict)
+    verified: Verified | None = None
     known: Record | None = None  # taken over from an earlier run instead of measured
 
     @property
@@ -75,7 +77,7 @@ class Candidate:
         return max((int(r.get("registers", 0)) for r in self.resources), default=0)
 
     def fail(self, outcome: Outcome, reason: str) -> None:
-        self.outcome, self.reason, self.known = outcome, reason, None
+        self.outcome, self.reason, self.known, self.verified = outcome, reason, None, None
 
 
 LONGEST_BUDGET_S = 30 * 24 * 3600.0  # a wait of more than some 292 years overflows the system's clock
@@ -178,6 +180,7 @@ class Run:
             predicted_us=candidate.predicted_us,
             bytes=self.problem.compulsory_bytes,
             error=candidate.error,
+            verified=candidate.verified,
             resources=candidate.resources,
             device=self.device.as_dict(),
             versions=self.versions,
@@ -203,7 +206,8 @@ class Run:
             return False
         candidate.text = text
         candidate.outcome, candidate.reason = known.outcome, known.reason
-        candidate.times_us, candidate.error, candidate.known = known.times_us, known.error, known
+        candidate.times_us, candidate.known = known.times_us, known
+        candidate.error, candidate.verified = known.error, known.verified
         return True
 
     def _note_other_text(self) -> None:

@@ -105,7 +105,7 @@ def _one_outlier(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Ar
 
 def _outlier_first(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
     x = rng.standard_normal((rows, cols))
-    x[:, 0] = 1e3
+    x[:, 0] = 1e3 * rng.choice([-1.0, 1.0], rows)
     return x
 
 

@@ -1,6 +1,7 @@
 """What is done with a random spec, or schedule, each step on its own: emitted, walked, compiled, run.
 
-A fault of ours is an error. A refusal (`NormgenError`) is an answer, unless its class or its words say that normgen is wrong.
+A fault of ours is an error. A refusal (`NormgenError`) is an answer, unless its class or its words say that normgen is
+wrong.
 """
 
 from __future__ import annotations

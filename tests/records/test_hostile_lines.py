@@ -29,6 +29,7 @@ from normgen.spec.reader import load
 from normgen.studies.fit import read_measured
 from tests.measure.simulated import problem
 from tests.records.test_record import record
+from tests.records.test_verified import VERIFIED
 
 H200 = TARGETS["h200"]
 DEEP = "[" * 400 + "]" * 400
@@ -38,6 +39,29 @@ VALUES = (
     *("null", "true", "5", "-1", "0", "1e400", "NaN", "Infinity", "-Infinity", '"8"', '"fast"', '""', "[]", "{}"),
     *('"../../../evil"', r'"\ud800"', r'"\u0000\n\u2028"', "[1]", '{"a": 1}', "1" + "0" * 30, "1" + "0" * 5000, DEEP),
 )
+NO_VERIFICATION: tuple[tuple[str, Any, str], ...] = (
+    ("executor", "trust me", "verified.executor must be one of gpu, cpu"),
+    ("device", "", "verified.device must be not empty"),
+    ("device", 5, "verified.device must be a text"),
+    ("version", None, "verified.version must be a text"),
+    ("calls", 0, "verified.calls must be at least 1"),
+    ("calls", 2.5, "verified.calls must be a whole number"),
+    ("rows", [-1], "verified.rows must be at least 0"),
+    ("rows", 8, "verified.rows must be a list"),
+    ("families", ["normal", 3], "verified.families must be a text"),
+    ("families", [""], "verified.families must be not empty"),
+    ("unbounded", 1.5, "verified.unbounded must be at most 1"),
+    ("unbounded", -0.1, "verified.unbounded must be at least 0"),
+    ("orders", True, "verified.orders must be a whole number"),
+    ("nulls", {"mean": 1}, "verified.nulls must be a list"),
+    ("surprise", 1, "verified has unknown keys"),
+)
+
+
+def verified_with(**changes: Any) -> str:
+    return json.dumps(VERIFIED.as_dict() | changes)
+
+
 # The lines of the review that ended in a traceback or in a header, and what must be said of each.
 REFUSED = (
     ("rows", '"8"', "rows must be a whole number"),
@@ -60,6 +84,9 @@ REFUSED = (
     ("device", '{"name": "NVIDIA H200", "sm_count": "many"}', "device.sm_count must be a whole number"),
     ("resources", '[{"registers": "few"}]', "resources has missing keys"),
     ("times_us", "null", "outcome ok must come with a time"),
+    ("verified", "null", "verified must be an object"),
+    ("verified", "{}", "verified has missing keys"),
+    *(("verified", verified_with(**{name: value}), says) for name, value, says in NO_VERIFICATION),
 )
 
 
@@ -74,7 +101,7 @@ def layernorm() -> Problem:
 
 
 def served(**changes: Any) -> Record:
-    return record(**({"problem": ProblemKey.of(layernorm())} | changes))
+    return record(**({"problem": ProblemKey.of(layernorm()), "verified": VERIFIED} | changes))
 
 
 def all_lines() -> Iterator[str]:
