@@ -48,7 +48,7 @@ CASES: dict[str, Named] = {
         "layernorm", "4096x512", "f32", team(64, 1, 4, variance="corrected_two_pass", **HELD)
     ),
     "guarded_lanes": forward("layernorm", "4096x96", "f32", team(8, 4, 4, variance="guarded", **HELD)),
-    "shifted_block": forward("layernorm", "4096x512", "bf16", team(64, 1, 4, variance="shifted", **HELD)),
+    "shifted_block": forward("layernorm", "4096x1024", "bf16", team(64, 1, 4, variance="shifted", **HELD)),
     "guarded_block": forward("layernorm", "4096x512", "bf16", team(64, 1, 4, variance="guarded", **HELD)),
     "corrected_cluster": forward(
         "layernorm", "4096x768", "f32", team(32, 1, 4, cluster=2, variance="corrected_two_pass", **HELD)
