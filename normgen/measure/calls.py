@@ -1,7 +1,8 @@
 """The calls of a kernel that its check consists of: each choice a caller has, where it breaks careless kernels.
 
 A plain call has every family of rows. Each of the others differs from it in what it says, and has normal rows, which
-are all different: a row that was skipped, taken twice or taken from a neighbour shows. The CPU executor and the GPU
+are all different: a row that was skipped, taken twice or taken from a neighbour shows. But one: rows of a large mean
+alone, as rows that share a warp may decide together what to compute. The CPU executor and the GPU
 make the same calls, but for what only one of them can do.
 """
 
@@ -15,6 +16,7 @@ from normgen.codegen.columns.last_tile import LAST_TILE_IN_FLIGHT
 from normgen.codegen.columns.partials import FINISH_IN_FLIGHT
 from normgen.codegen.module import Module, Source
 from normgen.problem.problem import Problem
+from normgen.problem.question import Direction
 from normgen.program.source import kernel_problem
 from normgen.records.verified import Site, Verified
 from normgen.verify import Inputs, Outputs, Verdict, make_inputs, make_outputs
@@ -85,6 +87,7 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
         pitches: Mapping[str, int] | None = None,
         nulls: tuple[str, ...] = (),
         order: int = 0,
+        families: tuple[str, ...] | None = normal,
     ) -> Call:
         pitch = cols + (problem.pitch - cols) % PITCH_STEP  # with the alignments of the problem's own
         shaped = problem if cols == problem.cols else replace(problem, cols=cols, pitch=pitch)
@@ -92,7 +95,7 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
             says=says,
             problem=replace(shaped, rows=rows),
             sm_count=sm_count,
-            families=normal,
+            families=families,
             pitches=pitches or {},
             nulls=nulls,
             order=order,
@@ -103,6 +106,8 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
         yield at(0, "at 0 rows")
     if tile > 2:
         yield at(tile - 1, f"at {tile - 1} rows, one less than a tile")
+    if tile > 1 and problem.direction is Direction.FORWARD:
+        yield at(tile, f"at {tile} rows of a large mean", families=("large_mean",))
     ragged = 3 * tile - tile // 2
     for nulls in _nulls(problem):
         yield at(ragged, f"with null {' and '.join(nulls)}", nulls=nulls)

@@ -38,6 +38,10 @@ MORE = {
         {"threads_per_row": 256, "persistent": 2, "stages": 3, "copy": "bulk", "hold": "shared", "vector": 4,
          "unroll": 1},
     ),
+    "guarded": named(
+        "layernorm", "4096x96", "f32",
+        {"threads_per_row": 8, "rows_per_block": 4, "vector": 4, "variance": "guarded", **IN_REGISTERS},
+    ),
     "online": named(
         "softmax", "64x1024", "f32",
         {"threads_per_row": 32, "rows_per_block": 4, "vector": 4, "softmax": "online", **IN_REGISTERS},
@@ -84,6 +88,12 @@ MUTANTS = [
     ("backward_last_tile", "if (row < rows) parts", "if (row <= rows) parts", "out_of_bounds"),
     ("backward_clusters", "first < partial_rows;", "first < min(partial_rows, kInFlight);", "WRONG"),
     ("backward_last_tile", "next += kInFlight *", "next += 2 * kInFlight *", "WRONG"),
+    (
+        "guarded",
+        "__any_sync(0xffffffffu, !(row_x_margin >= 0.0f))",
+        "__any_sync(0xffffffffu, row_x_margin >= 0.0f)",
+        "WRONG at 4 rows of a large mean:",
+    ),
     (
         *("backward_last_tile", "if (threadIdx.x == 0) tickets[tile * kTicketWords] = 0;", ""),
         "the workspace is left unfit",
