@@ -252,13 +252,13 @@ CHANGES: tuple[Change, ...] = (
         ("(alike || !tuned.alike)", "true"),
         ("near < nearest ||", "near > nearest ||"),
         ("if (invalid) return cudaErrorInvalidValue;", "if (invalid) return cudaSuccess;"),
+        ("  if (rows == 0) return cudaSuccess;\n", ""),
     ),
     *changes(
         "export/templates/host.cu.j2",
         SHAPES,
         (" + (alike ? 0 : 1)", " + (alike ? 1 : 0)"),
         ("if (tuned >= 0) kernel", "if (tuned > 0) kernel"),
-        ("  if (rows == 0) return cudaSuccess;\n", ""),
     ),
     *changes(
         "export/host_part.py",

@@ -45,7 +45,7 @@ def test_the_rounded_reference_passes(op: made.Spec, rows: int, cols: int, store
     assert found.ok, found.summary()
     assert found.rows_checked == rows
     if rows > 20 and op is not made.ROW_SUM:  # sums of 16-bit numbers are often exact
-        assert 0.0005 < found.max_ratio <= 1
+        assert 0.001 < found.max_ratio <= 1
 
 
 @pytest.mark.parametrize("accumulate", [False, True])
