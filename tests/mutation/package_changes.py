@@ -278,12 +278,7 @@ CHANGES: tuple[Change, ...] = (
         ("return cudaErrorNoKernelImageForDevice;\n  if", "return status;\n  if"),
         ("known[device].load", "known[0].load"),
     ),
-    *changes(
-        "export/header.py",
-        PICKED,
-        ("(__CUDA_ARCH__ < {arch}0{newer})", "(__CUDA_ARCH__ < {arch}0)"),
-        ("if other > arch), ", "if other >= arch), "),
-    ),
+    *changes("export/header.py", LIBRARIES, ("if other > arch), ", "if other >= arch), ")),
     *changes(
         "export/shared_library.py",
         LIBRARIES,

@@ -75,6 +75,7 @@ def test_what_was_not_shown_is_told_with_it() -> None:
     assert part.not_shown == said
     assert told([part]) == ["; ".join((ON_H200, *said))]
     assert VERIFIED.not_shown == ()
+    assert told([VERIFIED, part]) == ["; ".join((ON_H200, *said))]
 
 
 @pytest.mark.parametrize(("verified", "says"), [(VERIFIED, ON_H200), (None, "not recorded")], ids=["new", "older"])
