@@ -11,6 +11,7 @@
 // spec      log_softmax, sha256:6b7af12db9cd04a5219c49bee9f0aa9fe811749a231b6d354300bd2fd89a5299
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
+// verified  not recorded
 // note      emitted as another text than the one that was tuned: 4096 x 151936
 //
 //   rows x cols              kernel         threads  rows/block  vector  GB/s  of roof  vs default  alone us  timed

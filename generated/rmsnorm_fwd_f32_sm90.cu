@@ -11,6 +11,7 @@
 // spec      rmsnorm, sha256:61a22f77ec2c7cf69458a8cff26c11e0af021fb40a8c559ca9ee24a2d364721e
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
+// verified  not recorded
 // note      emitted as another text than the one that was tuned: 8192 x 4096, 2048 x 262144
 //
 //   rows x cols              kernel           threads  rows/block  vector  GB/s  of roof  vs default  alone us  timed

@@ -11,6 +11,7 @@
 // spec      softmax, sha256:c5400002ca547394ec84e5aa4b3351da738c737199bc4278c68add55f3aaf94c
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
+// verified  not recorded
 // note      emitted as another text than the one that was tuned: 8192 x 2048, 4096 x 32000, 16384 x 32768, 2048 x
 //           50257, 4096 x 128256
 //

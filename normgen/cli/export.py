@@ -10,8 +10,8 @@ from normgen import export as headers
 from normgen.cli.options import show
 from normgen.device import device_from
 from normgen.errors import NothingValidError, UsageError
+from normgen.export.t4 import t4_results
 from normgen.files.names import Part, name_part
-from normgen.records.t4 import t4_results
 from normgen.records.winners import adopt, kept_of
 
 RE_EXPORT = "`normgen export` writes them again"

@@ -114,7 +114,7 @@ def space_command(target: str, as_json: bool, why: bool, **options: Any) -> None
 def verify(target: str, as_json: bool, device: str | None, knobs: str, seed: int, **options: Any) -> None:
     """Check a kernel against the float64 reference on adversarial rows; exit 4 if it misses its bounds.
 
-    --json prints {problem, schedule, device, ok, summary}.
+    --json prints {problem, schedule, device, ok, summary, verified}: verified as in a record, null of a wrong kernel.
     """
     problem = read_problem(options)
     gpu = find_gpu(parse_device(device))
@@ -128,7 +128,9 @@ def verify(target: str, as_json: bool, device: str | None, knobs: str, seed: int
     ok, summary = checked.ok, checked.summary
     where = facts.name if gpu else "CPU executor"
     if as_json:
-        show({"problem": str(problem), "schedule": str(schedule), "device": where, "ok": ok, "summary": summary})
+        verified = checked.verified.as_dict() if checked.verified else None
+        found = {"problem": str(problem), "schedule": str(schedule), "device": where, "ok": ok, "summary": summary}
+        show({**found, "verified": verified})
     else:
         click.echo(f"{problem}, {schedule}, on the {where}\n{summary}")
     if not ok:

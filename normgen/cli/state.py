@@ -120,7 +120,7 @@ def compare(before: Path, after: Path, as_json: bool) -> None:
 
     Files are records, one a line, or what `tune --json` printed. A difference counts where the 95 % intervals of the
     medians do not meet. Exit 5 if any problem is slower. --json prints {faster, slower, same, only_before, only_after,
-    problems: [{problem, verdict, before_us, after_us, ratio, chain_ratio}]}.
+    problems: [{problem, verdict, before_us, after_us, ratio, chain_ratio, before_verified, after_verified}]}.
     """
     found = compare_files(before, after)
     show(found.as_dict() if as_json else comparison_text(found))

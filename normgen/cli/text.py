@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from normgen.records.compare import FASTER, SAME, SLOWER, UNMEASURED, Comparison
 from normgen.records.record import Record
+from normgen.records.verified import told
 from normgen.text import figure, table
 from normgen.tuning.progress import Standing
 from normgen.tuning.result import NOT_MEASURED, Result
@@ -22,6 +23,7 @@ def result_text(result: Result) -> str:
         lines[0] += f" ({NOT_MEASURED})"
     lines += ["", _times_table(result), ""]
     lines.append(_verdict(result))
+    lines += [f"verified    {text}" for text in told([record.verified])]
     lines += [f"record      {result.record_path}"] if result.record_path else []
     lines += [f"header      {result.header_path}"] if result.header_path else []
     lines += [f"candidates  {result.candidates_path}", _effort(result)]
@@ -160,6 +162,8 @@ def comparison_text(found: Comparison) -> str:
         for p in found.pairs
     ]
     lines = [table(("", "before µs", "after µs", "ratio", "of chains", "problem"), rows), ""]
+    lines += [f"verified before: {text}" for text in told(p.before_verified for p in found.pairs)]
+    lines += [f"verified after: {text}" for text in told(p.after_verified for p in found.pairs)]
     lines += [f"only before: {name}" for name in found.only_before]
     lines += [f"only after: {name}" for name in found.only_after]
     counts = [f"{found.count(v)} {v.lower()}" for v in (FASTER, SLOWER, SAME, UNMEASURED) if found.count(v)]

@@ -92,7 +92,7 @@ def _compile_unit(chunk: dict[str, Module], compiler: Compiler, runtime: Path) -
 
 def _key(module: Module, compiler: Compiler) -> str:
     digest = hashlib.sha256()
-    kernels = [(kernel.name, [param.ctype for param in kernel.params]) for kernel in module.kernels]
+    kernels = [(k.name, k.launch.threads, [param.ctype for param in k.params]) for k in module.kernels]
     for part in (_FORMAT, shim_digest(), str(compiler), *compiler.kernel_flags, repr(kernels), module.text):
         digest.update(part.encode())
         digest.update(b"\0")

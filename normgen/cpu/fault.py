@@ -39,6 +39,7 @@ _WAITS = {
     4: "wait for the cluster",
     5: "wait for an mbarrier",
 }
+_COLLECTIVE = re.compile(r"\b(?:__\w+_sync|__syncthreads|named_barrier)\b|\b\w+::(?:\w+::)*reduce\b|\b\w+\.shfl\w*")
 _SHARED_ARRAY = re.compile(r"__shared__[^;=]*?(\w+)\s*\[")
 
 
@@ -78,8 +79,9 @@ def make_faults(
     found: dict[tuple[FaultKind, int], Fault] = {}
     for record in records:
         chain = frames.get(record.pc, ())
-        if record.other_pc and chain and _places(chain) == _places(frames.get(record.other_pc, ())):
-            continue  # the compiler copied one barrier to two places
+        other = frames.get(record.other_pc, ())
+        if record.other_pc and chain and _places(chain) == _places(other):
+            continue  # the compiler copied one call to two places
         text_lines = [frame.line for frame in chain if frame.file == text_file]
         line = text_lines[0] if text_lines else 0
         line_text = lines[line - 1] if 0 < line <= len(lines) else ""
@@ -88,7 +90,9 @@ def make_faults(
             for group in record.groups[: record.group_count]
         )
         earlier = _text_line(frames.get(record.earlier_pc, ()), text_file)
-        notes = ([f"the earlier access is at line {earlier}"] if earlier else []) + ([groups] if groups else [])
+        others = [frame.line for frame in other if frame.file == text_file]
+        met = f"{_call(text_lines, lines)} met {_call(others, lines)}" if other else ""
+        notes = [*filter(None, (met, f"the earlier access is at line {earlier}" if earlier else "", groups))]
         message = record.message.decode(errors="replace")
         fault = Fault(
             kind=_kind(record.kind, module.text, line_text),
@@ -116,6 +120,16 @@ def _places(chain: Sequence[Frame]) -> list[tuple[str, int]]:
 def _text_line(chain: Sequence[Frame], text_file: str) -> int:
     """The innermost line of the module's own text; helpers of the shim lie further in."""
     return next((frame.line for frame in chain if frame.file == text_file), 0)
+
+
+def _call(places: Sequence[int], lines: Sequence[str]) -> str:
+    """`__shfl_xor_sync at line 5, called from line 12`, of the lines of a call, innermost first."""
+    if not places:
+        return "a call at an unknown line"
+    name = _COLLECTIVE.search(lines[places[0] - 1])
+    return ", called from ".join(
+        [f"{name[0] if name else 'a call'} at line {places[0]}", *(f"line {n}" for n in places[1:])]
+    )
 
 
 def _group(wait: int, threads: int, line: int) -> str:

@@ -38,7 +38,7 @@ def _module_text(index: int, module: Module) -> str:
         f'#line 1 "{text_name(index)}"',
         instantiated(module),
         f'#line 1 "normgen_entries_{index}"',
-        *(_entry_text(index, number, kernel) for number, kernel in enumerate(module.kernels)),
+        *(_entry_text(index, number, kernel, module.text) for number, kernel in enumerate(module.kernels)),
         f'extern "C" __attribute__((weak, visibility("hidden"))) unsigned char __start_{section}[];',
         f'extern "C" __attribute__((weak, visibility("hidden"))) unsigned char __stop_{section}[];',
         f'extern "C" __attribute__((visibility("default"))) unsigned char* normgen_shared_of_{index}(int end) {{',
@@ -61,11 +61,21 @@ def instantiated(module: Module) -> str:
     return text.replace(TEMPLATE, "") if config else text
 
 
-def _entry_text(index: int, number: int, kernel: Kernel) -> str:
+def _entry_text(index: int, number: int, kernel: Kernel, text: str) -> str:
     arguments = ", ".join(
         f"*reinterpret_cast<{param.ctype}*>(arguments[{position}])" for position, param in enumerate(kernel.params)
     )
     return (
+        f"{_launch_limit(text, kernel)}"
         f'extern "C" __attribute__((visibility("default"), no_sanitize("thread", "undefined")))\n'
         f"void normgen_entry_{index}_{number}(void** arguments) {{ {kernel.name}({arguments}); }}"
     )
+
+
+def _launch_limit(text: str, kernel: Kernel) -> str:
+    """A GPU refuses to launch more threads than the kernel's `__launch_bounds__` says."""
+    found = re.search(rf"__launch_bounds__\(([^(),]+)[^()]*\)\s+(?:\w+\s+)*{kernel.name}\(", text)
+    if found is None:
+        return ""
+    rule = f"{kernel.name} is launched with {kernel.launch.threads} threads, more than its __launch_bounds__ allow"
+    return f'static_assert({kernel.launch.threads} <= ({found[1]}), "{rule}");\n'

@@ -11,6 +11,7 @@ from normgen.export.groups import Entry, Group
 from normgen.pipeline import emit
 from normgen.problem.question import Direction
 from normgen.records.record import Record
+from normgen.records.verified import told
 from normgen.records.winners import gpu_slug
 from normgen.schedule.schedule import Schedule
 from normgen.spec.checks import absent_key, parse_all
@@ -33,6 +34,7 @@ def banner(group: Group, general: Sequence[Schedule]) -> list[str]:
         "",
         f"spec      {spec.name}, sha256:{spec.sha256}",
         *_evidence(records),
+        *_verified(records),
         *_emitted_anew(group.entries),
         *([] if records else [f"note      {untuned(group)}"]),
         "",
@@ -106,6 +108,13 @@ def _evidence(records: Sequence[Record]) -> list[str]:
             lines.append(f"{label.ljust(9)} {text}")
             label = ""
     return lines
+
+
+def _verified(records: Sequence[Record]) -> list[str]:
+    """Where the kernels of the table were compared with the reference, and how widely."""
+    lines = told(record.verified for record in records)
+    labels = ["verified  ", *["          "] * len(lines)]
+    return [line for label, text in zip(labels, lines, strict=False) for line in _wrapped(text, label)]
 
 
 def _records(entries: Sequence[Entry]) -> list[str]:

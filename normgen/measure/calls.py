@@ -1,21 +1,24 @@
 """The calls of a kernel that its check consists of: each choice a caller has, where it breaks careless kernels.
 
 A plain call has every family of rows. Each of the others differs from it in what it says, and has normal rows, which
-are all different: a row that was skipped, taken twice or taken from a neighbour shows. The CPU executor and the GPU
+are all different: a row that was skipped, taken twice or taken from a neighbour shows. But one: rows of a large mean
+alone, as rows that share a warp may decide together what to compute. The CPU executor and the GPU
 make the same calls, but for what only one of them can do.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from normgen.codegen.columns.last_tile import LAST_TILE_IN_FLIGHT
 from normgen.codegen.columns.partials import FINISH_IN_FLIGHT
 from normgen.codegen.module import Module, Source
 from normgen.problem.problem import Problem
+from normgen.problem.question import Direction
 from normgen.program.source import kernel_problem
+from normgen.records.verified import Site, Verified
 from normgen.verify import Inputs, Outputs, Verdict, make_inputs, make_outputs
 
 TRIPS = 9  # of a row loop: every slot of a ring is filled three times, as rings have at most 4
@@ -84,6 +87,7 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
         pitches: Mapping[str, int] | None = None,
         nulls: tuple[str, ...] = (),
         order: int = 0,
+        families: tuple[str, ...] | None = normal,
     ) -> Call:
         pitch = cols + (problem.pitch - cols) % PITCH_STEP  # with the alignments of the problem's own
         shaped = problem if cols == problem.cols else replace(problem, cols=cols, pitch=pitch)
@@ -91,7 +95,7 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
             says=says,
             problem=replace(shaped, rows=rows),
             sm_count=sm_count,
-            families=normal,
+            families=families,
             pitches=pitches or {},
             nulls=nulls,
             order=order,
@@ -102,6 +106,8 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
         yield at(0, "at 0 rows")
     if tile > 2:
         yield at(tile - 1, f"at {tile - 1} rows, one less than a tile")
+    if tile > 1 and problem.direction is Direction.FORWARD:
+        yield at(tile, f"at {tile} rows of a large mean", families=("large_mean",))
     ragged = 3 * tile - tile // 2
     for nulls in _nulls(problem):
         yield at(ragged, f"with null {' and '.join(nulls)}", nulls=nulls)
@@ -136,19 +142,22 @@ class Checked:
     rows     of the plain call, or of the wrong one
     summary  of the plain call and a line for each other; or of the wrong one: its faults, else its verdict
     error    the largest error as a share of its bound, of each tensor; nothing where there was a fault
-    right    how many calls were right
-    not_shown  what the check says nothing about, in words
+    verified  where, and by which calls, all of which were right; None of a wrong kernel
     """
 
     rows: int
     ok: bool
     summary: str
     error: dict[str, float]
-    right: int
-    not_shown: tuple[str, ...] = ()
+    verified: Verified | None = None
+
+    @property
+    def not_shown(self) -> tuple[str, ...]:
+        """What the check says nothing about, in words."""
+        return self.verified.not_shown if self.verified else ()
 
 
-def together(made: Iterable[tuple[Call, Verdict | str | None]]) -> Checked:
+def together(made: Iterable[tuple[Call, Verdict | str | None]], site: Site) -> Checked:
     """The calls up to the first that is wrong. One ends in a verdict, in a fault's text, or was not made: None."""
     right: list[tuple[Call, Verdict]] = []
     not_made: list[str] = []
@@ -159,24 +168,39 @@ def together(made: Iterable[tuple[Call, Verdict | str | None]]) -> Checked:
         elif isinstance(found, str):
             state = " ".join(filter(None, ("WRONG", call.says)))
             summary = f"{state}: {call.problem}\n{found}"
-            return Checked(rows=call.problem.rows, ok=False, summary=summary, error={}, right=len(right))
+            return Checked(rows=call.problem.rows, ok=False, summary=summary, error={})
         elif not found.ok:
             worst = {t.name: float(t.max_ratio) for t in found.tensors}
-            return Checked(rows=call.problem.rows, ok=False, summary=found.summary(), error=worst, right=len(right))
+            return Checked(rows=call.problem.rows, ok=False, summary=found.summary(), error=worst)
         else:
             right.append((call, found))
             for t in found.tensors:
                 error[t.name] = max(error.get(t.name, 0.0), float(t.max_ratio))
     plain, verdict = [run for run in right if not run[0].says][-1]
     lines = [verdict.summary(), *(f"  ok {call.says}" for call, _ in right if call.says)]
-    untried = tuple(f"a call {says} was not made" for says in not_made)
-    return Checked(
-        rows=plain.problem.rows,
-        ok=True,
-        summary="\n".join([*lines, *(f"  not shown: {said}" for said in untried)]),
-        error=error,
-        right=len(right),
-        not_shown=(*verdict.not_shown, *untried),
+    verified = _verified(right, verdict, site, not_made)
+    lines += [f"  not shown: {said}" for said in verified.not_shown]
+    return Checked(rows=plain.problem.rows, ok=True, summary="\n".join(lines), error=error, verified=verified)
+
+
+def _verified(right: Sequence[tuple[Call, Verdict]], plain: Verdict, site: Site, not_made: Sequence[str]) -> Verified:
+    """What the right calls are recorded as; `plain` is the verdict on the one with every family of rows."""
+    made = [call for call, _ in right]
+    tensors = [tensor for _, verdict in right for tensor in verdict.tensors]
+    return Verified(
+        site=site,
+        calls=len(right),
+        rows=tuple(sorted({call.problem.rows for call in made})),
+        cols=tuple(sorted({call.problem.cols for call in made})),
+        compared=plain.rows_checked,
+        families=plain.families,
+        own_pitches=tuple(dict.fromkeys(name for call in made for name in call.pitches)),
+        nulls=tuple(dict.fromkeys(name for call in made for name in call.nulls)),
+        orders=len({call.order for call in made}),
+        unbounded=sum(t.unbounded for t in tensors) / max(1, sum(t.elements for t in tensors)),
+        left_out=plain.left_out,
+        uncounted=plain.uncounted,
+        not_made=tuple(not_made),
     )
 
 

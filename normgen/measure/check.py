@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from normgen import verify
 from normgen.codegen.module import Module
 from normgen.cuda.compiler import compile_module
+from normgen.cuda.driver import driver_version
 from normgen.cuda.launch import Bound, LoadedModule
 from normgen.cuda.memory import DeviceBuffer, memset
 from normgen.cuda.stream import Stream
@@ -19,6 +20,7 @@ from normgen.errors import DriverError
 from normgen.measure.calls import MOST_ELEMENTS, Call, Checked, calls, taken, together
 from normgen.measure.host_memory import require_memory
 from normgen.problem.problem import Problem
+from normgen.records.verified import GPU, Site
 from normgen.verify import FAMILY_ROWS, Buffer, Expectation, Outputs, Verdict, pick_rows, pick_slabs
 
 CHECKED_ELEMENTS = 1 << 17  # of every candidate
@@ -139,6 +141,8 @@ class DeviceCheck:
         self.plain = Call(says="", problem=self.problem, sm_count=facts.sm_count)
         self._setting = _Setting(self.plain, index=index, seed=seed)
         self._setting.keep()
+        version = ".".join(map(str, driver_version()))
+        self.site = Site(executor=GPU, device=facts.name, version=version)
         self._expected: dict[tuple[bool, int | None], Expectation] = {}
 
     def run(self, bound: Bound, stream: Stream, *, full: bool, chain: int | None = None) -> Verdict:
@@ -168,7 +172,7 @@ class DeviceCheck:
                 except DriverError as error:
                     raise DriverError(error.rule, code=error.code, received=call.says) from error
 
-        return together(made())
+        return together(made(), self.site)
 
     def _other(self, call: Call, loaded: LoadedModule, stream: Stream) -> Verdict | str:
         """One call in its own memory: its verdict, or what is wrong with the workspace."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from dataclasses import replace
 from typing import Any
 
@@ -9,10 +10,12 @@ import numpy as np
 
 from normgen.codegen.module import Module
 from normgen.cpu import Program, build, find_compiler
+from normgen.cpu.compiler import require_compiler
 from normgen.errors import UsageError
 from normgen.measure.calls import MOST_ELEMENTS, Call, Checked, calls, taken, together
 from normgen.measure.host_memory import require_memory
 from normgen.problem.problem import Problem
+from normgen.records.verified import CPU, Site
 from normgen.verify import FAMILY_ROWS, Verdict, check
 
 CPU_ELEMENTS = 1 << 15
@@ -62,7 +65,9 @@ def check_on_cpu(problem: Problem, module: Module, *, seed: int = 0, most_elemen
                 raise
             return None
 
-    return together((call, run(call)) for call in (*plain, *calls(problem, module, sm_count=CPU_SMS)))
+    made = ((call, run(call)) for call in (*plain, *calls(problem, module, sm_count=CPU_SMS)))
+    compiler = require_compiler().version
+    return together(made, Site(executor=CPU, device=platform.machine(), version=compiler))
 
 
 def _plain_calls(problem: Problem) -> list[Call]:

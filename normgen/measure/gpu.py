@@ -159,11 +159,11 @@ class GpuBench:
             if full:
                 checked = checks.run_all(loaded.module, bound, self._stream)
             else:
-                checked = together([(checks.plain, checks.run(bound, self._stream, full=False))])
+                checked = together([(checks.plain, checks.run(bound, self._stream, full=False))], checks.site)
             overran = loaded.overran()
         if overran:
             return Check(ok=False, summary="bytes next to the workspace were written", error=checked.error)
-        return Check(ok=checked.ok, summary=checked.summary, error=checked.error, not_shown=checked.not_shown)
+        return Check(ok=checked.ok, summary=checked.summary, error=checked.error, verified=checked.verified)
 
     def unload(self, key: str) -> None:
         """Free the kernel's graphs, its twins' among them, module and workspace."""

@@ -23,6 +23,7 @@ from normgen.records import statistics
 from normgen.records.place import Place
 from normgen.records.record import Outcome
 from normgen.records.statistics import Times
+from normgen.records.verified import Verified
 
 BENCH = "normgen.measure.gpu:GpuBench"  # what a worker builds
 
@@ -42,10 +43,10 @@ class Entrant(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Passed:
-    """It is right. `error` per written tensor as a fraction of its bound; `not_shown`: what the check leaves open."""
+    """It is right. `error` per written tensor as a fraction of its bound; `verified`: where, and by which calls."""
 
     error: Mapping[str, float] = field(default_factory=dict)
-    not_shown: tuple[str, ...] = ()
+    verified: Verified | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +159,7 @@ class Judge:
             found = Fault(outcome=Outcome.LAUNCH_ERROR, reason=str(error))
         else:
             if check.ok:
-                return Passed(error=check.error, not_shown=check.not_shown)
+                return Passed(error=check.error, verified=check.verified)
             found = Fault(outcome=Outcome.WRONG_RESULT, reason=check.summary, error=check.error)
         self.forget([entrant.key])
         return found

@@ -15,6 +15,7 @@ from normgen.errors import NormgenError
 from normgen.measure import timing
 from normgen.records.place import Context
 from normgen.records.record import Outcome
+from normgen.records.verified import Verified
 
 ROOF_PREFIX = "roof: "
 BASE, BASE_AGAIN = "chain without the kernel", "chain without the kernel again"  # one graph, twice in each round
@@ -62,13 +63,13 @@ class KernelFaultError(NormgenError):
 class Check:
     """A kernel's result against the reference: `error` per written tensor as a fraction of its bound.
 
-    `not_shown`: what the check says nothing about, in words.
+    `verified`: where, and by which calls; None of a wrong kernel.
     """
 
     ok: bool
     summary: str
     error: dict[str, float] = field(default_factory=dict)
-    not_shown: tuple[str, ...] = ()
+    verified: Verified | None = None
 
 
 class Bench(timing.Timer, Protocol):

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from normgen.errors import UsageError
 from normgen.files.decoded import parse_json
 from normgen.records.record import Record
+from normgen.records.verified import Verified
 from normgen.records.winners import kept_of
 
 FASTER, SLOWER, SAME, UNMEASURED = "FASTER", "SLOWER", "SAME", "UNMEASURED"
@@ -24,6 +25,7 @@ class Pair:
     """One problem in both files: µs and `ratio`, after over before, are of prices (alone, of times).
 
     chain_ratio   the same of T; None alone
+    before_verified, after_verified   where and how the kernels were verified; None where the record does not say
     """
 
     problem: str
@@ -32,6 +34,13 @@ class Pair:
     after_us: float
     ratio: float
     chain_ratio: float | None = None
+    before_verified: Verified | None = None
+    after_verified: Verified | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        verified = {"before_verified": self.before_verified, "after_verified": self.after_verified}
+        told = {name: one.as_dict() if one else None for name, one in verified.items()}
+        return {f.name: getattr(self, f.name) for f in fields(self)} | told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +59,7 @@ class Comparison:
     def as_dict(self) -> dict[str, Any]:
         counts = {name.lower(): self.count(name) for name in (FASTER, SLOWER, SAME, UNMEASURED)}
         only = {"only_before": list(self.only_before), "only_after": list(self.only_after)}
-        return {**counts, **only, "problems": [asdict(pair) for pair in self.pairs]}
+        return {**counts, **only, "problems": [pair.as_dict() for pair in self.pairs]}
 
 
 def compare_files(before: Path, after: Path) -> Comparison:
@@ -88,6 +97,8 @@ def judge(problem: str, before: Record, after: Record) -> Pair:
         after_us=new_us,
         ratio=round(new_us / old_us, 4),
         chain_ratio=round(after.us / before.us, 4) if chains and before.us and after.us else None,
+        before_verified=before.verified,
+        after_verified=after.verified,
     )
 
 

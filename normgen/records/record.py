@@ -19,6 +19,8 @@ roof_us        what the best hand-written kernel that moves the bytes costs in t
 roofs_us       the best of each family: copy (a memcpy node), elementwise, reduction, two launches
 bytes, gb_per_s, percent_of_roof (by prices), default_us (the default schedule's T, same run)
 error          largest error per written tensor, as a fraction of its bound
+verified       where the kernel was compared with the reference, and how widely (`records.verified`); absent from what
+               was not, or failed, and from older records
 resources      per kernel: registers, spill_bytes, static_shared_bytes, ...
 device, versions, search, command, seed, created, reason
 spec           the text of a spec that does not come with normgen: the record can be exported by itself
@@ -41,6 +43,7 @@ from normgen.problem.problem import Problem
 from normgen.records.place import DEFAULT_PLACE, Context, Place, Setting
 from normgen.records.statistics import Price, Times
 from normgen.records.validity import check_record
+from normgen.records.verified import Verified
 from normgen.schedule.schedule import Schedule, schedule_from
 
 SCHEMA = 1
@@ -146,6 +149,7 @@ class Record:
     bytes: int = 0
     default_us: float | None = None
     error: Mapping[str, float] = field(default_factory=dict, hash=False)
+    verified: Verified | None = None
     resources: tuple[Mapping[str, Any], ...] = field(default=(), hash=False)
     device: Mapping[str, Any] = field(default_factory=dict, hash=False)
     versions: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -237,6 +241,7 @@ class Record:
         }
         evidence: dict[str, Any] = {
             "error": dict(self.error),
+            **({"verified": self.verified.as_dict()} if self.verified else {}),
             "resources": [dict(r) for r in self.resources],
             "device": dict(self.device),
             "versions": dict(sorted(self.versions.items())),
@@ -311,6 +316,7 @@ def from_dict(data: Any) -> Record:
         times_us=Times(**data["times_us"]) if data["times_us"] else None,
         chain_us=Times(**data["chain_us"]) if data.get("chain_us") else None,
         price_us=Price(**data["price_us"]) if data.get("price_us") else None,
+        verified=Verified.of(data["verified"]) if "verified" in data else None,
         resources=tuple(data["resources"]),
         **{name: data[name] for name in (*_PLAIN, *_OPTIONAL) if name in data},
     )

@@ -106,6 +106,8 @@ def _complaint(value: Any, rule: Mapping[str, Any]) -> str:
             return f"at least {rule['minimum']}"
         if "exclusiveMinimum" in rule and value <= rule["exclusiveMinimum"]:
             return f"above {rule['exclusiveMinimum']}"
+        if "maximum" in rule and value > rule["maximum"]:
+            return f"at most {rule['maximum']}"
     is_empty = isinstance(value, str | Mapping) and not value
     return "not empty" if is_empty and ("minLength" in rule or "minProperties" in rule) else ""
 

@@ -12,6 +12,7 @@ from normgen.files.shipped import VERSION
 from normgen.records.place import DEFAULT_PLACE
 from normgen.records.record import Outcome, ProblemKey, Record
 from normgen.records.statistics import median
+from normgen.records.verified import told
 from normgen.report.evidence import SEARCH, Evidence, Series, Trial
 from normgen.report.importance import KnobShare, knob_shares
 from normgen.schedule.schedule import Schedule
@@ -206,6 +207,7 @@ def _final(record: Record) -> dict[str, Any]:
         "default_us": record.default_cost_us,
         "noise": record.search.get("noise_floor"),
         "error": max((e for e in record.error.values() if e is not None), default=None),
+        "verified": told([record.verified])[0],
         "registers": max((int(r.get("registers", 0)) for r in record.resources), default=0),
         "spill": sum(int(r.get("spill_bytes", 0)) for r in record.resources),
         "reason": record.reason,

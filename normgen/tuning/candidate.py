@@ -16,6 +16,7 @@ from normgen.device import Device
 from normgen.measure.judge import Fault, Passed
 from normgen.records.record import Outcome, Record
 from normgen.records.statistics import Price, Times
+from normgen.records.verified import Verified
 from normgen.schedule.schedule import Schedule
 
 Resources = tuple[Mapping[str, Any], ...]
@@ -45,7 +46,7 @@ class Candidate:
 
     def evidence(self) -> dict[str, Any]:
         """Fields of a record: all that this state knows of them."""
-        names = ("schedule", "predicted_us", "text", "outcome", "reason", "error", "resources")
+        names = ("schedule", "predicted_us", "text", "outcome", "reason", "error", "verified", "resources")
         return {name: getattr(self, name) for name in names if hasattr(self, name)} | {"measured": False}
 
     def proposed(self) -> Proposed:
@@ -64,6 +65,7 @@ class Candidate:
         facts = self._base() | {"text": record.text, "error": record.error, "resources": record.resources}
         if record.times_us is not None:
             kernel = self if isinstance(self, Built) else None
+            facts["verified"] = record.verified
             return Timed(**facts, times_us=record.times_us, reason=record.reason, kernel=kernel, known=record)
         return Failed(**facts, outcome=record.outcome, reason=record.reason, known=record)
 
@@ -104,7 +106,7 @@ class Built(Candidate):
     def judged(self, verdict: Passed | Fault) -> Checked | Failed:
         if isinstance(verdict, Fault):
             return self.failed(verdict.outcome, verdict.reason, verdict.error)
-        return Checked(**vars(self) | {"error": verdict.error, "not_shown": verdict.not_shown})
+        return Checked(**vars(self) | {"error": verdict.error, "verified": verdict.verified})
 
     def predicted(self, us: float, reason: str) -> Predicted:
         return Predicted(**vars(self) | {"predicted_us": us}, reason=reason)
@@ -112,13 +114,13 @@ class Built(Candidate):
 
 @dataclass(frozen=True, kw_only=True)
 class Checked(Built):
-    """Right. `error` per written tensor as a fraction of its bound; `not_shown`: what the check says nothing about."""
+    """Right. `error` per written tensor as a fraction of its bound; `verified`: where, and by which calls."""
 
     error: Mapping[str, float] = field(default_factory=dict)
-    not_shown: tuple[str, ...] = ()
+    verified: Verified | None = None
 
     def timed(self, times_us: Times, price_us: Price | None = None, alone_us: float | None = None) -> Timed:
-        facts = self._base() | {"error": self.error, "resources": self.resources}
+        facts = self._base() | {"error": self.error, "verified": self.verified, "resources": self.resources}
         return Timed(**facts, kernel=self, times_us=times_us, price_us=price_us, alone_us=alone_us)
 
 
@@ -135,6 +137,7 @@ class Timed(Candidate):
     price_us: Price | None = None
     alone_us: float | None = None
     error: Mapping[str, float] = field(default_factory=dict)
+    verified: Verified | None = None
     resources: Resources = ()
     reason: str = ""
     kernel: Built | None = None
@@ -152,6 +155,7 @@ class Predicted(Built):
     """Compiled for a GPU that is not here. `error`: of the check on the CPU executor, where it was made."""
 
     error: Mapping[str, float] = field(default_factory=dict)
+    verified: Verified | None = None
     reason: str = ""
     known: Record | None = None
     outcome: ClassVar[Outcome] = Outcome.PREDICTED

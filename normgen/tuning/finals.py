@@ -56,7 +56,7 @@ def confirm(hearing: Hearing) -> Finish:
             hearing.run.note(f"not hot: {spills}")
     with hearing.run.clock.phase("elsewhere"):
         found = _elsewhere(hearing, checked, confirmation)
-    for said in found.winner.not_shown:
+    for said in found.winner.verified.not_shown if found.winner.verified else ():
         hearing.run.note(f"not shown: {said}")
     times, prices = confirmation.times, confirmation.prices
     timed = {c.key: c.timed(times[c.key], prices.get(c.key), found.alone_us.get(c.key)) for c in found.left}

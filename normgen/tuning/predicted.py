@@ -148,12 +148,12 @@ def checked(run: Run, candidate: Predicted) -> Predicted | Failed:
         check = cpu_check.check_on_cpu(run.problem, candidate.module, seed=run.seed, most_elements=CHECKED_ELEMENTS)
     except NormgenError as error:
         return candidate.failed(Outcome.COMPILE_ERROR, f"on the CPU executor: {error}")
-    if not check.ok:
+    if check.verified is None:
         return candidate.failed(Outcome.WRONG_RESULT, check.summary, check.error)
-    run.note(f"verified on the CPU executor at {check.rows} rows and in {check.right - 1} other calls")
+    run.note(f"verified on the CPU executor at {check.rows} rows and in {check.verified.calls - 1} other calls")
     for said in check.not_shown:
         run.note(f"not shown: {said}")
-    return replace(candidate, error=check.error)
+    return replace(candidate, error=check.error, verified=check.verified)
 
 
 def way(candidate: Predicted) -> tuple[str, ...]:

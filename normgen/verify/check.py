@@ -167,6 +167,7 @@ def _judged(
         overrun=outputs.overrun() if isinstance(outputs, Outputs) else (),
         rows_checked=rows_checked,
         seed=inputs.seed,
+        families=tuple(names),
         left_out=inputs.left_out,
         uncounted=tuple(name for name in names if contract and name not in contract),
     )

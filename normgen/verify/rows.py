@@ -10,12 +10,12 @@ large_steps  2^20, or 2^14 of f16; one element in 256 the next number of the dty
 constant     one value per row: variance 0, and every addition of a chain rounds the same way
 large_constant  the same, up to 2^20, or 2^14 of f16
 one_outlier  standard normal, one element 10^3
-outlier_first  the same in column 0, where `shifted` takes its pivot: see below
+outlier_first  the same in column 0, ±10^3, where `shifted` takes its pivot: see below
 tiny         around the smallest normal number of the dtype
 huge         as large as Σ (2x)² of a row allows in float32, and the dtype in itself
 zeros        all 0
 mixed_sign   ±c alternating, 1 % noise: sums cancel
-inf          standard normal, one +inf or -inf
+inf          standard normal, one +inf or -inf; every third row, from the second on, has nothing but -inf
 nan          standard normal, one NaN
 tail         0 but for the last column: breaks masked tails
 masked       standard normal, some columns the lowest finite number of the dtype; every second row has nothing else
@@ -105,7 +105,7 @@ def _one_outlier(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Ar
 
 def _outlier_first(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
     x = rng.standard_normal((rows, cols))
-    x[:, 0] = 1e3
+    x[:, 0] = np.where(np.arange(rows) % 2, -1e3, 1e3)
     return x
 
 
@@ -128,13 +128,17 @@ def _mixed_sign(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Arr
     return signs * rng.uniform(0.5, 4.0, (rows, 1)) * (1 + 0.01 * rng.standard_normal((rows, cols)))
 
 
-def _one_of(values: list[float]) -> Draw:
-    def draw(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
-        x = rng.standard_normal((rows, cols))
-        x[np.arange(rows), rng.integers(0, cols, rows)] = np.resize(values, rows)
-        return x
+def _inf(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
+    x = rng.standard_normal((rows, cols))
+    x[np.arange(rows), rng.integers(0, cols, rows)] = np.resize([np.inf, -np.inf, -np.inf], rows)
+    x[1::3] = -np.inf
+    return x
 
-    return draw
+
+def _nan(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
+    x = rng.standard_normal((rows, cols))
+    x[np.arange(rows), rng.integers(0, cols, rows)] = np.nan
+    return x
 
 
 def _tail(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
@@ -166,8 +170,8 @@ DRAWS: dict[str, Draw] = {
     "huge": _huge,
     "zeros": _zeros,
     "mixed_sign": _mixed_sign,
-    "inf": _one_of([np.inf, -np.inf]),
-    "nan": _one_of([np.nan]),
+    "inf": _inf,
+    "nan": _nan,
     "tail": _tail,
     "masked": _masked,
 }

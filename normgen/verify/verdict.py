@@ -71,6 +71,7 @@ class Verdict:
 
     overrun   tensors that were written outside their elements
     call      what sets the call apart from a plain one: "at 1 row"
+    families  of rows that were tried
     left_out  families of rows that were not tried: a sum over rows cannot hold them, or its contract leaves them out
     uncounted  families that were tried, but that the spec's accuracy contract leaves out
     """
@@ -81,6 +82,7 @@ class Verdict:
     rows_checked: int
     seed: int
     call: str = ""
+    families: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     uncounted: tuple[str, ...] = ()
 
@@ -96,29 +98,11 @@ class Verdict:
     def tensor(self, name: str) -> TensorVerdict:
         return next(t for t in self.tensors if t.name == name)
 
-    @property
-    def unbounded_share(self) -> float:
-        """Of all elements looked at, those without a finite bound."""
-        return sum(t.unbounded for t in self.tensors) / max(1, sum(t.elements for t in self.tensors))
-
-    @property
-    def not_shown(self) -> tuple[str, ...]:
-        """What this verdict says nothing about, in words."""
-        said = []
-        if self.unbounded_share:
-            said.append(f"any value passes in {self.unbounded_share:.2g} of the elements, which have no finite bound")
-        if self.left_out:
-            said.append(f"rows of {', '.join(self.left_out)} were not tried")
-        if self.uncounted:
-            said.append(f"rows of {', '.join(self.uncounted)} are outside the spec's accuracy contract")
-        return tuple(said)
-
     def summary(self) -> str:
-        """One line for the verdict and one for each tensor, wrong ones first; then what was not shown."""
+        """One line for the verdict and one for each tensor, wrong ones first."""
         what = f"{self.problem}, {self.rows_checked} rows checked, seed {self.seed}"
         state = " ".join(filter(None, ("ok" if self.ok else "WRONG", self.call)))
         lines = [f"{state}: {what}"]
         lines += [f"  {name}: bytes outside the elements were written" for name in self.overrun]
         lines += ["  " + t.summary() for t in sorted(self.tensors, key=lambda t: t.ok)]
-        lines += [f"  not shown: {said}" for said in self.not_shown]
         return "\n".join(lines)

@@ -357,7 +357,7 @@ __device__ inline void put(float* to, int at) {
     ),
     "two different __syncthreads": _planted(
         FaultKind.DIVERGENT_BARRIER,
-        "different __syncthreads",
+        "__syncthreads at line 3, called from line 7 met __syncthreads at line 3, called from line 10",
         """
   if (threadIdx.x >= 32) {
     meet();
@@ -387,6 +387,70 @@ __device__ inline void meet() { __syncthreads(); }  // HERE
   if (threadIdx.x % 32 < 16) v = __shfl_xor_sync(0xffffffffu, v, 1);  // HERE
   __syncthreads();
   y[threadIdx.x] = v;
+""",
+    ),
+    "two different shuffles": _planted(
+        FaultKind.DIVERGENT_BARRIER,
+        "__shfl_xor_sync at line 6 met __shfl_xor_sync at line 5",
+        """
+  float v = threadIdx.x;
+  if (threadIdx.x % 2 == 0) v = __shfl_xor_sync(0xffffffffu, v, 1);  // HERE
+  else v = __shfl_xor_sync(0xffffffffu, v, 1);  // HERE
+  y[threadIdx.x] = v;
+""",
+    ),
+    "a shuffle against another kind of it": _planted(
+        FaultKind.DIVERGENT_BARRIER,
+        "__shfl_down_sync at line 5 met __shfl_up_sync at line 6",
+        """
+  float v = threadIdx.x;
+  if (threadIdx.x % 2 == 1) v = __shfl_down_sync(0xffffffffu, v, 2);  // HERE
+  else v = __shfl_up_sync(0xffffffffu, v, 2);  // HERE
+  y[threadIdx.x] = v;
+""",
+    ),
+    "a shuffle in a function that two branches call": _planted(
+        FaultKind.DIVERGENT_BARRIER,
+        "__shfl_sync at line 2, called from line 9 met __shfl_sync at line 2, called from line 6",
+        """
+  if (threadIdx.x % 32 < 16) {
+    const float v = first(1.0f);
+    y[threadIdx.x] = v;
+  } else {
+    const float v = first(2.0f);
+    y[threadIdx.x] = 2.0f * v;
+  }
+""",
+        helpers="""__device__ __forceinline__ float first(float v) { return __shfl_sync(0xffffffffu, v, 0); }  // HERE
+""",
+    ),
+    "two different votes": _planted(
+        FaultKind.DIVERGENT_BARRIER,
+        "__any_sync at line 6 met __all_sync at line 5",
+        """
+  int v;
+  if (threadIdx.x % 32 < 7) v = __all_sync(0xffffffffu, threadIdx.x > 3);  // HERE
+  else v = __any_sync(0xffffffffu, threadIdx.x > 3);  // HERE
+  y[threadIdx.x] = v;
+""",
+    ),
+    "two different ballots": _planted(
+        FaultKind.DIVERGENT_BARRIER,
+        "__ballot_sync at line 6 met __ballot_sync at line 5",
+        """
+  unsigned v;
+  if (threadIdx.x % 32 < 7) v = __ballot_sync(0xffffffffu, threadIdx.x > 3);  // HERE
+  else v = __ballot_sync(0xffffffffu, threadIdx.x > 9);  // HERE
+  y[threadIdx.x] = v;
+""",
+    ),
+    "two different named barriers for the lanes of a warp": _planted(
+        FaultKind.DIVERGENT_BARRIER,
+        "named_barrier at line 5 met named_barrier at line 4",
+        """
+  if (threadIdx.x % 32 < 16) named_barrier(1, 64);  // HERE
+  else named_barrier(1, 64);  // HERE
+  y[threadIdx.x] = 1.0f;
 """,
     ),
     "shuffle from a lane that has exited": _planted(

@@ -333,6 +333,35 @@ LEGAL = {
         1,
     ),
     "values sent": (_SEND, 2),
+    "__syncwarp at two places": (
+        """
+  __shared__ float s[64];
+  s[threadIdx.x] = 1.0f;
+  if (threadIdx.x % 2 == 0) __syncwarp();
+  else __syncwarp();
+  y[64 * blockIdx.x + threadIdx.x] = s[threadIdx.x ^ 1];
+""",
+        1,
+    ),
+    "a named barrier at two places, of two warps": (
+        """
+  __shared__ float s[64];
+  s[threadIdx.x] = 1.0f;
+  if (threadIdx.x < 32) named_barrier(1, 64);
+  else named_barrier(1, 64);
+  y[64 * blockIdx.x + threadIdx.x] = s[threadIdx.x ^ 32];
+""",
+        1,
+    ),
+    "shuffles of two parts of a warp": (
+        """
+  float v = threadIdx.x;
+  if (threadIdx.x % 32 < 16) v = __shfl_xor_sync(0x0000ffffu, v, 1);
+  else v = __shfl_xor_sync(0xffff0000u, v, 2);
+  y[64 * blockIdx.x + threadIdx.x] = v;
+""",
+        1,
+    ),
     "atomic sums": ("\n  atomicAdd(y + threadIdx.x, 1.0f);\n", 1),
     "blocks of a cluster around its barrier": (
         """

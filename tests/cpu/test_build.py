@@ -45,6 +45,15 @@ def test_a_text_the_compiler_refuses_is_named_with_its_line() -> None:
     assert build(ROW_SUM).unit.exists()
 
 
+def test_more_threads_than_the_launch_bounds_of_a_kernel_are_refused() -> None:
+    (only,) = ROW_SUM.kernels
+    assert f"__launch_bounds__({only.launch.threads})" in ROW_SUM.text
+    wide = replace(ROW_SUM, kernels=(replace(only, launch=replace(only.launch, threads=only.launch.threads + 32)),))
+    with pytest.raises(CompileError) as caught:
+        build(wide)
+    assert "more than its __launch_bounds__ allow" in caught.value.log
+
+
 def test_a_second_build_comes_from_the_cache_and_a_changed_text_does_not(own_cache: Path) -> None:
     first = build(ROW_SUM)
     built = first.unit.stat().st_mtime_ns

@@ -310,6 +310,8 @@ def test_calls_without_rows_succeed_and_wrong_ones_are_refused_before_any_launch
     calls = {"0 768 0": 0, "0 768 9": 0, "-1 768 0": INVALID_VALUE, "5 0 0": INVALID_VALUE, "0 0 0": INVALID_VALUE}
     calls |= {"5 768 1": INVALID_VALUE, "5 768 8": INVALID_VALUE}  # y or x is null
     assert ask(program, (f"call {c}" for c in calls)) == list(calls.values())
+    pitches = {"768 768": 0, "800 769": 0, "767 768": INVALID_VALUE, "768 767": INVALID_VALUE}
+    assert ask(program, (f"pitched 0 768 {p}" for p in pitches)) == list(pitches.values())
 
 
 @needs_nvcc

@@ -10,6 +10,7 @@ import re
 import shlex
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from normgen.spec.reader import load, parse
 from normgen.suites.suite import load_suite, parse_suite
 from normgen.tuning.tuner import command_of
 from tests.export.cases import record
+from tests.records.test_verified import VERIFIED
 from tests.samples import sized
 
 WHOLE = 14_286  # times seven
@@ -107,7 +109,7 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield path
 
 
-RECORD = record(shape="8x96", measured=True)
+RECORD = replace(record(shape="8x96", measured=True), verified=VERIFIED)
 PLAIN = json.loads(RECORD.line())
 FREE = [("device", "name"), ("versions", "nvrtc"), ("versions", "normgen"), ("command",), ("created",), ("reason",)]
 

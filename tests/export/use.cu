@@ -3,6 +3,7 @@
 //   blocks  rows_per_block cluster persistent blocks period min_blocks rows sm_count -> blocks
 //   align   bits -> alignment
 //   call    rows cols null -> error code of a call that may not reach the GPU; null: bit i = argument i is null
+//   pitched rows cols y_pitch x_pitch -> the same
 #include "layernorm_fwd_f32_sm90.cu"
 #include "layernorm_bwd_bf16_sm90.cu"
 
@@ -41,6 +42,12 @@ int main() {
       float* p[6];
       for (int i = 0; i < 6; ++i) p[i] = null >> i & 1u ? nullptr : a;
       std::cout << normgen::sm90::layernorm_fwd_f32(p[0], p[1], p[2], p[3], p[4], p[5], rows, cols, 1e-5f) << "\n";
+    } else if (what == "pitched") {
+      int rows, cols;
+      long long y_pitch, x_pitch;
+      std::cin >> rows >> cols >> y_pitch >> x_pitch;
+      alignas(16) float a[1] = {};
+      std::cout << normgen::sm90::layernorm_fwd_f32_pitched(a, a, a, a, a, a, y_pitch, x_pitch, rows, cols, 1e-5f) << "\n";
     } else if (what == "workspace") {
       int rows, cols;
       std::cin >> rows >> cols;

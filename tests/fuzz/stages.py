@@ -1,6 +1,7 @@
-"""What is done with a random spec, each step on its own: emitted, walked, compiled, run. A fault of ours is an error.
+"""What is done with a random spec, or schedule, each step on its own: emitted, walked, compiled, run.
 
-A refusal (`NormgenError`) is an answer, unless its class or its words say that normgen is wrong.
+A fault of ours is an error. A refusal (`NormgenError`) is an answer, unless its class or its words say that normgen is
+wrong.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from random import Random
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,10 +25,12 @@ from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.ir import COLS
 from normgen.program.source import written_program
+from normgen.schedule.schedule import Schedule
 from normgen.verify import check, make_inputs
 from normgen.verify.interpret import Array, Float64
 from normgen.verify.program_walk import ProgramWalk
-from tests.fuzz.specs import Asked
+from tests.fuzz.schedules import draw_legal
+from tests.fuzz.specs import Asked, draw
 
 LIMIT_S = 60.0  # a step that computes for longer hangs; the slowest takes 3 s
 WAITS = 30  # as many times longer it may take, for others compute too: on a busy machine seconds say little
@@ -66,7 +70,15 @@ def limited(seconds: float) -> Iterator[None]:
             signal.signal(number, before[number])
 
 
-def answered(step: Callable[[Asked], Answer], asked: Asked, *, limit_s: float = LIMIT_S) -> Answer:
+class Drawn(Protocol):
+    """A problem, and schedules for it; printed, what is needed to draw it again."""
+
+    def problem(self) -> Problem: ...
+
+    def schedules(self, problem: Problem) -> list[Schedule]: ...
+
+
+def answered(step: Callable[[Any], Answer], asked: Drawn, *, limit_s: float = LIMIT_S) -> Answer:
     """The answer of one step; whatever it raises beside a refusal is a crash."""
     try:
         with limited(limit_s):
@@ -91,7 +103,7 @@ def emitted(asked: Asked) -> Answer:
     return walked(problem) if asked.direction == "forward" else Answer("right")
 
 
-def compiled(asked: Asked) -> Answer:
+def compiled(asked: Drawn) -> Answer:
     """Through NVRTC."""
     problem = asked.problem()
     for schedule in asked.schedules(problem):
@@ -113,7 +125,7 @@ def build_together(batch: Iterable[Asked]) -> None:
         build_many(modules)
 
 
-def executed(asked: Asked) -> Answer:
+def executed(asked: Drawn) -> Answer:
     """On the CPU executor, against the reference of every row family."""
     problem = asked.problem()
     for schedule in asked.schedules(problem):
@@ -158,4 +170,17 @@ def walked(problem: Problem) -> Answer:
     return Answer("right") if verdict.ok else Answer("wrong", f"{program}\n{verdict.summary()}")
 
 
-STEPS: dict[str, Callable[[Asked], Answer]] = {"emit": emitted, "nvrtc": compiled, "execute": executed}
+@dataclass(frozen=True)
+class Step:
+    """What is drawn, and what is done with it."""
+
+    draw: Callable[[Random], Drawn]
+    do: Callable[[Any], Answer]
+
+
+STEPS = {
+    "emit": Step(draw, emitted),
+    "nvrtc": Step(draw, compiled),
+    "execute": Step(draw, executed),
+    "legal": Step(draw_legal, executed),
+}

@@ -1,4 +1,4 @@
-"""A sample of what `python -m tests.fuzz` does: no random spec ends in a fault of ours."""
+"""A sample of what `python -m tests.fuzz` does: no random spec or schedule ends in a fault of ours."""
 
 from __future__ import annotations
 
@@ -47,3 +47,8 @@ def test_a_step_hangs_by_what_it_computes_or_by_a_wait_without_end(monkeypatch: 
     assert answered(computes, asked, limit_s=0.1).state == "hang"
     monkeypatch.setattr(stages, "WAITS", 2)
     assert answered(waits, asked, limit_s=0.1).state == "hang"
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+def test_the_check_finds_random_legal_schedules_right() -> None:
+    assert run("legal", 4, seed=1000) == 0

@@ -9,13 +9,16 @@ from dataclasses import replace
 import pytest
 
 from normgen.cpu import build_many, find_compiler
+from normgen.cpu.compiler import require_compiler
 from normgen.device import target
 from normgen.measure.calls import FAR, PITCH_STEP, TRIPS, Call, calls, finishing_loop, together
-from normgen.measure.cpu_check import check_on_cpu
+from normgen.measure.cpu_check import CPU_SMS, check_on_cpu
 from normgen.pipeline import emit
 from normgen.program.source import problem_for
+from normgen.records.verified import CPU, Site
 from normgen.schedule.legality import refusal
 from normgen.spec.reader import load
+from normgen.verify import default_families
 from tests.codegen.covering import Case, cover, pool
 from tests.codegen.kernels import IN_REGISTERS, KERNELS, Named, named
 from tests.verify import made
@@ -34,12 +37,18 @@ MORE = {
         {"threads_per_row": 256, "persistent": 2, "stages": 3, "copy": "bulk", "hold": "shared", "vector": 4,
          "unroll": 1},
     ),
+    "guarded": named(
+        "layernorm", "4096x96", "f32",
+        {"threads_per_row": 8, "rows_per_block": 4, "vector": 4, "variance": "guarded", **IN_REGISTERS},
+    ),
     "online": named(
         "softmax", "64x1024", "f32",
         {"threads_per_row": 32, "rows_per_block": 4, "vector": 4, "softmax": "online", **IN_REGISTERS},
     ),
 }  # fmt: skip
 NAMED: dict[str, Named] = {**KERNELS, **MORE}
+
+SITE = Site(executor=CPU, device="x86_64", version="g++ 12.2.0")
 
 
 def test_a_fault_keeps_its_text_behind_the_call_that_shows_it() -> None:
@@ -174,9 +183,29 @@ def test_together_ends_with_the_first_wrong_call() -> None:
         yield call, "deadlock: somewhere"
         raise AssertionError("a call after the wrong one")
 
-    checked = together(made_so_far())
+    checked = together(made_so_far(), SITE)
     assert not checked.ok
     assert checked.summary.splitlines()[1] == "deadlock: somewhere"
+    assert checked.verified is None
+
+
+def test_what_was_verified_is_what_the_calls_were() -> None:
+    kernel = NAMED["warp_per_row"]
+    check = check_on_cpu(kernel.problem, kernel.module(), most_elements=1 << 15)
+    found = check.verified
+    assert found is not None
+    made = [call for call in calls(kernel.problem, kernel.module(), sm_count=CPU_SMS) if call.elements <= 1 << 15]
+    assert found.site.executor == "cpu"
+    assert found.site.version == require_compiler().version
+    assert found.calls == len(made) + 1
+    assert found.rows == tuple(sorted({check.rows, *(call.problem.rows for call in made)}))
+    assert found.cols == (kernel.problem.cols,)
+    assert found.nulls == ("mean", "rstd")
+    assert set(found.own_pitches) == {"x", "y"}
+    assert found.orders == 2
+    assert set(found.families) == set(default_families(kernel.problem))
+    assert 0 <= found.unbounded < 0.1
+    assert found.not_made == ()
 
 
 def test_the_faults_that_are_planted_on_a_gpu_are_in_the_texts_of_today() -> None:

@@ -12,6 +12,7 @@ from normgen.device import target
 from normgen.errors import DriverError
 from normgen.measure import check as device_check
 from normgen.measure.calls import TRIPS, Checked
+from normgen.records.verified import GPU, Site
 from tests.codegen.kernels import KERNELS
 from tests.measure.host_device import FAULTS, SM_COUNT, HostBound, HostBuffer, HostModule, HostStream, host_memset
 
@@ -22,7 +23,8 @@ CHECKED = ("warp_per_row", "backward_clusters", "backward_last_tile")
 
 @pytest.fixture(autouse=True)
 def _in_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, stand_in in {"DeviceBuffer": HostBuffer, "LoadedModule": HostModule, "memset": host_memset}.items():
+    stand_ins = {"DeviceBuffer": HostBuffer, "LoadedModule": HostModule, "memset": host_memset}
+    for name, stand_in in (stand_ins | {"driver_version": lambda: (13, 0)}).items():
         monkeypatch.setattr(device_check, name, stand_in)
     FAULTS.clear()
 
@@ -43,6 +45,9 @@ def test_right_kernels_pass_in_every_call_the_device_can_make(name: str) -> None
     found = checked(name, KERNELS[name].module())
     assert found.ok, found.summary
     assert not FAULTS
+    assert found.verified is not None
+    assert found.verified.site == Site(executor=GPU, device=FACTS.name, version="13.0")
+    assert found.verified.orders == 1
     said = found.summary
     assert "ok at 1 row" in said
     assert "ok with pitches of their own" in said

@@ -48,7 +48,18 @@ CASES: dict[str, Named] = {
         "layernorm", "4096x512", "f32", team(64, 1, 4, variance="corrected_two_pass", **HELD)
     ),
     "guarded_lanes": forward("layernorm", "4096x96", "f32", team(8, 4, 4, variance="guarded", **HELD)),
-    "shifted_block": forward("layernorm", "4096x512", "bf16", team(64, 1, 4, variance="shifted", **HELD)),
+    "shifted_block": forward("layernorm", "4096x1024", "bf16", team(64, 1, 4, variance="shifted", **HELD)),
+    "guarded_block": forward("layernorm", "4096x512", "bf16", team(64, 1, 4, variance="guarded", **HELD)),
+    "corrected_cluster": forward(
+        "layernorm", "4096x768", "f32", team(32, 1, 4, cluster=2, variance="corrected_two_pass", **HELD)
+    ),
+    "shifted_any_cols": forward(
+        "layernorm", "4096x198", "f32", team(32, 4, 2, edges="masked", variance="shifted"), any_cols=True, pitch=200
+    ),
+    "left_out_statistics": forward(
+        "layernorm", "4096x384", "bf16", team(32, 4, 4, statistics="left_out", blocks_per_sm=4, **HELD),
+        without=["mean", "rstd"],
+    ),
     "max_sum_hybrid": forward("row_max_sum", "4096x6144", "f32", team(32, 1, 4, hold="hybrid", unroll=1)),
     "approximate_softmax": forward("softmax", "4096x256", "f32", team(32, 2, 4, arithmetic="approximate", **HELD)),
     # edges, lengths at run time, chained launches
@@ -60,6 +71,10 @@ CASES: dict[str, Named] = {
     "chained_rmsnorm": forward(
         "rmsnorm", "4096x1024", "bf16", team(128, 1, 8, params="early", dependent_launch="loads", **HELD),
         without=["rstd"], stable_parameters=True,
+    ),
+    "early_at_start": forward(
+        "rmsnorm", "4096x512", "bf16", team(64, 1, 8, params="early", dependent_launch="start", **HELD),
+        stable_parameters=True,
     ),
     # how rows arrive
     "ahead_layernorm": forward("layernorm", "4096x256", "f32", team(32, 2, 4, **AHEAD)),
@@ -89,6 +104,13 @@ CASES: dict[str, Named] = {
     ),
     "atomic_peeled": backward(
         "layernorm", "4096x261", "f32", team(32, 2, 4, edges="peel", columns="atomic"), any_cols=True, align=4
+    ),
+    "atomic_in_order": backward(
+        "layernorm", "4096x256", "f32", team(64, 1, 4, persistent=2, columns="atomic", **HELD), deterministic=True
+    ),
+    "early_partner": backward(
+        "layernorm", "4096x384", "f32",
+        team(32, 2, 4, persistent=2, columns="partials_two_kernels", dependent_launch="on", **HELD),
     ),
     "accumulate_masked": backward(
         "rmsnorm", "4096x198", "f16", team(32, 1, 4, edges="masked", persistent=2, **HELD), pitch=200, accumulate=True

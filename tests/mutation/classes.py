@@ -175,8 +175,22 @@ MONOIDS = (
     C("pivot_of_lane", "a pivot for each lane", r"(element\(read<1>\(x_row)\), 0\)", r"\1 + lane), 0)"),
 )  # fmt: skip
 
-EXCHANGES = (
-    C("shuffle_start", "half of the lanes are left out", r"kLanes / 2; offset", "kLanes / 4; offset"),
+GUARDS = (
+    C("vote_dropped", "every row for itself, in a warp of several", r"__any_sync\(0xffffffffu, (!\([^)]*\))\)", r"\1"),
+    C("vote_of_all", "a look only if all rows of a warp need it", r"__any_sync", "__all_sync"),
+    C("guard_inverted", "the second look where it is not needed", r"!\((row_\w+_margin >= 0\.0f)\)", r"(\1)"),
+    C("guard_never", "no second look", r"!\(row_\w+_margin >= 0\.0f\)", "false"),
+    C("guard_too_wide", "rows are spared that lose all digits", r"- 0\.75f \* ", "- 1e-7f * "),
+    C("spared_dropped", "a spared row takes the second look's sums", r"if \((row_\w+_margin >= 0\.0f)\)", "if (false)"),
+    C("spared_value", "a spared row's variance is 0", r"(look2\.\w+_squares) = row_\w+_left;", r"\1 = 0.0f;"),
+)  # fmt: skip
+
+CHAINS = (
+    C("chain_without_waits", "no kernel in front is waited for", r"using Chain = Early\w*;", "using Chain = InOrder;"),
+    C("partner_wait_dropped", "a call's first kernel is not waited for", r"Chain::wait_for_partner\(\);", ""),
+)  # fmt: skip
+
+EXCHANGES = (    C("shuffle_start", "half of the lanes are left out", r"kLanes / 2; offset", "kLanes / 4; offset"),
     C("shuffle_end", "neighbours are left out", r"offset > 0", "offset > 1"),
     C("shuffle_step", "every other exchange is left out", r"offset /= 2", "offset /= 4"),
     C("shuffle_mask", "half of the lanes are named", r"0xffffffffu", "0x0000ffffu"),
@@ -265,6 +279,8 @@ CLASSES: tuple[MutationClass, ...] = (
     *SIZES,
     *ARITHMETIC,
     *MONOIDS,
+    *GUARDS,
+    *CHAINS,
     *EXCHANGES,
     *TRANSPORTS,
     *SUMS_OVER_ROWS,

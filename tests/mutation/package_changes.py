@@ -30,6 +30,25 @@ HANDLE = ("tests/python/test_plans.py", "tests/python/test_handle.py", "tests/py
 ARGUMENTS = ("tests/python/test_arguments.py", "tests/python/test_general_kernels.py")
 ERROR_MODEL = ("tests/verify/test_error_rules.py", "tests/verify/test_error_model.py", "tests/verify/test_check.py")
 
+CALLED = "tests/export/test_dispatch.py::test_a_call_zeroes_and_launches_what_the_emitter_says_with_its_own_arguments"
+WORKSPACE = "tests/export/test_dispatch.py::test_the_workspace_covers_every_kernel_that_a_call_may_take"
+SELECTED = (
+    "tests/export/test_headers.py::test_a_header_selects_by_cols_nearest_rows_alignment_and_null_parameters",
+    "tests/export/test_headers.py::test_calls_without_rows_succeed_and_wrong_ones_are_refused_before_any_launch",
+)
+SHAPES = (f"{CALLED}[layernorm]",)
+COLUMN_SUMS = (f"{CALLED}[every_way_to_sum_columns]", WORKSPACE)
+PICKED = (
+    "tests/export/test_dispatch.py::test_a_set_calls_the_newest_header_that_the_code_for_the_device_was_compiled_for"
+    "[self_contained-sm80_first]",
+)
+LIBRARIES = (
+    "tests/export/test_forms.py::test_shared_device_functions_stand_in_one_file_and_in_no_header",
+    "tests/export/test_forms.py::test_a_kernel_has_the_same_machine_code_in_every_form",
+)
+VERIFIED = ("tests/records/test_verified.py",)
+CALLS = ("tests/measure/test_calls.py::test_what_was_verified_is_what_the_calls_were",)
+
 
 @dataclass(frozen=True)
 class Change:
@@ -212,6 +231,80 @@ CHANGES: tuple[Change, ...] = (
             "return (key.cols, key.rows, len(self.problem.absent),",
         ),
         ("pitch=1025, align=align", "pitch=1024, align=align"),
+    ),
+    *changes(
+        "export/templates/host.cu.j2",
+        COLUMN_SUMS,
+        ("static_cast<long long>(launch.persistent) * sm_count / launch.cluster", "static_cast<long long>(sm_count)"),
+        ("(tiles < launch.min_blocks ? launch.min_blocks : tiles) * launch.cluster", "tiles * launch.cluster"),
+        ("  if (*blocks > most) *blocks = most;\n", ""),
+        ("if (launch.dependent) {", "if (false) {"),
+        ("    if (tuned.cols != cols) continue;\n", ""),
+        (" + workspace.per_block * static_cast<std::size_t>(blocks)", " + 0 * blocks"),
+        ("cudaMemsetAsync(workspace, 0, zeroed, stream)", "cudaMemsetAsync(workspace, 0, zeroed / 2, stream)"),
+    ),
+    *changes(
+        "export/templates/host.cu.j2",
+        SELECTED,
+        ("(absent & ~tuned.absent & kCompiledOut) != 0", "false"),
+        ("(tuned.absent & ~absent) != 0", "false"),
+        ("align % tuned.align == 0", "true"),
+        ("(alike || !tuned.alike)", "true"),
+        ("near < nearest ||", "near > nearest ||"),
+        ("if (invalid) return cudaErrorInvalidValue;", "if (invalid) return cudaSuccess;"),
+        ("  if (rows == 0) return cudaSuccess;\n", ""),
+    ),
+    *changes(
+        "export/templates/host.cu.j2",
+        SHAPES,
+        (" + (alike ? 0 : 1)", " + (alike ? 1 : 0)"),
+        ("if (tuned >= 0) kernel", "if (tuned > 0) kernel"),
+    ),
+    *changes(
+        "export/host_part.py",
+        (*SHAPES, *SELECTED),
+        ('f"{pitch} < cols" for', 'f"{pitch} < 0" for'),
+        ("{1 << bit}u : 0u)", "{1 + bit}u : 0u)"),
+        (' % 16 == 0" for term', ' % 4 == 0" for term'),
+        ("compiled_out=(1 << len(group.optional)) - 1", "compiled_out=(1 << len(group.optional))"),
+        ('("cols" for _ in self.pitches)', '("rows" for _ in self.pitches)'),
+    ),
+    *changes(
+        "export/templates/set.cu.j2",
+        PICKED,
+        ("  if (arch >= {{ part.arch }}) {", "  if (arch > {{ part.arch }}) {"),
+        ("  if (*arch != 0) return cudaSuccess;\n", ""),
+        ("    return sm{{ part.arch }}::{{ name }}_pitched(", "    return sm{{ parts[0].arch }}::{{ name }}_pitched("),
+        ("return cudaErrorNoKernelImageForDevice;\n  if", "return status;\n  if"),
+        ("known[device].load", "known[0].load"),
+    ),
+    *changes("export/header.py", LIBRARIES, ("if other > arch), ", "if other >= arch), ")),
+    *changes(
+        "export/shared_library.py",
+        LIBRARIES,
+        ("if file not in self.parts]", "]"),
+        ("bool(file.headers) or any", "any"),
+    ),
+    *changes(
+        "records/verified.py",
+        VERIFIED,
+        ("for one in group for said in one.not_shown", "for one in group[:1] for said in one.not_shown"),
+        ("tuple(value) if isinstance(value, list) else value", "value"),
+        ("(n := every.count(None))", "(n := 0)"),
+        ("values = [value for one in group for value in of(one)]", "values = list(of(group[0]))"),
+    ),
+    *changes(
+        "measure/calls.py",
+        CALLS,
+        ("calls=len(right),", "calls=len(right) + len(not_made) + 1,"),
+        ("name for call in made for name in call.nulls", "name for call in made[:1] for name in call.nulls"),
+        ("orders=len({call.order for call in made})", "orders=len(made)"),
+        ("rows=tuple(sorted({call.problem.rows for call in made})),", "rows=(plain.rows_checked,),"),
+    ),
+    *changes(
+        "cpu/unit.py",
+        ("tests/cpu/test_build.py::test_more_threads_than_the_launch_bounds_of_a_kernel_are_refused",),
+        ("{kernel.launch.threads} <= ({found[1]})", "{kernel.launch.threads} > 0"),
     ),
     *changes(
         "problem/question.py",

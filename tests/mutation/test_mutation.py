@@ -53,7 +53,19 @@ def test_the_kernels_use_every_technique() -> None:
     # A warp's worth of cooperative groups is a part of a block's.
     assert {plan.exchange for plan in plans} >= set(Exchange) - {Exchange.COOPERATIVE_WARP}
     assert {plan.sums.way for plan in plans if plan.sums} == set(Columns)
-    for knob in ("copy", "edges", "hold", "reduce_with", "softmax", "params", "arithmetic"):
+    assert any(n.problem.deterministic and n.schedule.columns is Columns.ATOMIC for n in CASES.values())
+    assert any(plan.reads_params_ahead for plan in plans)
+    for knob in (
+        "copy",
+        "edges",
+        "hold",
+        "reduce_with",
+        "softmax",
+        "params",
+        "arithmetic",
+        "dependent_launch",
+        "statistics",
+    ):
         assert {getattr(named.schedule, knob) for named in CASES.values()} == set(KNOBS[knob].values), knob
     # The check finds sum_of_squares wrong as it is.
     methods = {named.schedule.variance for named in CASES.values()}
@@ -164,11 +176,15 @@ PARTS = {
             "welford_masked",
             "shifted_block",
             "corrected_block",
+            "corrected_cluster",
             "guarded_lanes",
+            "guarded_block",
+            "shifted_any_cols",
+            "left_out_statistics",
             "max_sum_hybrid",
             "approximate_softmax",
         ),
-        ("peeled_any_cols", "masked_any_cols", "chained_rmsnorm"),
+        ("peeled_any_cols", "masked_any_cols", "chained_rmsnorm", "early_at_start"),
     ),
     "transports": (
         ("ahead_layernorm", "packed_rmsnorm", "cp_async_layernorm", "cp_async_peel", "bulk_rmsnorm"),
@@ -177,6 +193,7 @@ PARTS = {
     "columns": (
         ("two_kernels", "two_kernels_cluster", "cluster_partials", "last_tile", "register_atomic"),
         ("shared_atomic", "atomic_peeled", "accumulate_masked", "softmax_backward"),
+        ("atomic_in_order", "early_partner"),
     ),
 }
 SAMPLED = sized(8, 24)

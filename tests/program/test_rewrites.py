@@ -190,6 +190,35 @@ def test_the_rewritten_programs_read_like_textbooks() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("formulas", "shows"),
+    [
+        ('y = "exp(x - max(x)) / sum(exp(x - max(x)))"', False),
+        ('y = "x - max(x) - log(sum(exp(x - max(x))))"', False),
+        ('t = "max(x)"\nz = "exp(x - t) / sum(exp(x - t))"\ny = "z + (x - t)"', False),
+        ('t = "max(x)"\ns = "sum(exp(x - t))"\nm = "t + log(s)"\ny = "exp(x - t) / s"', True),
+        ('t = "max(x)"\nz = "x - t"\ny = "exp(z) / sum(exp(x - t))"', True),
+    ],
+)
+def test_a_row_of_nothing_but_minus_infinity_is_set_right_where_a_row_value_shows(formulas: str, shows: bool) -> None:
+    """The online state of such a row is (LOWEST, 0)."""
+    more = 'm = "statistic"\n' if "log(s)" in formulas else 'z = "output"\n' if shows else ""
+    program = spec_program(formulas, f'x = "input"\n{more}y = "output"')
+    printed = "\n".join(lines(softmax(program, "online")))
+    assert ("_running" in printed) is shows
+
+
+def test_the_maximum_that_is_stored_is_reduced_by_itself() -> None:
+    assert lines(softmax(lower(load("row_max_sum")), "online")) == [
+        "load x : elem",
+        "reduce row_max : row = max(x)",
+        "reduce row_max_running, row_sum_running : row = online_softmax(x)",
+        "map row_sum : row = row_sum_running*exp(row_max_running - row_max)",
+        "store row_max",
+        "store row_sum",
+    ]
+
+
 @pytest.mark.parametrize("method", VARIANCE)
 def test_one_pass_methods_save_a_look(method: Variance) -> None:
     for program in (lower(load("layernorm")), RESIDUAL):

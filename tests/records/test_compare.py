@@ -13,12 +13,13 @@ import pytest
 
 from normgen.cli import main as cli
 from normgen.errors import UsageError
+from normgen.export.t4 import t4_results
 from normgen.records.compare import compare_files, judge
 from normgen.records.place import Context, Place, Setting
 from normgen.records.record import SCHEMA, Outcome, Record, from_dict
 from normgen.records.statistics import Price, Times
-from normgen.records.t4 import t4_results
 from tests.records.test_record import record
+from tests.records.test_verified import VERIFIED
 
 SCHEMA_FILE = resources.files("normgen.records") / "schema.json"
 RECORD_SCHEMA = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
@@ -104,7 +105,7 @@ def test_every_record_fits_the_schema_and_what_is_none_does_not() -> None:
     stable = dataclasses.replace(record().problem, stable_parameters=True, deterministic=True)
     priced = {"chain_us": record().times_us, "price_us": Price(median=0.5, low=0.4, high=0.6), "alone_us": 1.5}
     roofs_us = {"copy": 14.5, "elementwise": 13.7}
-    whole = record(problem=stable, roofs_us=roofs_us, text="ab", spec="name", **priced).as_dict()
+    whole = record(problem=stable, roofs_us=roofs_us, text="ab", spec="name", verified=VERIFIED, **priced).as_dict()
     VALIDATOR.validate(whole)
     assert set(whole) == set(RECORD_SCHEMA["properties"]) - {"cache"}
     for wrong in ({"outcome": "fine"}, {"rows": -1}, {"schedule": {}}, {"times_us": {"n": 3}}, {"more": 1}):

@@ -29,6 +29,7 @@ from normgen.spec.reader import load
 from normgen.studies.fit import read_measured
 from tests.measure.simulated import problem
 from tests.records.test_record import record
+from tests.records.test_verified import VERIFIED
 
 H200 = TARGETS["h200"]
 DEEP = "[" * 400 + "]" * 400
@@ -51,7 +52,7 @@ def layernorm() -> Problem:
 
 
 def served(**changes: Any) -> Record:
-    return record(**({"problem": ProblemKey.of(layernorm())} | changes))
+    return record(**({"problem": ProblemKey.of(layernorm()), "verified": VERIFIED} | changes))
 
 
 def all_lines() -> Iterator[str]:

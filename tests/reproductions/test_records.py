@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from normgen.tuning.result import Result
 from normgen.tuning.tuner import tune
 from tests.export.cases import record
 from tests.records.test_hostile_lines import DEEP, DEEPER, layernorm, line_with, served
+from tests.records.test_verified import VERIFIED
 from tests.reproductions.commands import normgen, spec_file
 
 H200 = TARGETS["h200"]
@@ -30,6 +32,29 @@ def test_h2_no_field_of_a_record_is_a_path_out_of_the_output_folder(tmp_path: Pa
     assert ended.code == 2
     assert "device.arch" in ended.err
     assert [file for file in tmp_path.rglob("*") if file.is_file()] == [records]
+
+
+NO_VERIFICATION: tuple[tuple[str, Any, str], ...] = (
+    ("executor", "trust me", "verified.executor must be one of gpu, cpu"),
+    ("device", "", "verified.device must be not empty"),
+    ("device", 5, "verified.device must be a text"),
+    ("version", None, "verified.version must be a text"),
+    ("calls", 0, "verified.calls must be at least 1"),
+    ("calls", 2.5, "verified.calls must be a whole number"),
+    ("rows", [-1], "verified.rows must be at least 0"),
+    ("rows", 8, "verified.rows must be a list"),
+    ("families", ["normal", 3], "verified.families must be a text"),
+    ("families", [""], "verified.families must be not empty"),
+    ("unbounded", 1.5, "verified.unbounded must be at most 1"),
+    ("unbounded", -0.1, "verified.unbounded must be at least 0"),
+    ("orders", True, "verified.orders must be a whole number"),
+    ("nulls", {"mean": 1}, "verified.nulls must be a list"),
+    ("surprise", 1, "verified has unknown keys"),
+)
+
+
+def verified_with(**changes: Any) -> str:
+    return json.dumps(VERIFIED.as_dict() | changes)
 
 
 # Field, what stands there as JSON, and what must be said.
@@ -57,6 +82,9 @@ ILL_TYPED = (
     ("times_us", '{"n": 9, "median": -1.0, "p05": 1.0, "p95": 1.0, "low": 1.0, "high": 1.0}', "times_us"),
     ("times_us", '{"n": 9, "median": NaN, "p05": 1.0, "p95": 1.0, "low": 1.0, "high": 1.0}', "median is not finite"),
     ("times_us", '{"n": 9, "median": 1e400, "p05": 1.0, "p95": 1.0, "low": 1.0, "high": 1.0}', "median is not finite"),
+    ("verified", "null", "verified must be an object"),
+    ("verified", "{}", "verified has missing keys"),
+    *(("verified", verified_with(**{name: value}), says) for name, value, says in NO_VERIFICATION),
 )
 
 

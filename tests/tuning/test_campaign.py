@@ -31,9 +31,11 @@ from normgen.tuning.progress import Silent
 from normgen.tuning.run import Run, open_run
 from normgen.tuning.search.search import SETTLED_AFTER, Search
 from tests.measure.simulated import SimulatedTimer, problem
+from tests.records.test_verified import VERIFIED
 from tests.tuning.test_search import DEFAULT, LEGAL, OPTIMUM, PREDICTED, truth
 
 BY_KEY = {s.key: s for s in LEGAL}
+SAMPLED = replace(VERIFIED, calls=1, rows=(170,), own_pitches=(), nulls=())
 COPY_US = 0.98 * OPTIMUM
 BASE_US = 6.0  # the chain without a kernel
 
@@ -60,7 +62,9 @@ class SimulatedBench(SimulatedTimer):
         if full:
             self.full_checks.append(key)
         is_wrong = BY_KEY[key].variance == "welford" or (full and key in self.wrong)
-        return Check(ok=not is_wrong, summary="y[0, 0]: got 1, want 2" if is_wrong else "", error={"y": 0.5})
+        if is_wrong:
+            return Check(ok=False, summary="y[0, 0]: got 1, want 2", error={"y": 0.5})
+        return Check(ok=True, summary="", error={"y": 0.5}, verified=VERIFIED if full else SAMPLED)
 
     def warm_up(self, key: str) -> None:
         super().warm_up(key)
@@ -229,9 +233,18 @@ def test_every_candidate_is_recorded_with_its_outcome_and_no_wrong_one_is_timed(
         if record.outcome is Outcome.WRONG_RESULT:
             assert record.reason == "y[0, 0]: got 1, want 2"
         assert record.schedule.variance != "welford" or record.outcome is not Outcome.OK
+        assert record.verified == (SAMPLED if record.outcome is Outcome.OK else None)
     assert {"ok", "wrong_result"} <= {r.outcome.value for r in records}
     by_schedule = dict(zip(LEGAL, PREDICTED, strict=True))
     assert all(r.predicted_us == pytest.approx(by_schedule[r.schedule], rel=1e-4) for r in records)
+
+
+def test_a_finalist_is_recorded_with_the_calls_of_its_full_check(run: Run) -> None:
+    campaign = campaign_on(run, SimulatedBench())
+    finish = campaign.finish()
+    records = finalist_records(campaign, finish)
+    assert len(records) > 1
+    assert {r.verified for r in records} == {VERIFIED}
 
 
 def test_each_way_to_fail_has_its_outcome(run: Run) -> None:
@@ -251,6 +264,7 @@ def test_each_way_to_fail_has_its_outcome(run: Run) -> None:
     assert outcome[no_text].outcome is Outcome.ILLEGAL
     assert outcome[same[1]].reason == f"same code as {same[0]}"
     assert outcome[same[1]].times_us == outcome[same[0]].times_us
+    assert outcome[same[1]].verified == outcome[same[0]].verified == SAMPLED
     assert run.counts["same_code"] == 1
 
 

@@ -56,6 +56,10 @@ def test_the_winner_is_predicted_compiled_and_checked_on_the_cpu(run: Run) -> No
     assert set(winner.error) == {"y", "mean", "rstd"}
     assert all(0 <= share <= 1 for share in winner.error.values())
     assert winner.resources[0]["registers"] > 0
+    assert records[0].verified is not None
+    assert records[0].verified.site.executor == "cpu"
+    assert records[0].verified.calls > 5
+    assert all(other.verified is None for other in records[1:])  # only the first was run
     assert any(re.fullmatch(r"verified on the CPU executor at 42 rows and in \d+ other calls", n) for n in run.notes)
     kept = read(run.candidates_path)
     assert not kept.damaged

@@ -320,6 +320,28 @@ def _welford(program: RowProgram, pair: _Pair) -> dict[str, tuple[Statement, ...
     return statements
 
 
-def _online(_program: RowProgram, pair: _Pair) -> dict[str, tuple[Statement, ...]]:
+def _online(program: RowProgram, pair: _Pair) -> dict[str, tuple[Statement, ...]]:
+    """Both in one state, which of a row of nothing but -inf says (LOWEST, 0) where (-inf, NaN) is right.
+
+    A quotient by the sum is NaN all the same. Where another value shows, the maximum is reduced by itself too: it sets
+    the sum right, at the cost of one comparison an element.
+    """
     names = (pair.first.names[0], pair.second.names[0])
-    return {names[0]: (Reduce(names, Kind.ROW, ONLINE_SOFTMAX, (pair.e,)),), names[1]: ()}
+    if not _shows(program, *names):
+        return {names[0]: (Reduce(names, Kind.ROW, ONLINE_SOFTMAX, (pair.e,)),), names[1]: ()}
+    running = (_fresh(program, f"{names[0]}_running"), _fresh(program, f"{names[1]}_running"))
+    largest, reference, summed = map(symbol, (names[0], *running))
+    return {
+        names[0]: (pair.first, Reduce(running, Kind.ROW, ONLINE_SOFTMAX, (pair.e,))),
+        names[1]: (Map(names[1], Kind.ROW, summed * sp.exp(reference - largest)),),
+    }
+
+
+def _shows(program: RowProgram, largest: str, total: str) -> bool:
+    """Whether a row value is stored that depends on either, or an element that depends on the maximum alone."""
+    inline = _inlined(program)
+    for store in program.stores:
+        read = {s.name for s in inline(symbol(store.value)).free_symbols} & {largest, total}
+        if read and (store.kind.is_row or read == {largest}):
+            return True
+    return False

@@ -11,10 +11,7 @@ void release_block(Block& block) {
   const uintptr_t first = block.fibers[0]->pc;
   for (const Fiber* fiber : block.fibers) {
     if (fiber->pc == first) continue;
-    FaultRecord* fault = record_fault(kDivergentBarrier, fiber->pc,
-                                      "thread %d and thread 0 stand at different __syncthreads", fiber->thread);
-    fault->other_pc = first - machine.image_begin;
-    break;
+    fault_meeting(fiber->pc, first, "thread %d and thread 0 stand at different __syncthreads", fiber->thread);
   }
   block.at_barrier = 0;
   block.barrier_clock = tick();
@@ -27,6 +24,18 @@ void release_block(Block& block) {
   for (Fiber* fiber : block.fibers) {
     fiber->event = -1;
     wake(fiber);
+  }
+}
+
+// `bar.sync` is one instruction for all lanes of a warp; other warps may come to the barrier at other places.
+void check_named_places(const std::vector<Fiber*>& waiting) {
+  const Fiber* first_of_warp[kMaxWarps] = {};
+  for (const Fiber* one : waiting) {
+    const Fiber*& first = first_of_warp[one->warp()];
+    if (first == nullptr) first = one;
+    if (one->pc == first->pc) continue;
+    fault_meeting(one->pc, first->pc, "threads %d and %d of a warp stand at different calls of named barrier %d", one->thread,
+                  first->thread, one->named_id);
   }
 }
 
@@ -118,6 +127,7 @@ NORMGEN_API void normgen_cpu_named_barrier(int id, int threads) {
   fiber.wait = Wait::kNamed;
   waiting.push_back(&fiber);
   if (static_cast<int>(waiting.size()) == threads) {
+    check_named_places(waiting);
     std::vector<uint32_t> masks(kMaxWarps, 0);
     std::vector<int> before;
     for (const Fiber* one : waiting) {

@@ -9,17 +9,20 @@ namespace normgen_cpu {
 
 namespace {
 
-FaultRecord* append_fault(FaultKind kind, uintptr_t pc, const char* format, va_list arguments) {
+FaultRecord* append_fault(FaultKind kind, uintptr_t pc, uintptr_t other_pc, const char* format, va_list arguments) {
   Report& report = *machine.report;
   const uint64_t offset = pc - machine.image_begin;
+  const uint64_t other_offset = other_pc == 0 ? 0 : other_pc - machine.image_begin;
   for (int i = 0; i < report.fault_count; ++i) {
-    if (report.faults[i].kind == kind && report.faults[i].pc == offset) return &report.faults[i];
+    FaultRecord& fault = report.faults[i];
+    if (fault.kind == kind && fault.pc == offset && fault.other_pc == other_offset) return &fault;
   }
   if (report.fault_count == kMaxFaults) return &report.faults[kMaxFaults - 1];
   FaultRecord& fault = report.faults[report.fault_count++];
   std::memset(&fault, 0, sizeof fault);
   fault.kind = kind;
   fault.pc = offset;
+  fault.other_pc = other_offset;
   fault.block = machine.current != nullptr ? machine.current->block->index : -1;
   fault.thread = machine.current != nullptr ? machine.current->thread : -1;
   std::vsnprintf(fault.message, sizeof fault.message, format, arguments);
@@ -72,15 +75,22 @@ FaultRecord* record_stall(const Fiber& fiber) {
 FaultRecord* record_fault(FaultKind kind, uintptr_t pc, const char* format, ...) {
   va_list arguments;
   va_start(arguments, format);
-  FaultRecord* fault = append_fault(kind, pc, format, arguments);
+  FaultRecord* fault = append_fault(kind, pc, 0, format, arguments);
   va_end(arguments);
   return fault;
+}
+
+void fault_meeting(uintptr_t pc, uintptr_t other_pc, const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  append_fault(kDivergentBarrier, pc, other_pc, format, arguments);
+  va_end(arguments);
 }
 
 void fatal_fault(FaultKind kind, uintptr_t pc, const char* format, ...) {
   va_list arguments;
   va_start(arguments, format);
-  append_fault(kind, pc, format, arguments);
+  append_fault(kind, pc, 0, format, arguments);
   va_end(arguments);
   abandon_run();
 }

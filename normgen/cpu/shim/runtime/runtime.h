@@ -261,6 +261,8 @@ uint32_t live_lanes(const Block& block, int warp);
 
 // faults.cpp
 FaultRecord* record_fault(FaultKind kind, uintptr_t pc, const char* format, ...) __attribute__((format(printf, 3, 4)));
+// Threads that need the same call meet at two. Python drops it where the compiler copied one call to two places.
+void fault_meeting(uintptr_t pc, uintptr_t other_pc, const char* format, ...) __attribute__((format(printf, 3, 4)));
 [[noreturn]] void fatal_fault(FaultKind kind, uintptr_t pc, const char* format, ...)
     __attribute__((format(printf, 3, 4)));
 void report_stall();

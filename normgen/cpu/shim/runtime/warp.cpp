@@ -41,6 +41,17 @@ void deliver(Block& block, int warp, uint32_t expected) {
   }
 }
 
+// Of a shuffle or a vote all lanes must execute the same one; a __syncwarp may meet any other of its mask.
+void check_places(Block& block, int warp, uint32_t expected) {
+  const Fiber* first = lane_of(block, warp, __builtin_ctz(expected));
+  for (uint32_t mask = expected; mask != 0; mask &= mask - 1) {
+    const Fiber* fiber = lane_of(block, warp, __builtin_ctz(mask));
+    if (fiber->pc == first->pc) continue;
+    fault_meeting(fiber->pc, first->pc, "lanes %d and %d of a warp exchange values at different calls", fiber->lane(),
+                  first->lane());
+  }
+}
+
 void order_lanes(Block& block, int warp, uint32_t expected) {
   std::vector<int> before;
   for (uint32_t mask = expected; mask != 0; mask &= mask - 1) {
@@ -60,6 +71,7 @@ void complete(Block& block, int warp, const Request& request, uint32_t expected)
   if (request.kind == 0) {
     order_lanes(block, warp, expected);
   } else {
+    check_places(block, warp, expected);
     deliver(block, warp, expected);
   }
   for (uint32_t mask = expected; mask != 0; mask &= mask - 1) wake(lane_of(block, warp, __builtin_ctz(mask)));

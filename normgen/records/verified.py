@@ -1,0 +1,127 @@
+"""Where and how a kernel was verified: the field `verified` of a record, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+GPU, CPU = "gpu", "cpu"
+NOT_RECORDED = "not recorded"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """What ran the kernel.
+
+    executor  gpu | cpu
+    device    the GPU's model; of the CPU executor, the machine's architecture
+    version   the newest CUDA release that the GPU's driver supports; of the CPU executor, its C++ compiler
+    """
+
+    executor: str
+    device: str
+    version: str
+
+    def __str__(self) -> str:
+        if self.executor == CPU:
+            return f"CPU executor on {self.device} ({self.version})"
+        return f"{self.device}, driver for CUDA {self.version}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verified:
+    """The calls of a kernel that were compared with the float64 reference and were right.
+
+    calls      how many
+    rows, cols  the row counts and the lengths of these calls, ascending
+    compared   rows of the plain call that were compared element by element
+    families   of rows that were tried
+    own_pitches  tensors with a pitch of their own in some call
+    nulls      statistics that were passed as null in some call
+    orders     orders of blocks and threads
+    unbounded  of the elements compared, the share that has no finite bound: any value passes there
+    left_out   families that were not tried: a sum over rows cannot hold them, or the contract leaves them out
+    uncounted  families that were tried, but that the spec's accuracy contract leaves out
+    not_made   calls that the check has and that were too large here: "at 17 rows"
+    """
+
+    site: Site
+    calls: int
+    rows: tuple[int, ...]
+    cols: tuple[int, ...]
+    compared: int
+    families: tuple[str, ...]
+    own_pitches: tuple[str, ...] = ()
+    nulls: tuple[str, ...] = ()
+    orders: int = 1
+    unbounded: float = 0.0
+    left_out: tuple[str, ...] = ()
+    uncounted: tuple[str, ...] = ()
+    not_made: tuple[str, ...] = ()
+
+    @property
+    def not_shown(self) -> tuple[str, ...]:
+        """What the calls say nothing about, in words."""
+        said = []
+        if self.unbounded:
+            said.append(f"any value passes in {self.unbounded:.2g} of the elements, which have no finite bound")
+        if self.left_out:
+            said.append(f"rows of {', '.join(self.left_out)} were not tried")
+        if self.uncounted:
+            said.append(f"rows of {', '.join(self.uncounted)} are outside the spec's accuracy contract")
+        return (*said, *(f"a call {call} was not made" for call in self.not_made))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values: the site's fields beside the others."""
+        return {**asdict(self.site), **{name: value for name, value in asdict(self).items() if name != "site"}}
+
+    @staticmethod
+    def of(data: Mapping[str, Any]) -> Verified:
+        """Of the plain values that `schema.json` allows."""
+        plain: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in data.items()}
+        site = Site(**{name: plain.pop(name) for name in ("executor", "device", "version")})
+        return Verified(site=site, **plain)
+
+
+def told(found: Iterable[Verified | None]) -> list[str]:
+    """What is known of some kernels, a line for each site; in a line of its own how many records do not say."""
+    every = list(found)
+    by_site: dict[Site, list[Verified]] = {}
+    for one in every:
+        if one is not None:
+            by_site.setdefault(one.site, []).append(one)
+    counted = [(len(group), f"{site}: {_width(group)}") for site, group in by_site.items()]
+    counted += [(n, NOT_RECORDED)] if (n := every.count(None)) else []
+    return [text if n == len(every) else f"{n} of {len(every)} kernels: {text}" for n, text in counted]
+
+
+def _width(group: Sequence[Verified]) -> str:
+    """The calls of kernels that were verified at one site."""
+    families = {name for one in group for name in one.families}
+    parts = [
+        _counted(_ends(group, lambda one: (one.calls,)), "call"),
+        _counted(_ends(group, lambda one: one.rows), "row"),
+        _counted((len(families), len(families)), "famil", "y", "ies") + " of rows",
+    ]
+    pitched, nulls = (_names(group, of) for of in (lambda one: one.own_pitches, lambda one: one.nulls))
+    parts += [f"own pitches of {pitched}"] if pitched else []
+    parts += [f"null {nulls}"] if nulls else []
+    parts += ["another order of threads"] if any(one.orders > 1 for one in group) else []
+    not_shown = list(dict.fromkeys(said for one in group for said in one.not_shown))
+    return "; ".join([", ".join(parts), *not_shown])
+
+
+def _ends(group: Sequence[Verified], of: Callable[[Verified], Sequence[int]]) -> tuple[int, int]:
+    values = [value for one in group for value in of(one)]
+    return min(values, default=0), max(values, default=0)
+
+
+def _counted(ends: tuple[int, int], noun: str, one: str = "", more: str = "s") -> str:
+    least, most = ends
+    number = str(most) if least == most else f"{least} to {most}"
+    return f"{number} {noun}{one if number == '1' else more}"
+
+
+def _names(group: Sequence[Verified], of: Callable[[Verified], Sequence[str]]) -> str:
+    return ", ".join(dict.fromkeys(name for one in group for name in of(one)))

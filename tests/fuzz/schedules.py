@@ -1,0 +1,71 @@
+"""Random legal schedules of the operations that come with normgen, each for a random awkward problem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from random import Random
+
+from normgen.device import TARGETS, Device
+from normgen.errors import NormgenError
+from normgen.problem.problem import Problem
+from normgen.problem.question import Direction
+from normgen.program.source import problem_for
+from normgen.schedule.default import default_schedule
+from normgen.schedule.knobs import KNOBS, Variance
+from normgen.schedule.legality import refusal
+from normgen.schedule.schedule import Schedule
+from normgen.spec.reader import list_specs, load
+from tests.codegen.layouts import BACKWARD_SETS, FORMATS, SETS, problem_of
+
+H200 = TARGETS["h200"]
+STEPS = 600  # some 100 of them are legal
+SAME_BITS = 0.2  # share of the backward problems that promise them
+STABLE = 0.3  # share of the problems whose parameters no kernel in front writes
+# The check finds kernels that use it wrong as they are, on rows of a large mean.
+LOSSY = Variance.SUM_OF_SQUARES
+
+
+@dataclass(frozen=True)
+class Legal:
+    """A problem and one of its legal schedules."""
+
+    asked: Problem
+    schedule: Schedule
+
+    def problem(self) -> Problem:
+        return self.asked
+
+    def schedules(self, problem: Problem) -> list[Schedule]:  # noqa: ARG002 - it was drawn for this problem
+        return [self.schedule]
+
+    def __str__(self) -> str:
+        tensors = " ".join(f"{t.name}:{t.dtype}" for t in self.asked.tensors)
+        told = f"pitch {self.asked.pitch}, align {self.asked.align}, any_cols {self.asked.any_cols}, {tensors}"
+        return f"{self.asked} ({told})\n{self.schedule}\n"
+
+
+def draw_legal(rng: Random, device: Device = H200) -> Legal:
+    """A random walk over legal points, from the default one: most random points are not legal."""
+    problem = _problem(rng)
+    schedule = default_schedule(problem, device)
+    for _ in range(STEPS):
+        changed = rng.sample(tuple(KNOBS), rng.randint(1, 4))
+        point = replace(schedule, **{name: rng.choice(KNOBS[name].values) for name in changed})
+        if point.variance != LOSSY and refusal(problem, point, device) is None:
+            schedule = point
+    return Legal(problem, schedule)
+
+
+def _problem(rng: Random) -> Problem:
+    while True:
+        direction = rng.choice(tuple(Direction))
+        layouts = (BACKWARD_SETS if direction is Direction.BACKWARD else SETS)[rng.choice(("small", "large"))]
+        spec = load(rng.choice(sorted(list_specs())))
+        deterministic = direction is Direction.BACKWARD and rng.random() < SAME_BITS
+        stable = bool(spec.parameters) and rng.random() < STABLE
+        try:
+            problem = problem_of(spec, rng.choice(layouts), rng.choice(FORMATS), direction.value)
+            question = replace(problem.question, deterministic=deterministic, stable_parameters=stable)
+            return problem_for(spec, **question.arguments())
+        except NormgenError:
+            continue  # no such gradient, or a promise about tensors that this problem has not
