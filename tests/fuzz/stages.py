@@ -144,8 +144,8 @@ class Float32(Float64):
     def call(self, name: str, *args: Array) -> Array:
         return super().call(name, *(np.asarray(arg, dtype=np.float64) for arg in args)).astype(np.float32)
 
-    def reduce(self, name: str, arg: Array) -> Array:
-        return super().reduce(name, arg).astype(np.float32)
+    def reduce(self, name: str, arg: Array, group: int = 0) -> Array:
+        return super().reduce(name, arg, group).astype(np.float32)
 
 
 def walked(problem: Problem) -> Answer:

@@ -32,11 +32,11 @@ MUTANTS = [
     ("backward_persistent", "min(first_row + slot, rows - 1)", "min(first_row + slot, rows + 1)", "WRONG"),
     ("backward_persistent", "if (active) dbias_sum[step][i] += dy_i", "dbias_sum[step][i] += dy_i", "WRONG"),
     ("ring", "if (lane == 0 && first_row < rows) fetch", "if (lane == 0 && first_row < rows - 1) fetch", AT_1_ROW),
-    ("norm_ring", "first_row < rows) fetch", "first_row < rows - 1) fetch", "WRONG"),
+    ("norm_ring", "&& row < rows) fetch", "&& row < rows - 1) fetch", "WRONG"),
     ("ring", "refill_row < rows", "refill_row < rows - 1", "WRONG"),
     ("ring", "phase ^= 1", "phase ^= 0", "WRONG"),
     ("backward_persistent", "first_row += gridDim.x", "first_row += 2 * gridDim.x", "WRONG"),
-    ("backward_last_tile", "first_row += gridDim.x", "first_row += 2 * gridDim.x", "WRONG"),
+    ("backward_last_tile", "row += gridDim.x", "row += 2 * gridDim.x", "WRONG"),
     ("online", "{-3.402823466e+38f,", "{-1.0e30f,", "(masked)"),
     ("ring", "{__int_as_float(0xff800000)}", "{-1.0e30f}", "(masked)"),
     (
