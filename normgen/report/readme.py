@@ -21,6 +21,7 @@ from normgen.pipeline import emit
 from normgen.program.source import problem_for
 from normgen.records.record import Record
 from normgen.records.winners import kept
+from normgen.report.language import dtypes_part, functions_part, roles_part
 from normgen.report.techniques import markdown_table, techniques_part
 from normgen.schedule.default import default_schedule
 from normgen.schedule.knobs import TABLE
@@ -99,8 +100,11 @@ PARTS: dict[str, Callable[[Path], str]] = {
     "results": results_part,
     "commands": commands_part,
     "techniques": techniques_part,
+    "roles": roles_part,
+    "functions": functions_part,
+    "dtypes": dtypes_part,
 }
-DOCUMENTS = ("README.md", "docs/techniques.md")
+DOCUMENTS = ("README.md", "docs/techniques.md", "docs/language.md")
 SCHEMA = "normgen/records/schema.json"
 
 

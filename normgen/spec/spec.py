@@ -79,26 +79,39 @@ def join(kinds: Iterable[Kind]) -> Kind:
 class Role(StrEnum):
     """What a tensor is to the operation; the role fixes its kind and direction."""
 
-    INPUT = "input"  # elem, read
-    PARAMETER = "parameter"  # col, read
-    ROW_INPUT = "row_input"  # row, read: a scale, a mean that another kernel found
-    STATISTIC = "statistic"  # row, written, always f32; it has no gradient (see Spec.saved)
-    OUTPUT = "output"  # elem, written
-    SCALAR_INPUT = "scalar_input"  # one number on the device, read, without a gradient: a static scale
-    GROUP_STATISTIC = "group_statistic"  # groups, written: the scales of a quantised output; it has no gradient
-    ROW_OUTPUT = "row_output"  # row, written; unlike a statistic it has a gradient: a loss, a log-sum-exp
+    INPUT = "input"
+    PARAMETER = "parameter"
+    ROW_INPUT = "row_input"
+    SCALAR_INPUT = "scalar_input"
+    OUTPUT = "output"
+    ROW_OUTPUT = "row_output"
+    STATISTIC = "statistic"
+    GROUP_STATISTIC = "group_statistic"
 
     @property
     def kind(self) -> Kind:
-        by_row = (Role.ROW_INPUT, Role.STATISTIC, Role.ROW_OUTPUT)
-        others = {Role.PARAMETER: Kind.COL, Role.SCALAR_INPUT: Kind.SCALAR, Role.GROUP_STATISTIC: Kind.GROUPS}
-        return Kind.ROW if self in by_row else others.get(self, Kind.ELEM)
+        return ROLES[self][0]
+
+    @property
+    def words(self) -> str:
+        """What it is for."""
+        return ROLES[self][1]
 
     @property
     def is_written(self) -> bool:
         return self in (Role.STATISTIC, Role.GROUP_STATISTIC, *OUTPUTS)
 
 
+ROLES: dict[Role, tuple[Kind, str]] = {
+    Role.INPUT: (Kind.ELEM, "read: what is normalised, a residual, a gate"),
+    Role.PARAMETER: (Kind.COL, "read: a weight or a bias per column"),
+    Role.ROW_INPUT: (Kind.ROW, "read: a scale or a label per row, a mean that another kernel found"),
+    Role.SCALAR_INPUT: (Kind.SCALAR, "read: one number on the device, such as a static scale; it has no gradient"),
+    Role.OUTPUT: (Kind.ELEM, "written; the backward pass starts from its gradient"),
+    Role.ROW_OUTPUT: (Kind.ROW, "written: a loss, a log-sum-exp; the backward pass starts from its gradient"),
+    Role.STATISTIC: (Kind.ROW, "written, f32: a mean, a scale; it has no gradient, and may be saved for backward"),
+    Role.GROUP_STATISTIC: (Kind.GROUPS, "written: the scales of an output in groups of columns; it has no gradient"),
+}
 OUTPUTS = (Role.OUTPUT, Role.ROW_OUTPUT)  # written, and the backward pass starts from their gradients
 READ = tuple(role for role in Role if not role.is_written)
 

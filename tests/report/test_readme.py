@@ -10,6 +10,7 @@ import pytest
 
 from normgen.device import Device, target
 from normgen.errors import UsageError
+from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.records.record import Outcome, ProblemKey, Record
@@ -17,7 +18,7 @@ from normgen.records.statistics import summarise
 from normgen.records.winners import adopt
 from normgen.report.readme import DOCUMENTS, PARTS, ROOT, rendered, results_part
 from normgen.schedule.default import default_schedule
-from normgen.spec.reader import load
+from normgen.spec.reader import load, parse
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -81,3 +82,16 @@ def test_the_ci_script_finds_its_lines_in_the_readme() -> None:
         assert any(part in line for line in shell_lines()), part
     assert "pip install" not in script, "its commands are read from README.md"
     subprocess.run(["bash", "-n", str(ROOT / ".ci" / "run")], check=True)
+
+
+LANGUAGE = (ROOT / "docs" / "language.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("text", re.findall(r"```toml\n(.*?)```", LANGUAGE, re.DOTALL))
+def test_every_spec_of_the_language_s_page_has_a_kernel(text: str) -> None:
+    spec = parse(text)
+    problem = problem_for(spec, shape="8x256", dtype="bf16")
+    assert emit(problem, default_schedule(problem, target("h200"))).text
+    if spec.name != "norm_to_fp8":
+        backward = problem_for(spec, shape="8x256", dtype="bf16", direction="backward")
+        assert emit(backward, default_schedule(backward, target("h200"))).text
