@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 
 import sympy as sp
 
+from normgen.dtypes import F32
 from normgen.errors import ProgramError
 from normgen.program.functions import (
     COL,
@@ -93,6 +94,8 @@ class Printer:
         if isinstance(expr, sp.sign):
             argument = self.operand(expr.args[0], ATOM)
             return f"static_cast<float>(({argument} > 0.0f) - ({argument} < 0.0f))", ATOM
+        if isinstance(expr, cast) and expr.dtype is F32:
+            return self._print(expr.args[0])
         if isinstance(expr, cast):
             return f"rounded<{expr.dtype.ctype}>({self.text(expr.args[0])})", ATOM
         if isinstance(expr, constant):

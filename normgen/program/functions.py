@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import sympy as sp
 
-from normgen.dtypes import DTYPES, F32, DType
+from normgen.dtypes import DTYPES, DType
 from normgen.errors import ProgramError
 from normgen.spec.spec import Kind
 
@@ -239,15 +239,11 @@ NAMES: dict[Any, str] = {meaning.make: name for name, meaning in MEANINGS.items(
 
 
 def with_dtypes(expr: sp.Expr, stored: Mapping[str, str]) -> sp.Expr:
-    """`expr` with the dtypes of tensors in the place of their names; what float32 holds anyway is no cast."""
-    if not expr.has(cast):
-        return expr
+    """`expr` with the dtypes of tensors in the place of their names.
 
-    def named(found: sp.Expr, to: Stored) -> sp.Expr:
-        dtype = to.name if to.name in DTYPES else stored[to.name]
-        return found if dtype == F32.name else cast(found, Stored(dtype))
-
-    return expr.replace(cast, named)
+    A cast to float32 stays: without it sympy would fold what is behind it.
+    """
+    return expr.replace(cast, lambda x, to: cast(x, Stored(stored.get(to.name, to.name))))
 
 
 def name_of(expr: sp.Expr) -> str | None:
@@ -258,7 +254,7 @@ def name_of(expr: sp.Expr) -> str | None:
 def value_of(expr: sp.Expr) -> Callable[..., Array]:
     """The numpy function that `expr` is a call of. ProgramError for one that the language does not have."""
     if isinstance(expr, cast):
-        return lambda x: np.asarray(x.astype(expr.dtype.numpy).astype(x.dtype))
+        return lambda x: np.asarray(expr.dtype.stored(x).astype(x.dtype))
     name = name_of(expr)
     if name is None:
         raise ProgramError(f"the function {type(expr).__name__} cannot be evaluated", received=str(expr))

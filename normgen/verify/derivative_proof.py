@@ -29,7 +29,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from normgen.dtypes import F32
+from normgen.dtypes import F32, DType
 from normgen.errors import VerificationError
 from normgen.problem.problem import Problem, TensorUse
 from normgen.program.ir import RowProgram
@@ -94,13 +94,14 @@ def _proven(problem: Problem) -> RowProgram:
 
 def prove(problem: Problem, program: RowProgram) -> tuple[Slope, ...]:
     """Every slope that was compared, at 7 x 33 and at the problem's own cols; raises as `proven_program`."""
-    widths = [COLS, problem.cols] if problem.cols <= LARGEST_COLS else [COLS]
+    plain = 3 * problem.spec.group or COLS  # whole groups
+    widths = [plain, problem.cols] if problem.cols <= LARGEST_COLS else [plain]
     found: list[Slope] = []
     for cols in dict.fromkeys(widths):
         small = replace(problem, rows=ROWS, cols=cols, pitch=cols)
         for name in _differentiated(small):
             slopes = list(_slopes(small, program, name))
-            if not slopes and cols == COLS:
+            if not slopes and cols == plain:
                 rule = f"the derived d{name} of spec '{problem.spec.name}' cannot be proven"
                 nowhere = f"no row of {ROWS} x {cols} random ones where the formula is finite and smooth"
                 hint = "a gradient is proven near numbers of a normal distribution; there the formula must have a slope"
@@ -165,6 +166,9 @@ class _Branches(Float64):
     noted: list[Array] = field(default_factory=list)
     held: list[Array] = field(default_factory=list)  # what `constant` was at the point itself
     is_moved: bool = False
+
+    def cast(self, a: Array, dtype: DType) -> Array:  # noqa: ARG002 - its derivative is 1, saturated or not
+        return a
 
     def call(self, name: str, *args: Array) -> Array:
         found = super().call(name, *args)

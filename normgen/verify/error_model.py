@@ -207,7 +207,11 @@ class Float32Error:
             return rounded(value, None, 8.0)
         off = relative(base.error, base.value)
         grown = np.where(off < 0.5, np.expm1(-abs(exponent) * np.log1p(-np.minimum(off, 0.5))), np.inf)
-        return rounded(value, np.abs(value) * grown, 8.0)
+        near = base.near_0
+        unsure = np.asarray(False) if near is None else near & (np.asarray(base.least) < 0)  # NaN of a negative base
+        value = np.where(unsure & np.isnan(value), 1.0, value)
+        error = np.where(grown < np.inf, np.abs(value) * grown, np.inf)
+        return unknown(rounded(value, error, 8.0, of=(base,)), np.broadcast_to(unsure, value.shape))
 
     def _square(self, a: Bounded) -> Bounded:
         if a.error is None:
@@ -231,9 +235,11 @@ class Float32Error:
     def cast(self, a: Bounded, dtype: DType) -> Bounded:
         if dtype is F32:
             return a
-        size = np.abs(a.value) if a.error is None else np.abs(a.value) + a.error
-        error = plus(a.error, dtype.unit_roundoff * size + dtype.smallest_subnormal / 2)
-        return unknown(Bounded(a.value, error), np.isfinite(a.value) & (size > dtype.largest))
+        value = np.asarray(dtype.within(a.value))
+        size = np.abs(value) if a.error is None else np.abs(value) + a.error
+        rounding = np.where(np.isfinite(value), dtype.unit_roundoff * size + dtype.smallest_subnormal / 2, 0.0)
+        found = Bounded(value, plus(a.error, rounding))
+        return found if dtype.saturates else unknown(found, np.isfinite(value) & (size > dtype.largest))
 
     def in_any_order(self, above: list[Bounded], below: list[Bounded], found: Bounded) -> Bounded:
         """As `found`, where another order of the factors may overflow or lose digits below the smallest normal."""

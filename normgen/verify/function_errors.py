@@ -69,7 +69,12 @@ def _as_error(unsure: Truth | None) -> Array | None:
 
 def _may_turn(a: Bounded) -> Truth | None:
     """Where a schedule may find 0 for a number or a number for 0; None: nowhere."""
-    return None if a.error is None else (a.error > 0) & (np.abs(a.value) <= REARRANGED * a.error)
+    return None if a.error is None else _within(a.value, a.error)
+
+
+def _within(apart: Array, error: Array) -> Truth:
+    """Where two values so far apart may be equal; an error that is not known is as large as may be."""
+    return np.asarray((error != 0) & ~(np.abs(apart) > REARRANGED * error) & ~np.isnan(apart))
 
 
 def _unsure(name: str, args: tuple[Bounded, ...]) -> Truth | None:
@@ -77,7 +82,7 @@ def _unsure(name: str, args: tuple[Bounded, ...]) -> Truth | None:
     if name in COMPARISONS:
         a, b = args
         error = plus(a.error, b.error)
-        return None if error is None else (error > 0) & (np.abs(a.value - b.value) <= REARRANGED * error)
+        return None if error is None else _within(a.value - b.value, error)
     turns = [_may_turn(arg) for arg in args]
     if all(turn is None for turn in turns):
         return None
@@ -153,5 +158,5 @@ def _propagated(name: str, a: Bounded, value: Array) -> Array | None:
         case "erf":
             return e * (2 / math.sqrt(math.pi))
         case "sin" | "cos":
-            return np.minimum(e, 2.0)
+            return np.where(e < np.inf, np.minimum(e, 2.0), np.inf)  # of no number there is no sine
     return e  # tanh: |f'| <= 1

@@ -170,9 +170,9 @@ class Float64:
     def call(self, name: str, *args: Array) -> Array:
         return np.asarray(_FLOAT64[name](*args))
 
-    def cast(self, a: Array, dtype: DType) -> Array:  # noqa: ARG002
-        """The exact value: a rounding is an error of the kernel, which its bound covers."""
-        return a
+    def cast(self, a: Array, dtype: DType) -> Array:
+        """The exact value, within the dtype's range: a rounding is an error of the kernel, which its bound covers."""
+        return np.asarray(dtype.within(a))
 
     def in_any_order(self, above: list[Array], below: list[Array], found: Array) -> Array:  # noqa: ARG002
         """`found`, the product of the factors above over those below, however they were ordered."""

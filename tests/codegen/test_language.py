@@ -128,6 +128,15 @@ GROUPS = (
         y = "(x - m) * rsqrt(v + 1e-5) * sum(x * x, 16)"
         """),
 )
+PARTLY_CONSTANT = parse("""
+    name = "partly_constant"
+    [tensors]
+    x = "input"
+    y = "output"
+    [formulas]
+    g = "constant(absmax(x, 16)) * mean(x * x)"
+    y = "x * g + constant(x)"
+    """)
 WITH_GRADIENT = (*SPECS[:5], *ROWS)  # a minimum that enters the result has no single gradient
 
 
@@ -135,6 +144,7 @@ def cases(direction: str) -> list[Case]:
     shapes = (("9x96", "f32"), ("11x97", "bf16"))
     specs = (*SPECS, *ROWS) if direction == "forward" else WITH_GRADIENT
     problems = [problem_for(s, shape=shape, dtype=d, direction=direction) for s in specs for shape, d in shapes]
+    problems += [problem_for(PARTLY_CONSTANT, shape="9x96", direction=direction)]
     if direction == "forward":
         grouped = (("9x192", "bf16"), ("5x1024", "f32"))
         problems += [problem_for(s, shape=shape, dtype=d) for s in (*GROUPS, STATIC) for shape, d in grouped]

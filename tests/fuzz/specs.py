@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -14,13 +14,16 @@ from normgen.schedule.default import default_schedule
 from normgen.schedule.knobs import KNOBS
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
+from normgen.spec.functions import CONDITIONS, ELEMENTWISE, REDUCTIONS
 from normgen.spec.reader import parse
 
 H200 = TARGETS["h200"]
-NUMBERS = ("0", "1", "2", "3", "0.5", "0.1", "1e-5", "1e30", "1e-30", "-1", "-2.5", "7", "cols")
-EXPONENTS = ("2", "3", "-1", "-2", "0.5", "-0.5", "5", "1.5", "-1.5", "1", "0", "-5")
-UNARY = ("exp", "log", "sqrt", "rsqrt", "abs", "sigmoid", "tanh", "erf")
-REDUCTIONS = ("sum", "mean", "max", "absmax")
+GROUP = 8
+NUMBERS = ("0", "1", "2", "3", "0.5", "0.1", "1e-5", "1e30", "1e-30", "-1", "-2.5", "7", "cols", "col", "row", "inf")
+EXPONENTS = ("2", "3", "-1", "-2", "0.5", "-0.5", "5", "1.5", "-1.5", "1", "0", "-5", "0.3", "(-1/3)")
+UNARY = tuple(name for name, function in ELEMENTWISE.items() if function.takes == 1)
+BINARY = tuple(name for name, function in ELEMENTWISE.items() if function.takes == 2)
+COMPARISONS = tuple(name for name, function in CONDITIONS.items() if name not in ("and", "or", "not"))
 COLS = (1, 2, 3, 8, 33, 64, 96, 256)
 SCHEDULE_TRIES = 40
 _WORD = re.compile(r"[a-z]\w*")
@@ -61,7 +64,8 @@ def draw(rng: Random) -> Asked:
         name = rng.choice((f"v{number}", f"m{number}"))
         tree = _expression(rng, names, rng.randint(1, 3))
         if name.startswith("m"):
-            tree = f"{rng.choice(REDUCTIONS)}({tree if _reads_x({**formulas, name: tree}, name) else f'x - {tree}'})"
+            tree = tree if _reads_x({**formulas, name: tree}, name) else f"x - {tree}"
+            tree = f"{rng.choice(tuple(REDUCTIONS))}({tree})"
         formulas[name] = tree
         names += [name, name]
     formulas["y"] = _expression(rng, names, rng.randint(1, 4))
@@ -91,18 +95,35 @@ def _expression(rng: Random, names: Sequence[str], depth: int) -> str:
         return _expression(rng, names, depth - 1)
 
     kind = rng.random()
-    if kind < 0.55:
+    if kind < 0.5:
         left, right = part(), part()
         right = left if rng.random() < 0.08 else right  # what algebra would fold
         text = f"{left} {rng.choice('+-*/')} {right}"
         return text if rng.random() < 0.2 else f"({text})"
-    if kind < 0.65:
+    if kind < 0.58:
         return f"({part()})**{rng.choice(EXPONENTS)}"
-    if kind < 0.8:
+    if kind < 0.74:
         return f"{rng.choice(UNARY)}({part()})"
+    if kind < 0.8:
+        return f"{rng.choice(BINARY)}({part()}, {part()})"
+    if kind < 0.86:
+        return f"where({_condition(rng, part)}, {part()}, {part()})"
     if kind < 0.88:
-        return f"{rng.choice(('minimum', 'maximum'))}({part()}, {part()})"
-    return f"{rng.choice(REDUCTIONS)}({part()})" if kind < 0.96 else f"-{part()}"
+        return f"clamp({part()}, {part()}, {part()})" if rng.random() < 0.5 else f"({_condition(rng, part)})"
+    if kind < 0.9:
+        return f"cast({part()}, {rng.choice(('x', 'bf16', 'f16', 'f32', 'f8e4m3'))})"
+    if kind < 0.96:
+        return f"{rng.choice(tuple(REDUCTIONS))}({part()}{f', {GROUP}' if rng.random() < 0.2 else ''})"
+    return f"-{part()}"
+
+
+def _condition(rng: Random, part: Callable[[], str]) -> str:
+    kind = rng.random()
+    if kind < 0.6:
+        return f"{part()} {rng.choice(COMPARISONS)} {part()}"
+    if kind < 0.8:
+        return rng.choice(("col < 4", "col <= row % cols", "row % 3 == col % 3", "col + 2 > cols", "row != 1"))
+    return f"not {part()}" if kind < 0.85 else f"{part()} > 0 {rng.choice(('and', 'or'))} {part()} != 1"
 
 
 def _reads_x(formulas: dict[str, str], name: str) -> bool:

@@ -23,11 +23,10 @@ from normgen.errors import BrokenError, CompileError, FaultError, NormgenError, 
 from normgen.measure.cpu_check import check_on_cpu
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
-from normgen.program.ir import COLS
 from normgen.program.source import written_program
 from normgen.schedule.schedule import Schedule
 from normgen.verify import check, make_inputs
-from normgen.verify.interpret import Array, Float64
+from normgen.verify.interpret import Array, Float64, constants
 from normgen.verify.program_walk import ProgramWalk
 from tests.fuzz.schedules import draw_legal
 from tests.fuzz.specs import Asked, draw
@@ -144,6 +143,9 @@ class Float32(Float64):
     def call(self, name: str, *args: Array) -> Array:
         return super().call(name, *(np.asarray(arg, dtype=np.float64) for arg in args)).astype(np.float32)
 
+    def power(self, base: Array, exponent: float) -> Array:
+        return super().power(base.astype(np.float64), exponent).astype(np.float32)
+
     def reduce(self, name: str, arg: Array, group: int = 0) -> Array:
         return super().reduce(name, arg, group).astype(np.float32)
 
@@ -157,7 +159,7 @@ def walked(problem: Problem) -> Answer:
         array = np.asarray(inputs.arrays[load.tensor]).astype(np.float32)
         known[load.name] = array.reshape(problem.tensor(load.tensor).kind.broadcast_shape(problem.rows, problem.cols))
     known |= {name: np.asarray(value, dtype=np.float32) for name, value in inputs.scalars.items()}
-    known[COLS.name] = np.asarray(problem.cols, dtype=np.float32)
+    known |= {n: v.astype(np.float32) for n, v in constants(np.arange(problem.rows), problem.cols).items()}
     walk = ProgramWalk(Float32(cols=problem.cols), program, known)
     outputs = {}
     with np.errstate(all="ignore"):

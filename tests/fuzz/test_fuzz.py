@@ -14,12 +14,13 @@ from tests.fuzz import stages
 from tests.fuzz.command import run
 from tests.fuzz.specs import Asked, draw
 from tests.fuzz.stages import Answer, answered, emitted
+from tests.samples import is_full
 
 SPECS = st.integers(0, 2**32).map(lambda seed: draw(Random(seed)))
 
 
 @given(SPECS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, derandomize=not is_full())
 def test_a_random_spec_is_emitted_and_computes_its_formulas_or_is_refused(asked: Asked) -> None:
     answer = answered(emitted, asked)
     assert not answer.is_fault, f"{answer.state}\n{asked}{answer.why}"

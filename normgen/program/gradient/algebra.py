@@ -79,7 +79,7 @@ class Algebra:
         rest = [t for t in expr.args if t not in own]
         if len(own) != 1 or not own[0].is_Symbol or own[0].name in self.saved:
             return
-        if not any(self.kind(t).by_col for t in rest):
+        if not any(self.kind(t).within_row for t in rest):
             self._shifts[own[0]] = self._with_logs(value - sp.Add(*rest))
 
     def _maxima(self, terms: Iterable[sp.Expr]) -> list[sp.Expr]:
@@ -135,7 +135,7 @@ class Algebra:
         if term in self.origin and kind.is_elem:
             return None
         rest = {a: p for a, p in powers.items() if a != term}
-        if any(a != COLS and self.kind(a).by_col for a in rest):
+        if any(a != COLS and self.kind(a).within_row for a in rest):
             return None
         has_rows = any(a != COLS and self.kind(a).is_row for a in rest)
         is_at_hand = term.is_Symbol and (term.name in self.saved or term in self._loads)
@@ -204,7 +204,7 @@ class Algebra:
     def split(self, powers: Mapping[sp.Expr, sp.Rational] | Monomial) -> tuple[Monomial, Monomial]:
         """Factors that are constant along a row, and the rest."""
         pairs = dict(powers)
-        is_row = {a: a == COLS or not self.kind(a).by_col for a in pairs}
+        is_row = {a: a == COLS or not self.kind(a).within_row for a in pairs}
         rows = monomial({a: p for a, p in pairs.items() if is_row[a]})
         return rows, monomial({a: p for a, p in pairs.items() if not is_row[a]})
 

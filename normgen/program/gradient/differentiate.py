@@ -266,7 +266,7 @@ class _Reverse:
 
     def _fan_in(self, name: str, poly: Poly, *, from_kind: Kind) -> None:
         """Contributions are summed over the columns where an elem expression reads a row value."""
-        is_sum = from_kind.is_elem and self.kinds[name].is_row
+        is_sum = from_kind.within_row and from_kind.by_row and self.kinds[name].is_row
         self._receive(name, self.algebra.row_sum(poly) if is_sum else poly)
 
     def _named(self, statement: Map, cotangent: Poly, locals_: dict[str, Poly]) -> Poly:
@@ -317,7 +317,7 @@ def _in_order(statements: list[Statement], reverse: _Reverse) -> tuple[Statement
             keys.append((-1, 0, load_order.index(statement.name)))
         else:
             is_sum = is_row_reduce(statement)
-            is_late = isinstance(statement, Store) or (isinstance(statement, Reduce) and not is_sum)
+            is_late = isinstance(statement, Store) or (isinstance(statement, Reduce) and not statement.kind.by_row)
             keys.append((len(statements) if is_late else need, int(is_sum), 0))
     ordered = sorted(range(len(statements)), key=lambda i: (keys[i], i))
     return tuple(statements[i] for i in ordered)

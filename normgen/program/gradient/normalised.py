@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 
 import sympy as sp
 
@@ -83,8 +84,8 @@ class _TermNamer:
             case Map(name=name, expr=expr):
                 self.known.setdefault(opened(expr), symbol(name))
                 self.append(statement)
-            case Reduce(names=names, kind=kind, monoid=monoid, args=args):
-                self.append(Reduce(names, kind, monoid, tuple(map(self.argument, args))))
+            case Reduce(args=args):
+                self.append(replace(statement, args=tuple(map(self.argument, args))))
             case Load():
                 self.append(statement)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import sympy as sp
 
@@ -105,7 +106,7 @@ def _replaced(statement: Statement, replacement: Mapping[sp.Expr, sp.Symbol]) ->
     match statement:
         case Map(name=name, kind=kind, expr=expr):
             return Map(name, kind, expr.xreplace(replacement))
-        case Reduce(names=names, kind=kind, monoid=monoid, args=args):
-            return Reduce(names, kind, monoid, tuple(arg.xreplace(replacement) for arg in args))
+        case Reduce(args=args):
+            return replace(statement, args=tuple(arg.xreplace(replacement) for arg in args))
         case Load() | Store():
             return statement

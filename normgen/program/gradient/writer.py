@@ -92,7 +92,7 @@ class GradientWriter:
         for term, number in settled.items():
             inner[monomial(multiplied(term, inverse))] = number
         number = self._common_number(inner)
-        if not kind.by_col:
+        if not kind.within_row:
             total = sp.Add(*(n / number * self._product(t) for t, n in inner.items()))
             return sp.Mul(number, self._product(common), total)
         total = self._grouped(inner, number, purpose)

@@ -47,7 +47,7 @@ def hoist_row_divisions(program: RowProgram) -> RowProgram:
 
 
 def _label(expr: sp.Expr) -> str:
-    return min(str(s.name) for s in expr.free_symbols if s != COLS)
+    return min((str(s.name) for s in expr.free_symbols if s != COLS), default="row")  # of its index alone
 
 
 def _fresh(wish: str, taken: dict[str, Kind]) -> str:
