@@ -11,7 +11,20 @@ from __future__ import annotations
 import sympy as sp
 
 from normgen.errors import ProgramError
-from normgen.program.functions import MEANINGS, both, cast, clamp, divide, greater, less, less_equal, name_of, where
+from normgen.program.functions import (
+    INFINITY,
+    MEANINGS,
+    both,
+    cast,
+    clamp,
+    divide,
+    either,
+    greater,
+    less,
+    less_equal,
+    name_of,
+    where,
+)
 from normgen.program.gradient.monomials import UNIT, Poly, add_into, expression, factors, monomial, multiplied
 
 
@@ -27,6 +40,9 @@ def derivative(expr: sp.Expr, of: sp.Symbol) -> Poly:
             add_into(total, derivative(term, of))
         return total
     if expr.is_Mul:
+        if INFINITY in expr.args:
+            hint = "write -inf as a branch of where(...), on its own"
+            raise ProgramError("a gradient has the factor inf", received=str(expr), hint=hint)
         return _of_product(expr, of)
     if expr.is_Pow:
         return _of_power(expr, of)
@@ -94,8 +110,8 @@ def _of_function(expr: sp.Expr, of: sp.Symbol) -> Poly:
     if isinstance(expr, clamp):
         x, low, high = expr.args
         total = _of_branch(both(less_equal(low, x), less_equal(x, high)), x, of)
-        add_into(total, _of_branch(less(x, low), low, of))
-        add_into(total, _of_branch(greater(x, high), high, of))
+        add_into(total, _of_branch(both(less(x, low), less_equal(low, high)), low, of))
+        add_into(total, _of_branch(either(greater(x, high), greater(low, high)), high, of))
         return total
     name = name_of(expr)
     if name is None:
