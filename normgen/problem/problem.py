@@ -35,12 +35,12 @@ class TensorUse:
     @property
     def is_parameter(self) -> bool:
         """Read, and the same for every row."""
-        return not self.is_written and self.kind is Kind.COL
+        return not self.is_written and self.kind.is_col
 
     @property
     def is_row_sum(self) -> bool:
         """Written, and summed over the rows: the gradient of a parameter."""
-        return self.is_written and self.kind is Kind.COL
+        return self.is_written and self.kind.is_col
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -246,7 +246,7 @@ def check(program: RowProgram) -> RowProgram:
 def _broken_rules(statement: Statement, read: Kind) -> Iterator[str]:
     match statement:
         case Reduce(names=names, kind=kind, monoid=monoid, args=args, group=group):
-            if kind not in (Kind.ROW, Kind.COL, Kind.GROUPS):
+            if kind is Kind.SCALAR or kind.is_elem:
                 yield "a reduction gives a row, a col or a groups value"
             if kind.is_groups is not bool(group):
                 yield "a reduction over groups knows their columns"

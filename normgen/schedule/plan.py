@@ -299,7 +299,7 @@ class Plan:
     def col_params(self) -> tuple[Load, ...]:
         """Column parameters that a look needs."""
         wanted = {ld.name for loads in self.look_loads for ld in loads}
-        return tuple(ld for ld in self.program.loads if ld.kind is Kind.COL and ld.name in wanted)
+        return tuple(ld for ld in self.program.loads if ld.kind.is_col and ld.name in wanted)
 
     @cached_property
     def early_params(self) -> tuple[Load, ...]:

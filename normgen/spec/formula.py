@@ -310,7 +310,8 @@ class _Parser:
             hint = _NOT_FUNCTIONS.get(function) or did_you_mean(function, FUNCTIONS)
             raise self.error(f"unknown function '{function}'", at, hint=hint)
         takes = FUNCTIONS[function].takes
-        if function in REDUCTIONS and len(node.args) == 2 and not node.keywords:
+        is_grouped = len(node.args) == 2 and isinstance(node.args[1], ast.Constant)
+        if function in REDUCTIONS and is_grouped and not node.keywords:
             return self.over_groups(node, function, depth, at)
         if node.keywords or len(node.args) != takes:
             raise self.error(f"{function} takes {takes} argument{'s' if takes > 1 else ''}", at)

@@ -40,6 +40,11 @@ class Kind(Flag):
         return bool(self._value_ & (Kind.COL._value_ | Kind.GROUP._value_))
 
     @property
+    def is_col(self) -> bool:
+        """A value for each column, the same in every row."""
+        return self is Kind.COL
+
+    @property
     def is_groups(self) -> bool:
         """A value for each row and each group of G columns."""
         return self is Kind.GROUPS

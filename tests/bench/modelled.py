@@ -24,7 +24,7 @@ BASE_US = 4.0
 
 
 class ModelledBench(SimulatedTimer):
-    """Words are planted in kernels by a part of their texts (see `fake_device`)."""
+    """Words are planted in kernels by a part of their texts, or by one that they lack (see `fake_device`, `_has`)."""
 
     roofs = (COPY, ELEMENTWISE)
 
@@ -36,7 +36,7 @@ class ModelledBench(SimulatedTimer):
         self._words: dict[str, list[str]] = {}
 
     def load(self, key: str, module: Module, cubin: Cubin) -> None:
-        self._words[key] = [word for part, words in planted().items() if part in module.text for word in words.split()]
+        self._words[key] = [word for part, words in planted().items() if _has(module, part) for word in words.split()]
         if "refused" in self._words[key]:
             raise DriverError("the CUDA driver must load the cubin", code="CUDA_ERROR_INVALID_VALUE")
         registers = max(cubin.resources[kernel.name].registers for kernel in module.kernels)
@@ -72,3 +72,8 @@ def tuned(problem: Problem, schedule: Schedule, us: float = 20.0) -> Record:
         bytes=problem.compulsory_bytes,
         device=H200.as_dict(),
     )
+
+
+def _has(module: Module, part: str) -> bool:
+    """Whether a kernel's text has the part; with "!" in front, whether it lacks it."""
+    return part[1:] not in module.text if part.startswith("!") else part in module.text

@@ -109,7 +109,7 @@ def test_a_line_has_the_best_right_kernel_without_the_technique(file: Path, monk
         assert line.changed
     assert "load=default" in lines["load=streaming"].changed
     assert "rows_per_block=1" in lines["row_barriers"].changed
-    plant_in_workers(monkeypatch, **{"using Load = Default;": "wrong"})
+    plant_in_workers(monkeypatch, **{"!using Load = Streaming;": "wrong"})
     again = {line.technique: line for line in run(file, each=1).lines}
     assert (again["load=streaming"].gain, again["load=streaming"].tried) == (None, 0)
     assert again["load=streaming"].note.startswith("wrong result")

@@ -38,7 +38,9 @@ def test_a_strided_array_of_the_host_is_read_as_it_is_or_through_dlpack(offered:
 
 
 @pytest.mark.parametrize("offered", [np.asarray, _Dlpack])
-@pytest.mark.parametrize(("numpy_name", "name"), [("float16", "f16"), ("float64", "float64"), ("int32", "int32")])
+@pytest.mark.parametrize(
+    ("numpy_name", "name"), [("float16", "f16"), ("float64", "float64"), ("int32", "i32"), ("int16", "int16")]
+)
 def test_dtypes_have_our_name_or_their_own(numpy_name: str, name: str, offered: Any) -> None:
     assert view(offered(np.zeros(3, dtype=numpy_name))).dtype == name
 

@@ -51,7 +51,7 @@ CASES: dict[str, Named] = {
     "shifted_block": forward("layernorm", "4096x1024", "bf16", team(64, 1, 4, variance="shifted", **HELD)),
     "guarded_block": forward("layernorm", "4096x512", "bf16", team(64, 1, 4, variance="guarded", **HELD)),
     "corrected_cluster": forward(
-        "layernorm", "4096x768", "f32", team(32, 1, 4, cluster=2, variance="corrected_two_pass", **HELD)
+        "layernorm", "4096x764", "f32", team(32, 1, 4, cluster=2, variance="corrected_two_pass", **HELD)
     ),
     "shifted_any_cols": forward(
         "layernorm", "4096x198", "f32", team(32, 4, 2, edges="masked", variance="shifted"), any_cols=True, pitch=200

@@ -100,7 +100,7 @@ CHANGES: tuple[Change, ...] = (
         "program/rewrites/hoist.py",
         ("tests/program", "tests/codegen/test_golden.py"),
         ("power.exp < 0)", "power.exp < -1)"),
-        ("if kind in (Kind.ROW, Kind.GROUPS):", "if kind.by_row:"),
+        ("if kind.is_row or kind.is_groups:", "if kind.by_row:"),
     ),
     *changes(
         "program/rewrites/approximate.py",
@@ -263,11 +263,11 @@ CHANGES: tuple[Change, ...] = (
     *changes(
         "export/host_part.py",
         (*SHAPES, *SELECTED),
-        ('f"{pitch} < cols" for', 'f"{pitch} < 0" for'),
+        ('f"{pitch} < {width}" for', 'f"{pitch} < 0" for'),
         ("{1 << bit}u : 0u)", "{1 + bit}u : 0u)"),
         (' % 16 == 0" for term', ' % 4 == 0" for term'),
         ("compiled_out=(1 << len(group.optional)) - 1", "compiled_out=(1 << len(group.optional))"),
-        ('("cols" for _ in self.pitches)', '("rows" for _ in self.pitches)'),
+        ('if t.group else "cols" for', 'if t.group else "rows" for'),
     ),
     *changes(
         "export/templates/set.cu.j2",
@@ -283,7 +283,6 @@ CHANGES: tuple[Change, ...] = (
         "export/shared_library.py",
         LIBRARIES,
         ("if file not in self.parts]", "]"),
-        ("bool(file.headers) or any", "any"),
     ),
     *changes(
         "records/verified.py",

@@ -34,7 +34,7 @@ def hoist_row_divisions(program: RowProgram) -> RowProgram:
             if not (power.exp.is_Integer and power.exp < 0):
                 continue
             kind = kind_of(power, kinds)
-            if kind in (Kind.ROW, Kind.GROUPS):
+            if kind.is_row or kind.is_groups:
                 name = _fresh(f"{_label(power.base)}_inverse", kinds)
                 kinds[name] = kind
                 hoisted[power] = symbol(name)
