@@ -173,7 +173,8 @@ class Printer:
 
     def _product(self, expr: sp.Mul) -> str:
         if expr.could_extract_minus_sign():
-            return "-" + self.operand(-expr, ATOM if isinstance(-expr, sp.Add) else PRODUCT)
+            inner = self.operand(-expr, ATOM if isinstance(-expr, sp.Add) else PRODUCT)
+            return f"-({inner})" if inner.startswith("-") else f"-{inner}"  # --x would count down
         above: list[sp.Expr] = []
         below: list[sp.Expr] = []
         for factor in expr.args:

@@ -288,7 +288,8 @@ def _rows_of(found: Bounded, rows: NDArray[np.intp], total: int) -> Bounded:
     def taken(value: Array) -> Array:
         return np.broadcast_to(value, (total, *value.shape[1:]))[rows] if value.ndim == 2 else value
 
-    return replace(found, value=taken(found.value), error=None if found.error is None else taken(found.error))
+    error, least = None if found.error is None else taken(found.error), taken(np.asarray(found.least))
+    return replace(found, value=taken(found.value), error=error, least=least)
 
 
 def _extrapolated(slopes: list[Array], noises: list[Array]) -> tuple[Array, Array]:

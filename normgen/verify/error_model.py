@@ -202,7 +202,16 @@ class Float32Error:
         return rounded(value, (size + base.error) ** exponent - size**exponent, exponent, of=(base,))
 
     def _powf(self, base: Bounded, value: Array, exponent: float) -> Bounded:
-        """powf is good to 4 ulp."""
+        """powf is good to 4 ulp; its exponent is a float32, off by `rounded_off`: d x**p = x**p log(x) dp."""
+        rounded_off = abs(float(np.float32(exponent)) - exponent)
+        found = self._powf_of(base, value, exponent)
+        if not rounded_off:
+            return found
+        size = np.abs(base.value)
+        moved = np.abs(found.value) * rounded_off * np.abs(np.log(np.where((size > 0) & (size < np.inf), size, 1.0)))
+        return Bounded(found.value, plus(found.error, moved))
+
+    def _powf_of(self, base: Bounded, value: Array, exponent: float) -> Bounded:
         if base.error is None:
             return rounded(value, None, 8.0)
         off = relative(base.error, base.value)

@@ -11,7 +11,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from normgen.codegen.printer import Printer, float_literal
+from normgen.device import target
 from normgen.errors import ProgramError
+from normgen.pipeline import emit
+from normgen.program.source import problem_for
+from normgen.schedule.default import default_schedule
+from normgen.spec.reader import parse
 
 X, MEAN, RSTD, W, B = (sp.Symbol(n, real=True) for n in ("x", "mean", "rstd", "w", "b"))
 NAMES = {"x": "x_i", "mean": "row_mean", "rstd": "row_rstd", "w": "w_i", "b": "b_i"}
@@ -105,3 +110,13 @@ def test_the_text_has_the_value_of_the_expression(expr: sp.Expr) -> None:
     want = float(expr.subs({sp.Symbol(n, real=True): v for n, v in point.items()}))
     got = float(eval(text, {**C_FUNCTIONS, **point, "__builtins__": {}}))
     assert got == pytest.approx(want, rel=1e-9, abs=1e-9)
+
+
+def test_two_signs_do_not_meet() -> None:
+    """`--2.5f * x` would count down."""
+    tensors = 'x = "input"\nb = "parameter"\ny = "output"'
+    spec = parse(f'name = "signs"\n[tensors]\n{tensors}\n[formulas]\ny = "(-2.5 * (-sum(x) / (3.5 * b)))"')
+    problem = problem_for(spec, shape="8x32")
+    text = emit(problem, default_schedule(problem, target("h200"))).text
+    (line,) = (line for line in text.splitlines() if "y_values[i] =" in line)
+    assert "= -(-2.5f * " in line

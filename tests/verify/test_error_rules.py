@@ -100,3 +100,12 @@ def test_sums_of_whole_numbers_are_exact() -> None:
     assert three.error is None
     assert bound("<=", three, do.constant(3.0)) == 0
     assert do.add(do.constant(2.0**23), do.constant(1.0)).error is not None
+
+
+def test_an_exponent_that_float32_rounds_moves_the_power_by_its_logarithm() -> None:
+    x = 1e-38
+    found = Float32Error(cols=1).power(of(x), 0.3)
+    off = abs(x ** float(np.float32(0.3)) - x**0.3)
+    assert found.error is not None
+    assert off > 8 * U * x**0.3
+    assert off < found.error.item() < 3 * off
